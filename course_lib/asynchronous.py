@@ -81,11 +81,11 @@ class ParameterServer:
     def __init__(self, params: Iterable[Tensor], server: int = 0) -> None:
         rank, world_size = place_in(None)
         if not 0 <= server < world_size:
-            raise ValueError(f"server is rank {server}, of {world_size} ranks")
+            raise ValueError(f"server must be a rank, 0 to {world_size - 1}, got {server}")
         if rank == server:
             raise ValueError(
-                f"rank {rank} is the server and cannot be a worker, too: call serve(optimizer, "
-                "updates) there, and make a ParameterServer on the other ranks only"
+                f"rank {rank} is the server, so it cannot be a worker: call serve(optimizer, "
+                "updates) on it, and make a ParameterServer on the other ranks only"
             )
         self.params = list(params)
         self.server = server
@@ -117,7 +117,9 @@ class ParameterServer:
         Raises RuntimeError before a `pull`: it is not known what weights they belong to.
         """
         if not self._has_weights:
-            raise RuntimeError("push() without pull(): each gradient belongs to pulled weights")
+            raise RuntimeError(
+                "call pull() before each push(): a gradient belongs to the weights that were pulled"
+            )
         self._send(_PUSH)
         self._has_weights = False
         for param in self.params:
@@ -172,13 +174,13 @@ def serve(
     workers = [each for each in range(world_size) if each != rank]
     if updates < 0 or not workers:
         raise ValueError(
-            "a server and a worker are 2 ranks or more, and updates must be 0 or more; got "
-            f"{world_size} ranks, updates={updates}"
+            "at least 2 ranks are needed (a server and one or more workers), and updates must be 0 "
+            f"or more; got {world_size} ranks, updates={updates}"
         )
     if bound is not None and bound < 0:
         raise ValueError(f"bound={bound} must be 0 or more")
     if bound is not None and wait_for is not None:
-        raise ValueError("bound and wait_for cannot be used together: leave one out")
+        raise ValueError("bound and wait_for cannot be used together: give only one of them")
     if wait_for is not None and not 1 <= wait_for <= len(workers):
         raise ValueError(f"wait_for={wait_for} must be 1 to {len(workers)}, the number of workers")
     server = _Server(optimizer, updates, workers)

@@ -90,8 +90,8 @@ def ring_attention(
         raise ValueError(f"queries, keys and values must have one shape, got {shapes}")
     if queries.shape[-2] != expected:
         raise ValueError(
-            f"rank {rank} of {world_size} has {expected} of {length} tokens, "
-            f"got {queries.shape[-2]}: take those of positions_of"
+            f"rank {rank} of {world_size} must have {expected} of the {length} tokens, "
+            f"got {queries.shape[-2]} tokens: positions_of says which"
         )
     result: Tensor = _RingAttention.apply(queries, keys, values, all_pieces, causal, group)  # type: ignore[no-untyped-call]
     return result

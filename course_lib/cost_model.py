@@ -261,6 +261,7 @@ def fit_link(
     seconds_per_byte = slope / byte_factor
     if seconds_per_byte <= 0:
         raise ValueError(
-            "longer messages did not take longer: measure larger ones, where bytes outweigh latency"
+            "longer messages did not take more time: measure larger messages, where bytes outweigh "
+            "latency"
         )
     return Link(latency, 1 / seconds_per_byte)

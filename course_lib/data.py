@@ -74,8 +74,8 @@ def linear_regression(
     """
     if n < 1 or dim < 1 or noise < 0:
         raise ValueError(
-            f"n={n}, dim={dim}, noise={noise}: a problem needs at least one example and one "
-            "dimension, and noise is a standard deviation, so not negative"
+            f"n and dim must be 1 or more, and noise, a standard deviation, 0 or more; got n={n}, "
+            f"dim={dim}, noise={noise}"
         )
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, dim, dtype=dtype, generator=generator)

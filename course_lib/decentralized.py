@@ -122,7 +122,9 @@ def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
             f"{' × '.join(map(str, matrix.shape)) or 'no dimension'}"
         )
     if not matrix.isfinite().all() or (matrix < 0).any():
-        raise ValueError("the elements of a mixing matrix are weights: numbers that are 0 or more")
+        raise ValueError(
+            "the elements of a mixing matrix must be finite numbers that are 0 or more"
+        )
     for name, dim, why in (
         ("row", 1, "ranks that agree would not stay where they are"),
         ("column", 0, "mixing would move the mean over the ranks"),

@@ -165,6 +165,7 @@ class ExpertParallel(nn.Module):
         if len(experts) < max(self.world_size, top_k):
             raise ValueError(
                 f"{len(experts)} experts are too few for {self.world_size} ranks and top_k={top_k}"
+                f": use {max(self.world_size, top_k)} or more"
             )
         self._bounds = [
             shard_bounds(len(experts), self.world_size, r) for r in range(self.world_size)

@@ -56,7 +56,9 @@ class LocalSGD:
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, group: Group = None) -> None:
         if every < 1:
-            raise ValueError(f"every={every} must be at least 1 step between two averages")
+            raise ValueError(
+                f"every={every} must be at least 1: the number of steps between two averages"
+            )
         _, self.world_size = place_in(group)
         self.optimizer = optimizer
         self.every = every
@@ -115,11 +117,13 @@ class DiLoCo:
             raise ValueError(f"every={every} must be a multiple of fragments={fragments}")
         if not 0 <= overlap < every // fragments:
             raise ValueError(
-                f"overlap={overlap}: a fragment must arrive before the next one leaves, "
-                f"{every // fragments} steps later"
+                f"overlap={overlap} must be 0 to {every // fragments - 1}: a fragment must arrive "
+                f"before the next one leaves, {every // fragments} steps later"
             )
         if overlap and compressor is not None:
-            raise ValueError("a compressed exchange has two rounds: it cannot overlap")
+            raise ValueError(
+                "overlap must be 0 with a compressor: a compressed exchange has two rounds"
+            )
         _, self.world_size = place_in(group)
         self.optimizer = optimizer
         self.every = every

@@ -165,7 +165,7 @@ def measure(way: str, steps: int = STEPS) -> Row:
     Raises ValueError if there is no such way.
     """
     if way not in WAYS:
-        raise ValueError(f"there is no way {way!r}; there are {', '.join(WAYS)}")
+        raise ValueError(f"way must be one of {', '.join(WAYS)}; got {way!r}")
     world_size = 1 if way == "one rank" else WORLD_SIZE
     batches = [batch_of(step) for step in range(steps)]
     torch.set_num_threads(1)

@@ -56,7 +56,9 @@ def minibatches(
     Raises ValueError if batch_size < 1 or n < 0.
     """
     if batch_size < 1 or n < 0:
-        raise ValueError(f"cannot cut n={n} examples into batches of batch_size={batch_size}")
+        raise ValueError(
+            f"n must be 0 or more and batch_size 1 or more; got n={n}, batch_size={batch_size}"
+        )
     drawn_on = generator.device if generator is not None else "cpu"
     order = torch.randperm(n, generator=generator, device=drawn_on).to(device or drawn_on)
     end = n - n % batch_size if drop_last else n
@@ -164,7 +166,7 @@ def variance_of_batch_mean(spread: float, batch_size: int, n: int) -> float:
     Raises ValueError unless 1 <= batch_size <= n.
     """
     if not 1 <= batch_size <= n:
-        raise ValueError(f"no batch of batch_size={batch_size} out of n={n} without replacement")
+        raise ValueError(f"batch_size must be 1 to n={n} without replacement, got {batch_size}")
     return spread / batch_size * (n - batch_size) / (n - 1) if n > 1 else 0.0
 
 

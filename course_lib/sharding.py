@@ -57,7 +57,7 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
         )
     if not 0 <= rank < world_size:
         raise ValueError(
-            f"rank is {rank}, but with world_size={world_size} it is in 0 … {world_size - 1}"
+            f"rank must be 0 to {world_size - 1} with world_size={world_size}, got {rank}"
         )
     quotient, remainder = divmod(length, world_size)
     # min(rank, remainder) of the ranks before this one hold one more.

@@ -105,7 +105,7 @@ def place(
         if when is not None and before != when:
             (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
         record.keep(student, sha256, late)
-        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but its time"
+        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, except for its time"
     if known:
         before = _time_of(target)
         is_older = before is not None and when is not None and when < before
@@ -121,7 +121,9 @@ def place(
         _write(target, files, when)
         record.keep(student, sha256, late)
         told = f"{REPLACED}; the earlier one is in {kept.relative_to(places.data.parent)}"
-        return told + ("; it was GRADED: grade again" if places.was_graded(student) else "")
+        return told + (
+            "; the earlier one was GRADED: grade again" if places.was_graded(student) else ""
+        )
     _write(target, files, when)
     record.keep(student, sha256, late)
     return NEW

@@ -144,7 +144,9 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         # Versions before 4.1 want the underscore at the end, later ones allow it.
         who.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
         if match["kind"] != "file":
-            into.refused.append(Refused(who.name, entry.path, "is text typed into Moodle, no file"))
+            into.refused.append(
+                Refused(who.name, entry.path, "is text typed into Moodle, not a file")
+            )
             continue
         who.files[match["file"]] = replace(entry, path=match["file"])
     into.hand_ins += found.values()

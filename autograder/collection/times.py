@@ -77,13 +77,13 @@ def read_time(text: str, zone: tzinfo | None = None) -> datetime:
     except parser.UnknownTimezoneWarning as error:
         raise SourceError(f"{text!r} names a time zone that is not known: {_LIKE}") from error
     except (ValueError, OverflowError, TypeError) as error:
-        raise SourceError(f"{text!r} is no time: {_LIKE}") from error
+        raise SourceError(f"{text!r} is not a time: {_LIKE}") from error
     if not complete:
         raise SourceError(f"{text!r} is not a whole date with a time of day: {_LIKE}")
     if found.tzinfo is None:
         if zone is None:
             raise NoTimeZone(
-                f"{text!r} has no time zone. Say once which one the course uses, such as "
+                f"{text!r} has no time zone. Give the course's time zone once, such as "
                 "autograder collect … --timezone Asia/Hong_Kong; it is kept in grading/timezone"
             )
         found = found.replace(tzinfo=zone)

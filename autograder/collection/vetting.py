@@ -52,7 +52,9 @@ def vet_hand_in(
         target = names.get(entry.path, entry.path)
         if entry.path == "timestamp.txt":
             if not own_stamp:
-                vetted.refused.append((entry.path, "is the student's own: it cannot set the time"))
+                vetted.refused.append(
+                    (entry.path, "was written by the student: it cannot set the time")
+                )
             continue
         limit = MAX_NOTEBOOK if entry.path in names else MAX_FILE
         if why := _refusal(entry, target, vetted):
@@ -84,12 +86,12 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
     if suffix not in KINDS:
         return f"is of a kind that is not needed ({suffix or 'no suffix'})"
     if target in vetted.files:
-        return "is there twice"
+        return "is a second file of that name"
     above = {str(path) for path in PurePosixPath(target).parents}
     if above & set(vetted.files) or any(name.startswith(f"{target}/") for name in vetted.files):
         return "has the name of a folder"
     if len(vetted.files) >= MAX_FILES:
-        return f"comes after {MAX_FILES} files"
+        return f"is beyond the limit of {MAX_FILES} files"
     return ""
 
 
@@ -144,7 +146,7 @@ def _notebook_names(
         latest = max(copies, key=lambda e: (e.modified, _number(e.name), e.path.count("/") == 0))
         counts[latest.path] = f"{name}.ipynb"
         if len(copies) > 1:
-            vetted.notes.append(f"{latest.path!r} counts, of {len(copies)} copies")
+            vetted.notes.append(f"{latest.path!r} counts: the latest of {len(copies)} copies")
         elif latest.name != f"{name}.ipynb" and latest.path != said:
             vetted.notes.append(f"{latest.name!r} was taken as {name}.ipynb")
     return counts

@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only print what would be done; change nothing"
     )
-    parser.add_argument("--all", action="store_true", help="print unremarkable submissions too")
+    parser.add_argument("--all", action="store_true", help="also print submissions without remarks")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -148,9 +148,9 @@ def _summary(collected: Collected) -> str:
     late = sum(row.late > 0 for row in collected.rows)
     parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refused"]
     if collected.before:
-        parts.append(f"{len(collected.before)} not in this source, but submitted before")
+        parts.append(f"{len(collected.before)} submitted before, but not in this source")
     if collected.missing:
-        parts.append(f"{len(collected.missing)} of the class submitted nothing")
+        parts.append(f"{len(collected.missing)} students submitted nothing")
     return "; ".join(parts)
 
 

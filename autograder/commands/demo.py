@@ -77,7 +77,9 @@ class Made:
             elif words is not None and check.score >= check.max_score:
                 found.append(f"{got}, but its solution is wrong")
             elif words is not None and words not in check.reason:
-                found.append(f"{got} because {check.reason!r}, but the reason must have {words!r}")
+                found.append(
+                    f"{got} because {check.reason!r}, but the reason must contain {words!r}"
+                )
         return found
 
 
@@ -127,7 +129,9 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         verdict = Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT))
         booked = api.get_submission(ASSIGNMENT, name)["code_score"]
         if booked != verdict.score:
-            raise DemoError(f"{name}: the verdict says {verdict.score}, the gradebook {booked}")
+            raise DemoError(
+                f"{name}: {verdict.score} points in the verdict, {booked} in the gradebook"
+            )
         unexpected += [f"{name}: {each}" for each in made.unexpected(verdict)]
         results.append(
             Result(name, verdict.score, verdict.max_score, round(seconds, 1), verdict.reason)
@@ -142,7 +146,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
             + "\n".join(unexpected)
             + "\n\nDo not grade here before this is mended. Test the machine with: course "
             "doctor --grading. If you changed the solution, mutants.py or checks.py in "
-            f"{source} or {handed_out(source)}, look there too."
+            f"{source} or {handed_out(source)}, check your change."
         )
     return results
 
@@ -240,7 +244,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")
-    print("Task 4 needs a person: you grade its 3 points by hand in formgrader. Start it with")
+    print("Task 4 needs a person: grade its 3 points by hand in formgrader. Start formgrader with")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0

@@ -74,13 +74,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="system",
         choices=("plain", "canvas", "moodle"),
         default="plain",
-        help="the system that reads the file; for moodle, one assignment gives its grading "
-        "worksheet, all of them give a file for Grades > Import (default: plain)",
+        help="the system that reads the file; for moodle, one assignment makes a grading "
+        "worksheet, all assignments make a file for Grades > Import (default: plain)",
     )
     parser.add_argument(
         "--fill", type=Path, metavar="CSV", help="the file that the system exported, to fill in"
     )
-    parser.add_argument("--title", default="", help="title of the assignment's column there")
+    parser.add_argument(
+        "--title", default="", help="title of the assignment's column in the system"
+    )
     parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
         "--zero", action="store_true", help="write 0 if nothing was submitted (default: empty)"
@@ -97,7 +99,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Export for the command line; return the exit status."""
     names = (arguments.assignment,) if arguments.assignment else ()
     if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
-        print("autograder export: give ASSIGNMENT with --title or Moodle's --fill", file=sys.stderr)
+        print("autograder export: --title and Moodle's --fill need ASSIGNMENT", file=sys.stderr)
         return 2
     if arguments.tasks and arguments.system != "plain":
         print("autograder export: --tasks is for the plain file only", file=sys.stderr)
@@ -132,9 +134,9 @@ def _report(grades: list[Grade], to: Path) -> None:
         counts = Counter(grade.status for grade in those)
         late = sum(grade.late_penalty > 0 for grade in those)
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
-        print(f"{name}: {told}; late penalty on {late}")
+        print(f"{name}: {told}; with a late penalty: {late}")
         if counts[BY_HAND]:
-            print("  to be read: written questions have no points yet: make formgrader")
+            print("  to be read: written questions have no points yet: run make formgrader")
         if counts[NOT_GRADED]:
             print(f"  not graded: run autograder grade {name}")
     print(f"written: {to}")

@@ -52,7 +52,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
     if not graded:
         raise FeedbackError(
-            f"nothing of {assignment or 'any assignment'} is graded: run autograder grade "
+            f"no submission of {assignment or 'any assignment'} is graded: run autograder grade "
             f"{assignment}"
         )
     api = NbGraderAPI(config=config)

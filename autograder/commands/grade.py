@@ -28,7 +28,9 @@ DESCRIPTION = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", nargs="?", help="default: the only one with submissions")
+    parser.add_argument(
+        "assignment", nargs="?", help="its name (default: the only one with submissions)"
+    )
     add_choices(parser)
 
 
@@ -59,7 +61,7 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of submissions: give 1, 2, …")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of submissions, 1 or more")
     return int(text)
 
 
@@ -74,7 +76,7 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
         submitted = Folders.of(root, config).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
         if len(there) != 1:
-            told = f"name the assignment; there are submissions of: {', '.join(there) or 'none'}"
+            told = f"name an assignment that has submissions: {', '.join(there) or 'there is none'}"
             print(f"autograder {arguments.command}: {told}", file=sys.stderr)
         assignment = there[0] if len(there) == 1 else ""
     jobs = arguments.jobs
@@ -113,7 +115,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         lines = [
             *phases.without_notebook(folders, assignment, only),
             "booked already, and nothing has changed since",
-            f"graded: {count}, of which unchanged: {count}; failed: 0",
+            f"graded: {count} ({count} of them unchanged since the last grading); "
+            "could not be graded: 0",
         ]
         settle(root, folders, config, assignment, settings, before=before, lines=lines)
     return status

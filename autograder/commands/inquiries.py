@@ -51,15 +51,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="list the questions that wait for an answer")
     listed.add_argument("assignment", nargs="?", default="", help="its name (default: all)")
-    listed.add_argument("--all", action="store_true", help="also answered and closed questions")
+    listed.add_argument(
+        "--all", action="store_true", help="also list answered and closed questions"
+    )
     taken = actions.add_parser("take", help="take questions from a folder, zip or exchange")
     taken.add_argument("assignment")
     taken.add_argument("source", help="the word exchange, or the path of a folder or a zip")
     taken.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     dates = actions.add_parser("dates", help="set the dates between which questions are taken")
     dates.add_argument("assignment")
-    dates.add_argument("--from", dest="first", metavar="TIME", help="(default: at once)")
-    dates.add_argument("--until", dest="last", metavar="TIME", help="(default: without end)")
+    dates.add_argument(
+        "--from", dest="first", metavar="TIME", help="first moment (default: at once)"
+    )
+    dates.add_argument(
+        "--until", dest="last", metavar="TIME", help="last moment (default: without end)"
+    )
     for name, told in (
         ("show", "print a question, its answers, and the task's verdict"),
         ("ask", "record a question on a student's behalf, for example one that came by mail"),
@@ -74,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             text.add_argument("--text", help="the text")
             text.add_argument("--file", type=Path, help="a file with the text")
     for name in ("take", "ask"):
-        told = "do it also outside the dates, or for a student who submitted nothing"
+        told = "take the question also outside the dates, or from a student who submitted nothing"
         actions.choices[name].add_argument("--anyway", action="store_true", help=told)
 
 
@@ -99,7 +105,7 @@ def _list(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     if rows:
         print(format_rows(("status", "since", "student", "assignment", "task", "last"), rows))
     waiting = sum(thread.status == OPEN for thread in threads)
-    print(f"{waiting} of {len(threads)} wait for an answer")
+    print(f"{waiting} of {len(threads)} questions wait for an answer")
     return 0
 
 
@@ -146,7 +152,7 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         names = _names(arguments)
         if not (data / "submitted" / names[0] / names[1]).is_dir() and not arguments.anyway:
             raise InquiryError(
-                f"{names[0]} has submitted nothing for {names[1]} (--anyway to do it all the same)"
+                f"{names[0]} has submitted nothing for {names[1]} (--anyway takes the question)"
             )
         thread = read_thread(data, *names)
     else:
@@ -156,7 +162,7 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InquiryError(f"cannot read {arguments.file}: {error.strerror}") from error
     if not thread.add(STUDENT if arguments.action == "ask" else INSTRUCTOR, text):
-        print("the thread says that already; nothing was changed")
+        print("this text was recorded already; nothing was changed")
         return 0
     print(f"{thread.status}: {write_thread(data, thread)}")
     if arguments.action == "answer":
@@ -207,7 +213,7 @@ def _must_be_open(data: Path, arguments: argparse.Namespace) -> None:
     if (
         why := why_not(read_dates(data, arguments.assignment), course_zone(data))
     ) and not arguments.anyway:
-        raise InquiryError(f"{why} (--anyway to do it all the same)")
+        raise InquiryError(f"{why} (--anyway takes the question)")
 
 
 _ACTIONS = {

@@ -43,7 +43,8 @@ ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
     "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
     "score, bytes, gradients, distance from the speed of light. An interrupted run continues where "
-    "it was. Changed submissions are timed again, and those that ran out of time if --seconds grew."
+    "it was. Changed submissions are timed again. So are those that "
+    "ran out of time, if --seconds grew."
 )
 
 
@@ -174,7 +175,9 @@ def _shown(text: str) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "--final", action="store_true", help="use the hidden network and model: the last board"
+        "--final",
+        action="store_true",
+        help="use the hidden network and model: the final leaderboard",
     )
     parser.add_argument(
         "--submitted",
@@ -182,7 +185,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder of NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: nbgrader's)",
     )
     parser.add_argument(
-        "--to", type=Path, help="folder of the board (default: grading/leaderboard)"
+        "--to", type=Path, help="folder of the leaderboard (default: grading/leaderboard)"
     )
     parser.add_argument(
         "--plays",
@@ -197,7 +200,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="wall-clock limit for a submission's code; not part of the score (default: 60)",
     )
     parser.add_argument(
-        "--again", action="store_true", help="forget known times, draw a new seed, time all again"
+        "--again",
+        action="store_true",
+        help="forget known times, draw a new seed, time all submissions again",
     )
 
 
@@ -223,5 +228,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 1
     timed = sum(entry.status == "timed" for entry in entries)
     stem = "final" if arguments.final else "leaderboard"
-    print(f"{timed} of {len(entries)} reached the target: {to / stem}.html and .csv")
+    print(
+        f"{timed} of {len(entries)} entries reached the target; the results are in "
+        f"{to / stem}.html and {stem}.csv"
+    )
     return 0

@@ -92,11 +92,15 @@ def table(found: Sequence[Change]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", nargs="?", help="default: the only one with submissions")
+    parser.add_argument(
+        "assignment", nargs="?", help="its name (default: the only one with submissions)"
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--all", action="store_true", help="examine every submission again")
     which.add_argument(
-        "--changed", action="store_true", help="only where code or checks changed since grading"
+        "--changed",
+        action="store_true",
+        help="only submissions whose code or checks changed since grading",
     )
     parser.add_argument("--book", action="store_true", help="book the new points without asking")
     grade.add_choices(parser)

@@ -119,8 +119,8 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     made, folder = files(scratch / "release" / name), find_sources(root) / name
     if python := [path for path in made if path.endswith(".py")]:
         raise ReleaseError(
-            f"{folder / python[0]}: students get no Python from here. Move what is for them to "
-            f"assignments/{name}/, where it is the only copy."
+            f"{folder / python[0]}: students get no Python from here. Move files for students to "
+            f"assignments/{name}/, which has the only copy."
         )
     for path in (path for path in made if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)

@@ -116,8 +116,8 @@ def _notebook(folders: Folders, old: Verdict, path: Path) -> Any:
     ):
         return notebook
     raise ReplayError(
-        f"the code that {path} is about is neither beside it nor at {submitted}: "
-        "the student submitted again since, or it was moved"
+        f"the code that was examined is neither beside {path} nor at {submitted}: "
+        "the student has submitted again, or the code was moved"
     )
 
 
@@ -145,7 +145,7 @@ def explained(old: Verdict, new: Verdict) -> str:
         lines.append("Points that differ from the verdict:")
         lines += [f"  {c.name}: {before.get(c.name, 0):g} → {c.score:g}" for c in moved]
     else:
-        lines.append("\nThe same points as in the verdict.")
+        lines.append("\nThe points are the same as in the verdict.")
     return "\n".join(lines)
 
 
@@ -159,7 +159,9 @@ def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
     if case:
         found = [name for name in traces if case in name]
         if not found:
-            raise ReplayError(f"no case {case!r} that sent a message; {_listed(traces)}")
+            raise ReplayError(
+                f"no case with {case!r} in its name sent a message; {_listed(traces)}"
+            )
         return found[0]
     failed = {c["name"] for check in new.checks for c in check.cases if not c["passed"]}
     hits = [name for name in traces if name.partition(": ")[2] in failed]

@@ -20,7 +20,8 @@ from autograder.settings import Settings
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "
     "(graded with other code or checks than now), failed (because of the machine or a check), "
-    "with points in the gradebook, perhaps older ones, or waiting for a person. Reads only."
+    "booked (with points, perhaps older, in the gradebook), or waiting for a person. "
+    "Changes nothing."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 

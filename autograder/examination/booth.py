@@ -52,7 +52,9 @@ def _play(
                 place.make_sure()
                 raise TapeError(f"playing the tape takes more than {SECONDS:g} s") from None
             except WireError:
-                raise TapeError("the tape cannot be played: it breaks the process") from None
+                raise TapeError(
+                    "the tape cannot be played: the process that plays it gives no valid answer"
+                ) from None
             except EOFError:
                 why = place.why_ended(cell)
                 raise TapeError(f"the tape cannot be played: its process ended: {why}") from None
@@ -75,7 +77,7 @@ def _checked(told: Any) -> dict[str, Any]:
                 and all(math.isfinite(score[name]) for name in _NUMBERS)
             ):
                 return {"score": score, "events": []}
-    raise WireError("this is no score")
+    raise WireError("this is not a score")
 
 
 def _is_tuple(value: Any, kind: type) -> bool:

@@ -129,7 +129,7 @@ class Budget:
         words += f", which took {self.used + self.waited:.0f} s because it waited for a core"
         if self.waited < self.used:
             return words
-        return f"{words}. This machine was busy: grade it again with fewer submissions at once"
+        return f"{words}. This machine was busy: grade the submission again, with fewer at once"
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` is `moment`; 0 once it is."""

@@ -38,7 +38,7 @@ GRACE = 0.5
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
 
 
-_LOOP = "A rank that runs computes, sleeps or loops: look for a loop that does not end."
+_LOOP = "A rank that still runs computes, sleeps or loops: look for a loop that does not end."
 
 
 class SubmissionError(RanksError):
@@ -220,7 +220,9 @@ class CaseRanks:
                     rank.failure = failure_told(decode(payload))
             rank.channel.frames.clear()
         except WireError as error:
-            raise RankError(f"Rank {number} answered nonsense: {error}", rank=number) from None
+            raise RankError(
+                f"Rank {number} gave an answer that cannot be read: {error}", rank=number
+            ) from None
         if rank.channel.ended or rank.answered or rank.failure:
             selector.unregister(rank.channel.socket)
             if not (rank.answered or rank.failure):

@@ -161,7 +161,9 @@ class _Guard:
         try:
             return self._check.inputs(case, generator)
         except Exception as error:
-            raise AuthorError(f"{self._name}: the inputs of {case.name!r} failed") from error
+            raise AuthorError(
+                f"{self._name}: the inputs of {case.name!r} could not be made"
+            ) from error
 
 
 def _limit(error: RanksError) -> str:

@@ -161,7 +161,9 @@ class NodeRanks:
                     ended = self._death(rank, decode(payload))
             channel.frames.clear()
         except WireError as error:
-            raise RankError(f"Rank {rank} answered nonsense: {error}", rank=rank) from None
+            raise RankError(
+                f"Rank {rank} gave an answer that cannot be read: {error}", rank=rank
+            ) from None
         if rank in self._answers or rank in self._failures:
             selector.unregister(channel.socket)
         elif ended or channel.ended:

@@ -243,8 +243,8 @@ class Submission:
         except _NotebookEnded as ended:
             why = str(ended).replace("the cell", "it", 1)
             return SubmissionError(
-                f"{function} could not be read from the notebook: {why}. All that it refers to "
-                "is sent with it: do not keep large objects in global names."
+                f"{function} could not be read from the notebook: {why}. All names that the "
+                "function uses are sent with it: do not keep large objects in global names."
             )
         packed = answer.get("function")
         if isinstance(packed, bytes):

@@ -156,7 +156,9 @@ class Verdict:
             data = json.loads(path.read_text(encoding="utf-8"))
             schema = data.pop("schema", 1)
             if schema > SCHEMA:
-                raise ValueError(f"it has schema {schema}; this version reads up to {SCHEMA}")
+                raise ValueError(
+                    f"it has schema {schema}, but this version reads only schemas up to {SCHEMA}"
+                )
             checks = [CheckVerdict(**check) for check in data.pop("checks")]
             return cls(**data, checks=checks)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -69,14 +69,14 @@ def sources_of(path: Path, released: NotebookNode) -> list[tuple[int, str]]:
     """
     try:
         if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size > _MAX_FILE:
-            raise Unreadable(f"it is no file, or one of more than {_MAX_FILE >> 20} MB")
+            raise Unreadable(f"{path.name} must be a file of at most {_MAX_FILE >> 20} MB")
         theirs = json.loads(text_of(path.read_bytes()))
     except FileNotFoundError:
         raise Unreadable(f"there is no {path.name}") from None
     except (OSError, ValueError, RecursionError):
-        raise Unreadable(f"{path.name} is no notebook") from None
+        raise Unreadable(f"{path.name} is not a notebook") from None
     if not isinstance(theirs, dict):
-        raise Unreadable(f"{path.name} is no notebook")
+        raise Unreadable(f"{path.name} is not a notebook")
     notebook = NotebookNode(cells=[_as_read(cell) for cell in _list(theirs.get("cells"))])
     cells = [each for each in rebuild(released, notebook).cells if each.cell_type == "code"]
     return [
@@ -116,7 +116,7 @@ def time_submission(
         try:
             tapes = _tapes(submission, meeting)
         except RankTimeout as error:
-            told = f"{error.summary} (the instructor can give it more time with --seconds)"
+            told = f"{error.summary} (the instructor can give more time with --seconds)"
             return replace(entry, note=told, ran_out=meeting.limits.case)
         except RanksError as error:
             cheats = "TapeError" in error.summary

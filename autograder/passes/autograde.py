@@ -35,8 +35,8 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     case_seconds = Float(
         Settings.case_seconds,
-        help="Time limit of one case of a check that sets no other, in seconds. Default: the limit "
-        f"of a check in a notebook, {CASE_SECONDS:g}.",
+        help="Time limit of one case, in seconds, where its check sets no limit. Default: the "
+        f"limit of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
@@ -51,11 +51,11 @@ class Examine(NbGraderPreprocessor):
         ("", "cpu", "gpu"),
         Settings.on,
         help="Run solutions that have passed on the grader's simulated network once more, on real "
-        "ranks: 'cpu' (gloo) or 'gpu'. One that fails there fails. Default: no second run.",
+        "ranks: 'cpu' (gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
     ).tag(config=True)
     seed = Unicode(
         "",
-        help="Draw the cases' inputs from this seed. Default: a secret one, kept in the verdict.",
+        help="Draw the cases' inputs from this seed. Default: a secret seed; the verdict keeps it.",
     ).tag(config=True)
 
     def preprocess(

@@ -56,8 +56,8 @@ def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
     ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
     if [cell.source for cell in ours] != [cell.source for cell in theirs]:
         raise NotAsGraded(
-            "the code is not what was graded. If the assignment was released again since, run "
-            "nbgrader generate_assignment to update the gradebook; then grade again"
+            "the code differs from the code that was graded. If the assignment was released again "
+            "since, run nbgrader generate_assignment to update the gradebook; then grade again"
         )
     for to, cell in zip(ours, theirs, strict=True):
         to.outputs, to.execution_count = cell.outputs, cell.execution_count

@@ -88,7 +88,7 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
         index = finder.find(cell, found)
         if index is not None and index in found:
             whose = _grade_id(cells[index])
-            notes.append(f"cell {number} is another copy of {whose}; it was left out")
+            notes.append(f"cell {number} is another copy of {whose}, so it was left out")
             continue
         if index is not None:
             found.add(index)
@@ -99,14 +99,14 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
         if index is None and not source.strip():
             continue  # editors leave an empty cell at the end
         if problem := room.refuse(source, None if index is not None else kind):
-            notes.append(f"cell {number} {problem}; it was left out")
+            notes.append(f"cell {number} {problem}, so it was left out")
         elif index is not None:
             cells[index].source = source
         else:
             added.append(nbformat.from_dict({"cell_type": kind, "metadata": {}, "source": source}))
     for index, cell in enumerate(cells):
         if index not in found and _nbgrader(cell).get("solution"):
-            notes.append(f"the cell {_grade_id(cell)} is missing; the released one took its place")
+            notes.append(f"the cell {_grade_id(cell)} is missing; the released cell took its place")
 
     rebuilt = copy.copy(released)
     rebuilt.metadata = copy.deepcopy(released.metadata)
@@ -179,9 +179,9 @@ class _Room:
         if source.count("\n") > MAX_LINES:
             return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
-            return f"comes after {MAX_TOTAL} bytes in other cells"
+            return f"is beyond the limit of {MAX_TOTAL} bytes in all cells"
         if added is not None and not self._cells:
-            return f"comes after {MAX_CELLS} other added cells"
+            return f"is beyond the limit of {MAX_CELLS} added cells"
         self._bytes -= size
         self._cells -= added is not None
         return ""

@@ -83,11 +83,13 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             continue
         name = str(path.relative_to(folder))[:80]
         if not stat.S_ISREG(info.st_mode):
-            told.append(f"{name!r} is not an ordinary file: set aside")
+            told.append(f"{name!r} is not an ordinary file, so it was set aside")
         elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
-            told.append("timestamp.txt holds no time: set aside, so the submission has no time")
+            told.append(
+                "timestamp.txt holds no time, so it was set aside: the submission has no time"
+            )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
-            told.append(f"{name!r} is too large: set aside")
+            told.append(f"{name!r} is too large, so it was set aside")
         elif kept >= MAX_FILES:
             many += 1
         else:
@@ -96,7 +98,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             continue
         set_aside(path, folder)
     if many:
-        told.append(f"{many} files beyond the first {MAX_FILES} set aside")
+        told.append(f"only {MAX_FILES} files may be submitted: {many} more were set aside")
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -132,7 +134,7 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     if not problem:
         told += _told_before(path, content)
         return
-    done = "an empty one" if content is None else "what can be read of it"
+    done = "an empty notebook" if content is None else "what can be read of it"
     note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
     told.append(note)
     set_aside(path, path.parent)

@@ -159,7 +159,9 @@ class _Pool:
                 for key, _ in self._selector.select(1.0):
                     self._hear(key.data, tell)
                 for worker in [w for w in self._workers if w.late]:
-                    self._replace(worker, "no answer came within its time limit", tell)
+                    self._replace(
+                        worker, "the worker process gave no answer within its time limit", tell
+                    )
         finally:
             for worker in self._workers:
                 worker.close()

@@ -239,7 +239,7 @@ class Bench:
             why = _told(error)
         else:
             if self._canaries.sandbox != before:
-                why = "its sandbox ended before canaries could confirm that it graded correctly"
+                why = "the sandbox ended before test submissions could confirm correct grading"
         for draft in drafts:
             try:
                 self._tell(draft.drop(why) if why else draft.keep())

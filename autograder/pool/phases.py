@@ -96,7 +96,9 @@ def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> 
         if not handed_in(folders, assignment, student):
             lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
             expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
-            told.append(f"{student}: no {expected}; there is: {', '.join(lies) or 'nothing'}")
+            told.append(
+                f"{student}: {expected} is missing; there is: {', '.join(lies) or 'nothing'}"
+            )
     return told
 
 
@@ -113,13 +115,13 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         stale = [s.student for s in all_ if s.outdated and not s.failed]
         if stale:
             print(
-                f"{', '.join(stale)}: code or checks have changed since they were graded: "
-                "give the same command again"
+                f"code or checks have changed since these were graded: {', '.join(stale)}. "
+                "Give the same command again"
             )
         waiting = [found for found in all_ if found.complete and not found.booked]
         if not waiting:
             booked = sum(found.booked for found in all_)
-            print(f"nothing to book: {booked} booked already")
+            print(f"nothing to book: {booked} submissions are booked already")
             _tell_penalties(renew_penalties(config, folders.data, assignment))
             return stale
         progress = Progress("booking", len(waiting))
@@ -133,7 +135,9 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 def _tell_penalties(changed: int) -> None:
     if changed:
-        print(f"late penalties changed for {changed} by the deadline and policy of now")
+        print(
+            f"the deadline or late policy has changed: new late penalties for {changed} submissions"
+        )
 
 
 @contextlib.contextmanager
@@ -188,7 +192,10 @@ def report(outcomes: Sequence[Outcome]) -> int:
     failed = [outcome for outcome in outcomes if outcome.failed]
     graded = [outcome for outcome in outcomes if not outcome.failed]
     kept = sum(outcome.unchanged for outcome in graded)
-    print(f"graded: {len(graded)}, of which unchanged: {kept}; failed: {len(failed)}")
+    print(
+        f"graded: {len(graded)} ({kept} of them unchanged since the last grading); "
+        f"could not be graded: {len(failed)}"
+    )
     for outcome in graded:
         for note in outcome.notes:
             print(f"  {_name(outcome)}: {note}; the original is kept in {_set_aside(outcome)}")

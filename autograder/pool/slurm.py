@@ -56,9 +56,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--slurm", action="store_true", help="send the submissions to Slurm")
     group.add_argument("--chunk", type=int, default=10, help="submissions per job (%(default)s)")
-    group.add_argument("--minutes", type=int, default=60, help="time limit of a job (%(default)s)")
-    group.add_argument("--partition", default="", help="Slurm's partition (default: its own)")
-    group.add_argument("--gpus", type=int, default=1, help="per job, with --on gpu (%(default)s)")
+    group.add_argument(
+        "--minutes", type=int, default=60, help="time limit of a job, in minutes (%(default)s)"
+    )
+    group.add_argument(
+        "--partition", default="", help="partition to use (default: Slurm's default partition)"
+    )
+    group.add_argument(
+        "--gpus", type=int, default=1, help="GPUs per job, with --on gpu (%(default)s)"
+    )
 
 
 def cluster(arguments: argparse.Namespace, jobs: int) -> Cluster | None:
@@ -126,7 +132,7 @@ def grade_all(
                 tell(outcome)
         waiting = [path for path in waiting if path not in outcomes]
     for path in waiting:
-        lost = f"its job was lost, {ATTEMPTS} times; Slurm's logs are in {folder}"
+        lost = f"Slurm lost the job {ATTEMPTS} times; its logs are in {folder}"
         outcomes[path] = Outcome(path, failed=lost, fault=MACHINE)
         tell(outcomes[path])
     return [outcomes[str(path.resolve())] for path in paths]

@@ -33,7 +33,7 @@ class Bubblewrap:
                 [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
-            told = "bubblewrap of unknown version"
+            told = "bubblewrap, version unknown"
         return f"{told} ({self.origin}, {self.path})"
 
 

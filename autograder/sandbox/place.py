@@ -241,7 +241,7 @@ class SandboxedPlace:
         while status is None:
             running = cell.server.running([cell.pid], _END_SECONDS)
             if running is None or time.monotonic() > until:
-                raise self.broken("The sandbox has ended, or is stopped")
+                raise self.broken("The sandbox does not answer: it has ended or is paused")
             if running:
                 return "it closed its connection to the grader"
             status = cell.status(wait=0.1)
@@ -265,7 +265,7 @@ class SandboxedPlace:
         if self._failure is not None:
             raise self._failure
         if self._server is not None and self._server.running([], _END_SECONDS) is None:
-            raise self.broken("The sandbox has ended, or is stopped")
+            raise self.broken("The sandbox does not answer: it has ended or is paused")
 
     def make_sure(self) -> None:
         """Make sure that no failure since `watch_memory` was caused by the machine.

@@ -62,9 +62,9 @@ def make_sure_of_uids() -> None:
             if not all(any(uid in span for span in spans) for uid in UIDS):
                 raise SandboxUnavailable(
                     f"This root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
-                    "of which each sandbox takes one. Start the container with 65536 of them (on "
-                    f"the host, usermod {option} 100000-165535 USER allows that), or grade outside "
-                    "of it as an ordinary user.",
+                    f"and each sandbox needs one of these. Start the container with 65536 {kind}s "
+                    f"(on the host, usermod {option} 100000-165535 USER allows that), or grade "
+                    "outside the container as an ordinary user.",
                     advice="",
                 )
 

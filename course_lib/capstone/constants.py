@@ -72,10 +72,10 @@ class Constants:
         nbytes, before = 8 * (names - FREE_NAMES), self._before()
         if not self.take(nbytes):
             raise TapeError(
-                f"{name[:60]} names {names:,} numbers and tensors. All above {FREE_NAMES} count as "
-                f"numbers that come from nowhere, {nbytes:,} bytes{before}, and only "
-                f"{MAX_CONSTANT:,} such bytes are allowed in all: make many numbers with "
-                "operators, and keep them in one tensor"
+                f"{name[:60]} gets {names:,} numbers and tensors as arguments. Those beyond the "
+                f"first {FREE_NAMES} count as numbers that come from nowhere: {nbytes:,} "
+                f"bytes{before}. Only {MAX_CONSTANT:,} such bytes are allowed in all: make many "
+                "numbers with operators, and keep them in one tensor"
             )
 
     def _before(self) -> str:

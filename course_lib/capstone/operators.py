@@ -115,11 +115,11 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         _, scores, labels, _, _, ignored, _ = args
         here = labels[labels != ignored]
         if bool(((here < 0) | (here >= scores.shape[-1])).any()):
-            raise ValueError("a label is not one of the classes")
+            raise ValueError("a label is not the number of a class")
     elif name.endswith("softmax_backward_data"):
         grad, result, *_ = args
         if grad.shape != result.shape:
-            raise ValueError("the gradient of a softmax has another shape than the softmax")
+            raise ValueError("a softmax and its gradient differ in shape")
     elif name in _OPTIMIZERS:
         _check_fused(name, args, kwargs)
 

@@ -32,7 +32,7 @@ from course_lib.ranks import Device, compute
 from course_lib.ranks.for_graders import KINDS, Operation, check_tensors, here, why_not
 
 _MAX_BYTES = 1 << 30
-_NONSENSE = "a line of the tape makes no sense"
+_NONSENSE = "a line of the tape is not valid"
 
 
 @dataclass

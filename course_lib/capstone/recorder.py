@@ -90,8 +90,9 @@ class Recorder(TorchDispatchMode):
             return  # a view under another name
         if base_name(func.name()) == "resize_":
             raise TapeError(
-                "resize_ is not on the price list. all_gather_object, broadcast_object_list and "
-                "similar functions need it too. Send tensors of a size that all ranks know"
+                "resize_ is not on the price list, so you cannot use it here. Nor can you use "
+                "all_gather_object, broadcast_object_list and similar functions, which use resize_ "
+                "internally. Send tensors of a size that all ranks know"
             )
         if base_name(func.name()) not in KNOWN:
             raise TapeError(
@@ -121,7 +122,7 @@ class Recorder(TorchDispatchMode):
             return ["m", str(value).removeprefix("torch.")]
         if isinstance(value, torch.Generator):
             return ["g", self._generator(value)]
-        raise TapeError(f"an argument of {type(value).__name__} cannot be on a tape")
+        raise TapeError(f"an argument of type {type(value).__name__} cannot be on a tape")
 
     def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: self._argument(value) for name, value in kwargs.items()}
@@ -130,11 +131,11 @@ class Recorder(TorchDispatchMode):
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise TapeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot be on a tape")
+            raise TapeError(f"a tensor with {tensor.dtype} and {tensor.layout} cannot be on a tape")
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TapeError(
                 f"a {type(tensor).__name__} has no memory of its own: tools that trace or rewrite "
-                "code (torch.export, make_fx, …) cannot be on a tape; call the module itself"
+                "code (torch.export, make_fx, …) cannot be recorded; call the module itself"
             )
         buffer = self._buffer_of(tensor)
         if buffer is None:

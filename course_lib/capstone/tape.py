@@ -59,7 +59,7 @@ class Tape:
         """
         if len(self.lines) > MAX_LINES:
             raise TapeError(
-                f"{len(self.lines):,} operators and messages; a tape holds at most {MAX_LINES:,}"
+                f"a tape can hold {MAX_LINES:,} operators and messages, got {len(self.lines):,}"
             )
         text = json.dumps([self.lines, self.weights, self.claimed], separators=(",", ":"))
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

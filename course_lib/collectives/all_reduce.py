@@ -174,8 +174,8 @@ def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.Proce
     rank, world_size = place_in(None)
     if ranks_per_node < 1 or world_size % ranks_per_node:
         raise ValueError(
-            f"{world_size} ranks do not fill nodes of {ranks_per_node}: every node must hold "
-            "the same number, or its chunks have no counterpart on the others"
+            f"{world_size} ranks do not fill nodes of {ranks_per_node} ranks: every node must hold "
+            "as many ranks, so that each chunk has a counterpart on the other nodes"
         )
     nodes = [range(i, i + ranks_per_node) for i in range(0, world_size, ranks_per_node)]
     across = [range(i, world_size, ranks_per_node) for i in range(ranks_per_node)]

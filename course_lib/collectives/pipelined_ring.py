@@ -48,7 +48,9 @@ def pipelined_ring_all_reduce(tensor: Tensor, group: Group = None, segments: int
     segments < 1 or this rank is not in `group`, and TypeError for a sparse tensor.
     """
     if segments < 1:
-        raise ValueError(f"segments={segments}: a chunk is sent in at least one piece")
+        raise ValueError(
+            f"segments={segments} must be at least 1: a chunk is cut into that many pieces"
+        )
     rank, world_size = place_in(group)
     if tensor.is_cuda:
         simple_ring_all_reduce(tensor, group)

@@ -41,7 +41,7 @@ def place_in(group: Group) -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
     if not isinstance(group, dist.ProcessGroup):  # new_group gives a number to the others
         raise ValueError(
-            f"rank {dist.get_rank()} is not a member of this group: only members may call"
+            f"rank {dist.get_rank()} is not a member of this group: only members may call this"
         )
     return group.rank(), group.size()
 
@@ -53,7 +53,9 @@ def root_in(group: Group, root: int) -> int:
     """
     members = dist.get_process_group_ranks(group)
     if root not in members:
-        raise ValueError(f"the root, rank {root}, is not a member of this group: it has {members}")
+        raise ValueError(
+            f"the root, rank {root}, is not a member of this group, which has the ranks {members}"
+        )
     return members.index(root)
 
 
@@ -75,7 +77,9 @@ def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
         return
     dims = zip(tensor.stride(), tensor.shape, strict=True)
     if any(stride == 0 and size > 1 for stride, size in dims):
-        raise ValueError("an expanded tensor has one number for many places: send tensor.clone()")
+        raise ValueError(
+            "an expanded tensor keeps one number for many elements: send tensor.clone()"
+        )
     # flatten() would return a strided vector as it is.
     flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
     yield flat

@@ -88,7 +88,9 @@ def pipelined_broadcast(
     rank, world_size = place_in(group)
     root = root_in(group, src)
     if segments < 1:
-        raise ValueError(f"segments={segments}: a tensor is sent in at least one piece")
+        raise ValueError(
+            f"segments={segments} must be at least 1: a tensor is cut into that many pieces"
+        )
     position = (rank - root) % world_size
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     with flat_in_place(tensor) as flat:
@@ -155,8 +157,8 @@ def scatter(
         for piece in pieces:
             if piece.shape != tensor.shape or piece.dtype != tensor.dtype:
                 raise ValueError(
-                    f"a piece is {tuple(piece.shape)} {piece.dtype}, and what receives it "
-                    f"{tuple(tensor.shape)} {tensor.dtype}"
+                    f"a piece has shape {tuple(piece.shape)} and {piece.dtype}, but the tensor "
+                    f"that receives it has shape {tuple(tensor.shape)} and {tensor.dtype}"
                 )
         sends = [
             start_send(piece.contiguous(), to, group)

@@ -90,7 +90,9 @@ class TunedAllReduce:
         _, self.world_size = place_in(group)
         self.network = network
         if not sizes or min(sizes) < 1:
-            raise ValueError(f"sizes={tuple(sizes)}: give at least one size in bytes, above 0")
+            raise ValueError(
+                f"sizes={tuple(sizes)} must hold at least one size, and only sizes above 0 bytes"
+            )
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: each algorithm has to be timed at least once")
         if also and network is not None:

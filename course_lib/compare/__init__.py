@@ -76,7 +76,9 @@ class Report:
                 lines.append(f"{len(self.differences) - 1} more differ, and may follow from it.")
         if self.left_out:
             name, why = next(iter(self.left_out.items()))
-            lines.append(f"{len(self.left_out)} were not compared. The first is {name}: {why}.")
+            lines.append(
+                f"{len(self.left_out)} tensors were not compared. The first is {name}: {why}."
+            )
         return "\n".join(lines)
 
 
@@ -100,19 +102,22 @@ def compare(
     computed in a coarser dtype than the tolerances are for.
     """
     if not trusted.noise:
-        raise ValueError("the trusted record has no disturbed runs: make it with trusted_run(step)")
+        raise ValueError(
+            "the trusted record lacks the disturbed runs needed here: make the record with "
+            "trusted_run(step)"
+        )
     ranks = sorted(ranks, key=lambda each: each.rank)
     world_size = ranks[0].world_size if ranks else 1
     if [each.rank for each in ranks] != list(range(world_size)):
         raise ValueError(
-            f"there are records of the ranks {[each.rank for each in ranks]}, and there must be "
-            f"one of each of the {world_size} ranks"
+            f"there must be one record of each of the {world_size} ranks, got records of the ranks "
+            f"{[each.rank for each in ranks]}"
         )
     known = torch.finfo(trusted.dtype).eps if trusted.dtype else trusted.coarsest()
     if max(each.coarsest() for each in ranks) > known:
         raise ValueError(
-            "the ranks computed in a coarser dtype than the trusted run, whose tolerances are too "
-            "narrow for it: make it with trusted_run(step, dtype=torch.bfloat16)"
+            "the ranks computed in a coarser dtype than the trusted run, so its tolerances are too "
+            "narrow for them: make the record with trusted_run(step, dtype=torch.bfloat16)"
         )
     runs = Runs(trusted, ranks, shards or {}, factor)
     found, compared, left_out = runs.find()

@@ -162,13 +162,16 @@ class Runs:
                 continue
             if self._nobody_has(key):
                 if key.kind == "weight":
-                    left_out[SAYS[key.kind].format(key.name)] = "no rank has one of this name"
+                    left_out[SAYS[key.kind].format(key.name)] = "no rank has a weight of this name"
                 continue
             pairs = self.pairs(key)
             if pairs is None:
                 shapes = [_shape(self.value(rank, key)) for rank in self.ranks]
-                why = f"parts of shapes {', '.join(shapes)} do not say how they make up "
-                left_out[SAYS[key.kind].format(key.name)] = why + f"{_shape(value)}; give `shards`"
+                why = (
+                    f"the parts on the ranks have shapes {', '.join(shapes)}; give `shards` to say "
+                )
+                why += f"how they make up the whole of shape {_shape(value)}"
+                left_out[SAYS[key.kind].format(key.name)] = why
                 continue
             compared += 1
             difference = self._difference(key, pairs)

@@ -29,10 +29,10 @@ def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = (
             return
     if own is None and difference.key[:2] == (0, "weight"):
         difference.label = "other start"
-        difference.says = f"other weights to begin with, on {named(difference.ranks)}."
+        difference.says = f"the weights differ before the first step, on {named(difference.ranks)}."
     elif own is None:
         difference.label = "unknown"
-        difference.says = f"none of the patterns that are known here. {SO[difference.key.kind]}"
+        difference.says = f"no known pattern fits. {SO[difference.key.kind]}"
 
 
 SO = {
@@ -71,14 +71,14 @@ def _batch(case: Case) -> Says:
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
                 return "stale", f"{named(strange)} had the batch of step {step} once more."
         return "other rows", f"rows on {named(strange)} are not in this batch: the data are in " \
-            "another order, by a seed or an epoch."  # fmt: skip
+            "another order, perhaps by another seed or epoch."  # fmt: skip
     for one, other in combinations(have, 2):
         both = have[one] & have[other]
         if both and (missing or have[one] != have[other]):
             case.difference.ranks = [rank for rank, each in have.items() if each & both]
             count = f"{len(both)} row{'s' * (len(both) > 1)}"
-            return "same rows", f"{named([one, other])} share {count} of the batch, which count " \
-                f"twice; {missing} of {len(whole)} are on no rank."  # fmt: skip
+            return "same rows", f"{named([one, other])} share {count} of the batch, counted " \
+                f"twice; {missing} of {len(whole)} rows are on no rank."  # fmt: skip
     if missing:
         case.difference.ranks = list(have)
         return "rows missing", f"{missing} of {len(whole)} rows of the batch are on no rank."
@@ -98,10 +98,10 @@ def _masks(case: Case) -> Says:
             continue
         case.difference.ranks = [one, other]
         if torch.equal(p, q):
-            return "other random numbers", f"{named([one, other])} hold the same values and drop " \
-                "others of them; they need the same random numbers."  # fmt: skip
-        return "same random numbers", f"{named([one, other])} hold other values and drop them in " \
-            "the same places: their random numbers are the same."  # fmt: skip
+            return "other random numbers", f"{named([one, other])} hold the same values but drop " \
+                "different ones: they need the same random numbers."  # fmt: skip
+        return "same random numbers", f"{named([one, other])} hold different values but drop " \
+            "them in the same places: they need different random numbers."  # fmt: skip
     return None
 
 
@@ -222,7 +222,7 @@ def _multiple(case: Case) -> Says:
         return factor(sum(values) / len(values), case.runs.world_size)
     listed = ", ".join(f"{factors[rank]:.3g}" for rank in sorted(factors))
     return "unequal factors", f"the parts of {named(sorted(factors))} are {listed} times the " \
-        "right: each was scaled by what only its rank knows, as a local norm."  # fmt: skip
+        "right ones: each rank used a factor that only it knows, such as a local norm."  # fmt: skip
 
 
 def _factors(case: Case) -> dict[int, float] | None:
@@ -245,9 +245,11 @@ def _partial(case: Case) -> Says:
         return None
     xs, t = torch.stack([x for x, _ in pairs.values()]), next(iter(pairs.values()))[1]
     if near(xs.sum(0), t, 2 * case.most * len(xs)):
-        return "partial sum", "each rank has a term, and only their sum is right: no all-reduce."
+        return "partial sum", "each rank has one term, and only the sum over the ranks is right: " \
+            "an all-reduce is missing."  # fmt: skip
     if near(xs.mean(0), t, 2 * case.most):
-        return "no all-reduce", "each rank has its own, and only their mean is right."
+        return "no all-reduce", "each rank has other numbers, and only their mean over the ranks " \
+            "is right."  # fmt: skip
     return None
 
 
@@ -263,8 +265,8 @@ def _own_statistics(case: Case) -> Says:
         a = (x * t).sum(1, keepdim=True) / t.square().sum(1, keepdim=True).clamp_min(1e-300)
         if not near(x, a * t, 8 * case.most * max(1.0, float(a.abs().max()))):
             return None
-    return "own statistics", f"{named(list(case.wrong))} normalize each feature with a mean and " \
-        "a variance of their own, those of their part of the batch."  # fmt: skip
+    return "own statistics", f"{named(list(case.wrong))} normalize each feature with the mean " \
+        "and variance of only their own part of the batch."  # fmt: skip
 
 
 def _another_part(case: Case) -> Says:
@@ -308,8 +310,8 @@ def _decay(case: Case) -> Says:
         times = float(((x - t) * w).sum() / w.square().sum().clamp_min(1e-300))
         if not near(x - t, times * w, 2 * case.most):
             return None
-    return "weight decay", f"it is off by {times:.3g} times the weight itself: weight decay, or " \
-        "the weight was left where gradients are added."  # fmt: skip
+    return "weight decay", f"it is off by {times:.3g} times the weight itself: weight decay, " \
+        "or the weight was left in the tensor to which gradients are added."  # fmt: skip
 
 
 def _another_order(case: Case) -> Says:
@@ -356,9 +358,9 @@ def _only_a_part(case: Case) -> Says:
         if not bool(bad.any()):
             said = "unchanged" if case.key.kind == "update" else "zero"
         elif len(bad) > 1 and near(bad, times * right, 4 * case.most * max(1.0, abs(times))):
-            said = f"{times:.4g} times the right"
+            said = f"{times:.4g} times the right numbers"
     where = f"the elements {case.difference.part}" if case.difference.part else "some elements"
-    return ("a part", f"only {where} differ, and are {said}.") if case.wrong else None
+    return ("a part", f"only {where} differ: they are {said}.") if case.wrong else None
 
 
 def _rounded(case: Case) -> Says:

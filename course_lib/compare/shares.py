@@ -53,16 +53,18 @@ def factor(
         return "times backwards", f"it is {m} times too large: the {m} backwards were added, and " \
             "their mean is right."  # fmt: skip
     if near(1 / m) and not near(1 / k):
-        return "divided by backwards", f"it is 1/{m} of the right, with {m} backwards."
+        return "divided by backwards", f"it is 1/{m} of the right value, and there were {m} " \
+            "backwards."  # fmt: skip
     if near(k):
-        return "times K", f"it is K = {k} times too large: a sum over the ranks, and the mean is " \
-            "right."  # fmt: skip
+        return "times K", f"it is K = {k} times too large: it is the sum over the ranks, but the " \
+            "mean is right."  # fmt: skip
     if near(1 / k):
-        return "divided by K", f"it is 1/K of the right, K = {k}: divided once too often, or not " \
-            "summed."  # fmt: skip
+        return "divided by K", f"it is 1/K of the right value, with K = {k}: it was divided once " \
+            "too often, or not summed."  # fmt: skip
     if near(k * k) or near(1 / k**2):
-        return ("times K²" if value > 1 else "divided by K²"), f"it is {value:.4g} times the right."
-    return "scaled", f"it is {value:.4g} times the right."
+        label = "times K²" if value > 1 else "divided by K²"
+        return label, f"it is {value:.4g} times the right value."
+    return "scaled", f"it is {value:.4g} times the right value."
 
 
 def shares_are_wrong(case: Case) -> Says:
@@ -76,7 +78,7 @@ def shares_are_wrong(case: Case) -> Says:
         if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
             return None
     return "wrong shares", "it is the mean of what each rank's backward gave, and that is wrong " \
-        "already: the loss or backward, not the communication."  # fmt: skip
+        "already: look at the loss or at backward, not at the communication."  # fmt: skip
 
 
 def _of_one_rank(rank: int, case: Case) -> Says:
@@ -184,8 +186,8 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
         return _no_share_is_lost(ratio, o, e, case)
     if absent and set(absent) == set(ranks) - {rank}:
         way = "sum" if all(abs(e[c] - 1) < 0.05 for c in ratio) else "mean"
-        return "no all-reduce", f"on {named(case.difference.ranks)} it is that rank's own, and " \
-            f"the {way} over the ranks is right: no all-reduce of this tensor."  # fmt: skip
+        return "no all-reduce", f"on {named(case.difference.ranks)} it is that rank's own, but " \
+            f"the {way} over the ranks is right: this tensor was not all-reduced."  # fmt: skip
     if absent:
         present = [k for k in ranks if k not in absent]
         if len(present) == 1:
@@ -217,19 +219,19 @@ def _no_share_is_lost(
     first = [c for c in ratio if c[1] == backwards[0]]
     of = first if len(first) > 1 else list(ratio)
     have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
-    words = f"the ranks' gradients are in it with the weights {have}, and {right} are right"
+    words = f"the ranks' gradients are in it with the weights {have}; the right weights are {right}"
     sizes = _sizes(list(ratio), case)
     if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
         counts = ", ".join(str(sizes[c]) for c in ratio)
-        return "mean of means", "all means count the same in it, over batches of unequal size: " \
-            f"{counts} rows."  # fmt: skip
+        return "mean of means", "it is a mean of means: all count the same, though the batches " \
+            f"have unequal sizes: {counts} rows."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
         return "unequal backwards", f"the backwards count {counts} times as much as is right: " \
             "what the first ones left was reduced again with the later ones."  # fmt: skip
-    return "unequal factors", f"{words}: each was scaled by a factor of its own, as by clipping " \
-        "or a loss scale."  # fmt: skip
+    return "unequal factors", f"{words}: each was scaled by a factor of its own, such as " \
+        "clipping or a loss scale."  # fmt: skip
 
 
 def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:

@@ -88,8 +88,8 @@ class ErrorFeedback(Compressor):
         residual = self.residuals[key]
         if residual.numel() != x.numel():
             raise ValueError(
-                f"the tensors of {key!r} had {residual.numel()} elements, this one has "
-                f"{x.numel()}: give every stream of tensors a key of its own"
+                f"the earlier tensors of key {key!r} had {residual.numel()} elements, this tensor "
+                f"has {x.numel()}: give every stream of tensors a key of its own"
             )
         return residual
 

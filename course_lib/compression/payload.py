@@ -104,7 +104,9 @@ class Compressor(ABC):
 
         Only if `linear`: then C(Σ x) = Σ C(x). `all_reduce` sums a tensor over the ranks, in place.
         """
-        raise NotImplementedError(f"payloads of {type(self).__name__} cannot be summed on the way")
+        raise NotImplementedError(
+            f"payloads of {type(self).__name__} cannot be summed: they are not linear"
+        )
 
     def forget(self, key: Hashable) -> None:  # noqa: B027  # most remember nothing
         """Drop what is remembered for `key`, and for tuples that begin with it."""

@@ -64,7 +64,9 @@ class RandomK(CompressorInPlace):
 
     def __init__(self, density: float, seed: int = 0, unbiased: bool = False) -> None:
         if not 0 < density <= 1:
-            raise ValueError(f"density is the part sent, above 0 and up to 1, not {density}")
+            raise ValueError(
+                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
+            )
         self.density = density
         self.seed = seed
         self.unbiased = unbiased

@@ -58,7 +58,9 @@ class TopK(CompressorInPlace):
 
     def __init__(self, density: float) -> None:
         if not 0 < density <= 1:
-            raise ValueError(f"density is the part sent, above 0 and up to 1, not {density}")
+            raise ValueError(
+                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
+            )
         self.density = density
 
     def count(self, numel: int) -> int:

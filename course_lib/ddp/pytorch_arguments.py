@@ -36,10 +36,10 @@ ACCEPTED = {
 REFUSED = {
     "delay_all_reduce_named_params": "name the parameters in `ignored` and reduce them yourself",
     "param_to_hook_all_reduce": "name the parameters in `ignored` and reduce them yourself",
-    "mixed_precision": "run forward and loss in `with torch.autocast(…):`; gradients then come, "
-    "and are averaged, in the parameters' dtype. A comm hook can send them in another",
-    "skip_all_reduce_unused_params": "freeze what no rank uses (requires_grad_(False)) before "
-    "wrapping: then it is in no bucket",
+    "mixed_precision": "run forward and loss in `with torch.autocast(…):`; gradients are then "
+    "averaged in the parameters' dtype. A comm hook can send them in another dtype",
+    "skip_all_reduce_unused_params": "before wrapping, freeze the parameters that no rank uses "
+    "(requires_grad_(False)): then they are in no bucket",
 }
 """Name → what to do instead."""
 
@@ -87,8 +87,8 @@ def translate(
     said = {**ACCEPTED, **arguments}
     if said["dim"] != 0:
         raise NotImplementedError(
-            "DistributedDataParallel(dim=…): inputs are not split among devices, since a rank has "
-            "one; split them among ranks with a sampler"
+            "DistributedDataParallel(dim=…): a rank has one device, so inputs are not split among "
+            "devices; split them among ranks with a sampler"
         )
     caps = said["bucket_cap_mb_list"] or _cap(bucket_cap_mb)
     sync = [said["forward_sync_buffers"], broadcast_buffers, True]
@@ -145,7 +145,7 @@ def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.dev
     if elsewhere or actual.type == "cpu":
         raise ValueError(
             f"DistributedDataParallel's device_ids={device_ids} and output_device={output_device} "
-            f"must name the device of the module's parameters, a GPU, but that is {actual}. Move "
-            "the module first, model.to(device); on a CPU leave both arguments out"
+            f"must name the GPU of the module's parameters, but these are on {actual}. Move the "
+            "module first, model.to(device); on a CPU leave both arguments out"
         )
     return actual

@@ -60,10 +60,11 @@ class Activity:
         if self._throw_early and now and len(now) < self._world_size:
             if active:
                 raise RuntimeError(
-                    "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
-                    f"Still with inputs: {now} of {self._world_size} ranks."
+                    f"only {now} of {self._world_size} ranks still have inputs, so all ranks stop. "
+                    '(PyTorch: "Detected at least one rank that exhausted inputs. Throwing across '
+                    'all ranks.")'
                 )
-            raise RuntimeError(f"Rank {self.rank} exhausted all inputs, before others did.")
+            raise RuntimeError(f"Rank {self.rank} exhausted all inputs before other ranks did.")
         return bool(now)
 
     @property

@@ -155,7 +155,7 @@ class DistributedDataParallel(nn.Module):
         return twin
 
     def __copy__(self) -> "DistributedDataParallel":
-        raise TypeError("two wrappers cannot share a module: use copy.deepcopy")
+        raise TypeError("two wrappers cannot share a module: use copy.deepcopy(model)")
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` do what is done with a bucket. Once, on every rank.

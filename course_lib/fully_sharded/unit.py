@@ -55,7 +55,9 @@ class Unit:
         """Shard `params`; `places[i]` is where the modules have parameter i: several, if tied."""
         kinds = {(param.dtype, param.device) for param in params}
         if len(kinds) > 1:
-            raise ValueError(f"a unit holds one dtype on one device, and here are {kinds}")
+            raise ValueError(
+                f"the parameters of a unit must have one dtype and one device, got {kinds}"
+            )
         everything = range(len(params))
         self._places, self._group = places, group
         self._like = [torch.empty_like(param, device="meta") for param in params]

@@ -76,7 +76,10 @@ class FullyShardedDataParallel(nn.Module):
         super().__init__()
         place_in(group)
         if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
-            raise TypeError("nn.RNN, nn.LSTM and nn.GRU keep their weights in a list of their own")
+            raise TypeError(
+                "nn.RNN, nn.LSTM and nn.GRU cannot be sharded: they keep their weights in a list "
+                "of their own"
+            )
         verify_same_model(module, group)
         broadcast_module_states(module, 0, group)
         self.module, self._prefetch = module, prefetch

@@ -84,7 +84,7 @@ def cells(notebook: Path) -> list[Cell]:
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise Unknown(
             f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
-            "get a good one"
+            "get a good copy"
         ) from error
 
 

@@ -57,11 +57,13 @@ def refresh(course: Path, desk: Path) -> list[str]:
     """
     records, notes = Records(desk), []
     if records.damaged:
-        notes.append("the desk's records are damaged: each file that differs counts as yours")
+        notes.append(
+            "the record of what you were given is damaged: a file that differs counts as yours"
+        )
     new = handouts(course)
     for path, content in new.items():
         if content is None:
-            notes.append(f"{path} is damaged in the course itself, so it was not handed out")
+            notes.append(f"{path} is damaged in the course itself, so you got no copy of it")
             continue
         record = records.of(path)
         if (written := words(path, content)) and written not in record.words:
@@ -95,7 +97,7 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
         put(desk, target, content, is_read_only(path))
     elif theirs is None or written is None:
         name = _lay_beside(desk, path, content, record)
-        notes = [f"{path} cannot be read. It stays; a good copy is beside it: {name}"]
+        notes = [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
     elif record.given == digest(content) or theirs == content:
         pass
     elif written == words(path, content):
@@ -106,7 +108,7 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
     else:
         if has_outputs(path, theirs):
             name = put_aside(desk, path)
-            notes = [f"{path} has a new version. Yours, with its outputs, is now {name}"]
+            notes = [f"{path} has a new version. Your copy, with its outputs, is now {name}"]
         put(desk, target, content, is_read_only(path))
     record.given = digest(content)
     return notes

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "assignment", metavar="ASSIGNMENT", help="its name, number or topic, or a notebook's path"
     )
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these (default: all)")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these tasks (default: all)")
     add_desk(parser)
 
 
@@ -174,7 +174,9 @@ def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
             earned, most = earned + points, most + task.points
             lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(told)}")
         elif not task.checked:
-            lines.append(f"  {task.name:{width}}     – of {task.points:<3g} a person reads it")
+            lines.append(
+                f"  {task.name:{width}}     – of {task.points:<3g} a person reads this answer"
+            )
     lines.append(f"  {'from checks':{width}}  {earned:4g} of {most:<3g}")
     return "\n".join(line.rstrip() for line in lines)
 

@@ -79,8 +79,8 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(folder, os.W_OK):
         raise NoHome(
-            f"JupyterLab must write to {folder}, but has no permission. Give it another home "
-            "folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
+            f"JupyterLab must write to {folder}, but has no permission. Give JupyterLab another "
+            "home folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
         )
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
     command += [f"--LabApp.default_url=/lab/tree/{opened(desk)}", *style(), *options]

@@ -23,8 +23,8 @@ PAUSE = 30 * 60
 """A gap of this many seconds between two records counts as a pause."""
 _EXPLAINED = (
     "Points are those of the last run of each check. They do not include a grader's hidden cases, "
-    "nor answers that a person reads. A check that a lecture calls gives no points. Beside the "
-    "guesses that were right stands how many would be right by chance. The time is "
+    "nor answers that a person reads. A check that a lecture calls gives no points. The number in "
+    "parentheses says how many guesses would be right by chance. The time is "
     "the sum of the gaps between two recorded checks or predictions; gaps of half an hour or more "
     "do not count."
 )

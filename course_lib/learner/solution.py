@@ -14,8 +14,8 @@ from course_lib.learner.installed import PACKAGE, find_course
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (
-    "Show the solution of an assignment, or of one of its tasks. It asks first. A copy of the "
-    "course that a teacher made for students may have no solutions."
+    "Show the solution of an assignment, or of one of its tasks. You are asked first. A copy of "
+    "the course that a teacher made for students may have no solutions."
 )
 _MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
 
@@ -23,7 +23,7 @@ _MARK = re.compile(r" *### (BEGIN|END) SOLUTION\n?")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("assignment", metavar="ASSIGNMENT", help="name, number or topic")
-    parser.add_argument("task", nargs="?", metavar="TASK", help="only this one (default: all)")
+    parser.add_argument("task", nargs="?", metavar="TASK", help="only this task (default: all)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_desk(parser)
 
@@ -59,7 +59,7 @@ def _without(name: str) -> str:
     reference = next((p for p in (PACKAGE / f"{module}.py", PACKAGE / module) if p.exists()), None)
     also = f" You can read the reference implementation: {reference}." if reference else ""
     return (
-        "course solution: this copy of the course has no solutions: they are in the folder "
+        "course solution: this copy of the course has no solutions. They are in the folder "
         f"instructor/, which your teacher has.{also}"
     )
 

@@ -77,7 +77,7 @@ def _begun(course: Path, notebook: Path, path: str) -> str:
     """Return the message about a copy that was there before."""
     if words(path, notebook.read_bytes()) == words(path, (course / path).read_bytes()):
         return "Handed out already"
-    return "You have started on it; it stays as it is (--over starts over)"
+    return "You have started already, so your copy stays as it is (--over starts over)"
 
 
 def confirm(question: str) -> bool:

@@ -143,8 +143,8 @@ class PeerMemory(ABC):
         """
         if tensor.device.type != self.device_type:
             raise ValueError(
-                f"{type(self).__name__} is for tensors on {self.device_type}, but this one is on "
-                f"{tensor.device}"
+                f"{type(self).__name__} is for tensors on {self.device_type}, but this tensor is "
+                f"on {tensor.device}"
             )
         with flat_in_place(tensor) as flat:
             if self.world_size == 1 or flat.numel() == 0:

@@ -61,12 +61,15 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
         answers: list[tuple[Exception | None, int]] = [(None, 0)] * world_size
         dist.all_gather_object(answers, (refusal, os.getpid()), group=group)
     if len({process for _, process in answers}) < world_size:
-        raise OSError("ranks of one process (threads, simulated ranks) take turns: no shared pages")
+        raise OSError(
+            "shared pages need one process per rank: ranks that are threads, such as simulated "
+            "ranks, take turns"
+        )
     for r, (refusal, _) in enumerate(answers):
         if refusal is not None:
             raise OSError(
-                f"rank {r} of the group cannot have {total >> 20} MiB of memory that all of them "
-                f"share ({refusal}): all ranks must be on one machine, and it must have that much"
+                f"rank {r} of the group cannot have {total >> 20} MiB of memory that all ranks "
+                f"share ({refusal}): all ranks must be on one machine with so much shared memory"
             )
     return list(memory.split(length))  # type: ignore[no-untyped-call]
 
@@ -142,5 +145,5 @@ class SpinBarrier:
         if time.monotonic() - self._waiting_since > self.timeout:
             raise TimeoutError(
                 f"rank {self.rank} waited {self.timeout:g} s at a shared-memory barrier for rank "
-                f"{other} of the group: it has died, or did not call all_reduce as often"
+                f"{other} of the group: it has died, or called all_reduce less often"
             )

@@ -145,7 +145,9 @@ class Pipeline(nn.Module):
     def _check(self, name: str, batch: Tensor | None, *, needed: bool) -> None:
         if batch is None:
             if needed:
-                raise ValueError(f"rank {self.rank} has a stage that needs the {name}: got None")
+                raise ValueError(
+                    f"rank {self.rank} has a stage that needs the {name}, got {name}=None"
+                )
             return
         micro_batches = self.schedule.micro_batches
         if len(batch) % micro_batches or not len(batch):
@@ -156,6 +158,6 @@ class Pipeline(nn.Module):
         known = self._batch.setdefault(name, batch.shape)
         if batch.shape != known:
             raise ValueError(
-                f"this pipeline learned in its first step that {name} are of shape {tuple(known)}, "
-                f"and got {tuple(batch.shape)}: make another Pipeline for these"
+                f"in the first step of this pipeline {name} had shape {tuple(known)}, now "
+                f"{tuple(batch.shape)}: make another Pipeline for this shape"
             )

@@ -47,7 +47,8 @@ def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.M
     if bounds[-1][1] != len(model) or any(stop <= start for start, stop in bounds):
         raise ValueError(
             f"{len(model)} layers cannot be cut into stages of "
-            f"{[stop - start for start, stop in bounds]}: each has one at least, and all are used"
+            f"{[stop - start for start, stop in bounds]} layers: each stage must have one or "
+            "more, and all layers must be used"
         )
     return [model[start:stop] for start, stop in bounds]
 

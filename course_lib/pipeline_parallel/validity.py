@@ -32,7 +32,7 @@ def check_schedule(schedule: Schedule, max_activations: int | None = None) -> No
         if max_activations is not None and peak > max_activations:
             raise ScheduleError(
                 f"{schedule.name}: rank {rank} holds the activations of {peak} micro-batches at "
-                f"once, but may hold {max_activations}. Let it begin a backward earlier"
+                f"once, but may hold only {max_activations}. Let this rank begin a backward earlier"
             )
 
 

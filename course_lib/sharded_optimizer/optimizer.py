@@ -89,11 +89,13 @@ class ShardedOptimizer(Optimizer):
         place_in(group)
         if optimizer_cls.__name__ in NOT_BY_ELEMENT:
             raise TypeError(
-                f"{optimizer_cls.__name__} needs whole tensors, and a rank would hold pieces of "
-                "them: use one that treats each element by itself, such as AdamW"
+                f"{optimizer_cls.__name__} needs whole tensors, but a rank holds pieces of them: "
+                "use an optimizer that treats each element by itself, such as AdamW"
             )
         if gradients not in ("averaged", "local", "sharded"):
-            raise ValueError(f'gradients="{gradients}": it is "averaged", "local" or "sharded"')
+            raise ValueError(
+                f'gradients must be "averaged", "local" or "sharded", got "{gradients}"'
+            )
         self._chunks: list[FlatChunks] | None = None
         whole = optimizer_cls(params, **kwargs)  # which checks the arguments; it has no state yet
         super().__init__(whole.param_groups, whole.defaults)
@@ -126,7 +128,9 @@ class ShardedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise RuntimeError: the buffers are cut once. Give all groups to the constructor."""
         if self._chunks is not None:
-            raise RuntimeError("the state is sharded already: give all groups to ShardedOptimizer")
+            raise RuntimeError(
+                "groups cannot be added later: give all groups to ShardedOptimizer(…)"
+            )
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -141,7 +145,9 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         for number, (param, trained) in enumerate(zip(self._params, self._trained, strict=True)):
             if param.requires_grad and not trained:
-                raise RuntimeError(f"parameter {number} was frozen: make a new ShardedOptimizer")
+                raise RuntimeError(
+                    f"parameter {number} is no longer frozen: make a new ShardedOptimizer"
+                )
             if param.grad is not None and param.grad.is_sparse:
                 raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
         self._place_gradients()

@@ -43,7 +43,10 @@ examples:
   python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
 """
 
-_LLAMA_3 = "of one device; 5.8: 419 interruptions of 16,384 GPUs in 54 days (Llama 3, table 5)"
+_LLAMA_3 = (
+    "mean time between failures of a device; 5.8: 419 interruptions of 16,384 GPUs in 54 days "
+    "(Llama 3, table 5)"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,37 +71,51 @@ def _parser() -> argparse.ArgumentParser:
     step = commands.add_parser("step", help="time, memory and bytes of one step")
     _add_fields(step, Transformer)
     _add_fields(step, Layout)
-    step.add_argument("--on-ranks", action="store_true", help="also run it on simulated ranks")
+    step.add_argument(
+        "--on-ranks", action="store_true", help="also run the step on simulated ranks"
+    )
     step.set_defaults(run=_step)
     found = commands.add_parser("search", help="the fastest layouts that fit")
     _add_fields(found, Transformer)
-    found.add_argument("--ranks", type=int, required=True, help="devices")
+    found.add_argument("--ranks", type=int, required=True, help="number of devices")
     found.add_argument("--batch", type=int, required=True, help="sequences per step")
-    found.add_argument("--most", type=int, default=10, help="how many to show")
+    found.add_argument("--most", type=int, default=10, help="number of layouts to show")
     found.set_defaults(run=_search)
     for each in (step, found):
         each.add_argument("--like", help="start from a published run (the beginning of its name)")
-        each.add_argument("--cluster", choices=CLUSTERS, help="default: that of --like")
+        each.add_argument("--cluster", choices=CLUSTERS, help="default: the cluster of --like")
     published = commands.add_parser("validate", help="compare predictions with published runs")
-    published.add_argument("--runs", action="store_true", help="also a line per run")
+    published.add_argument("--runs", action="store_true", help="also print a line per run")
     published.add_argument(
-        "--profile", action="store_true", help="also how far each constant is determined"
+        "--profile", action="store_true", help="also show how well the runs determine each constant"
     )
     published.set_defaults(run=_validate)
-    failing = commands.add_parser("failures", help="the share of time that trains if devices fail")
+    failing = commands.add_parser(
+        "failures", help="share of time spent on training when devices fail"
+    )
     failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000])
     failing.add_argument("--mtbf-years", type=float, default=5.8, help=_LLAMA_3)
-    failing.add_argument("--checkpoint", type=float, default=60.0, help="seconds to save")
-    failing.add_argument("--restart", type=float, default=600.0, help="seconds to start again")
-    failing.add_argument("--stall", type=float, default=180.0, help="seconds when one fails")
-    failing.add_argument("--repair-hours", type=float, default=24.0, help="to repair a device")
+    failing.add_argument(
+        "--checkpoint", type=float, default=60.0, help="seconds to save a checkpoint"
+    )
+    failing.add_argument(
+        "--restart", type=float, default=600.0, help="seconds to start again after a failure"
+    )
+    failing.add_argument(
+        "--stall", type=float, default=180.0, help="seconds that other replicas stop when one fails"
+    )
+    failing.add_argument(
+        "--repair-hours", type=float, default=24.0, help="hours to repair a device"
+    )
     failing.add_argument("--replica", type=int, default=512, help="devices that fail together")
-    failing.add_argument("--spares", type=float, default=0.5, help="percent on standby")
+    failing.add_argument(
+        "--spares", type=float, default=0.5, help="percent of the devices on standby"
+    )
     failing.set_defaults(run=_failures)
     for each in (step, found, published, failing):
         each.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for each in (step, published):
-        each.add_argument("--figure", type=Path, help="draw it to this file")
+        each.add_argument("--figure", type=Path, help="draw the result to this file")
     return parser
 
 

@@ -42,7 +42,9 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
 
     """
     if layout.ranks > MOST_RANKS:
-        raise LayoutError(f"{layout.ranks} ranks are more than {MOST_RANKS}: use estimate()")
+        raise LayoutError(
+            f"at most {MOST_RANKS} ranks can be simulated, got {layout.ranks}: use estimate()"
+        )
     if layout.expert > 1:
         raise LayoutError("experts work only in estimate(); see course_lib.expert_parallel")
     if layout.context > 1 or layout.shards < layout.holders or layout.tensor_overlap:
@@ -52,7 +54,9 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
     if layout.chunks > 1 and layout.data > 1 and layout.overlap:
         raise LayoutError("with several chunks per rank, use overlap=False")
     if layout.layers_of_a_rank(model) * layout.pipeline != model.layers:
-        raise LayoutError(f"{model.layers} layers do not divide by {layout.stages} stages")
+        raise LayoutError(
+            f"{model.layers} layers cannot be divided equally into {layout.stages} stages"
+        )
     inner = members_of_a_node(cluster, layout.data, layout.tensor)
     mixed = 1 < inner < layout.data
     if mixed and (layout.zero == 3 or (layout.overlap and layout.data > 1)):

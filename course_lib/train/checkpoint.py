@@ -94,7 +94,8 @@ def load_checkpoint(
             if damaged and found[1] is None:
                 found[0] = (
                     f"none of the {len(damaged)} checkpoints in {folder} can be read. Choose "
-                    "another folder with --checkpoint, or move them away to start from step 0."
+                    "another folder with --checkpoint, or move the checkpoints away to start from "
+                    "step 0."
                 )
     dist.broadcast_object_list(found, group=group, group_src=0)
     problem, data = found

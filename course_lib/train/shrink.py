@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--kill", type=int, default=2, help="the rank to kill (%(default)s)")
     parser.add_argument(
-        "--at-step", type=int, default=10, help="kill it after this step (%(default)s)"
+        "--at-step", type=int, default=10, help="kill the rank after this step (%(default)s)"
     )
     options = parser.parse_args(arguments)
 

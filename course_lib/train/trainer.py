@@ -157,7 +157,7 @@ class Trainer:
 
 
 def _difference(folder: Path, name: str, there: object, mine: object) -> str:
-    what = f"with --{name.replace('_', '-')} {there}, and this one has {mine}"
+    what = f"with --{name.replace('_', '-')} {there}, but this run has {mine}"
     if name == "data":
         what = "on other data (the text comes from another release of Python)"
     return (

@@ -59,14 +59,21 @@ def _parser() -> argparse.ArgumentParser:
         help="bandwidths of a worker's link, bytes per second",
     )
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
-        help=f"of: {', '.join(ALGORITHMS)}")  # fmt: skip
+        help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
     add("--seeds", type=int, help="how often each algorithm trains (5; --quick: 2)")
     add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
     add("--target", type=float, default=default.target, help="the loss to reach (%(default)s)")
-    add("--steps", type=int, default=default.steps, help="give up after so many (%(default)s)")
+    add(
+        "--steps", type=int, default=default.steps, help="give up after so many steps (%(default)s)"
+    )
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
-    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="how many at a time")
-    add("--folder", type=Path, default=Path("work/who_wins"), help="for the results (%(default)s)")
+    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="trainings at a time")
+    add(
+        "--folder",
+        type=Path,
+        default=Path("work/who_wins"),
+        help="folder for the results (%(default)s)",
+    )
     add("--tune", action="store_true", help="try settings instead, and print a table")
     add("--write", action="store_true", help=f"write --tune's results to {FILE.name}, for the map")
     add("--figure", type=Path, help="draw the map to this file")

@@ -51,7 +51,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.workers < 2 or min(self.rows, self.steps) < 1:
             raise ValueError(
-                f"{self.workers} workers, {self.rows} rows, {self.steps} steps: too few to train"
+                "workers must be 2 or more, rows and steps 1 or more; got "
+                f"workers={self.workers}, rows={self.rows}, steps={self.steps}"
             )
         if not self.target > 0 or not self.straggler > 0:
             raise ValueError("target and straggler must be above 0")

@@ -207,7 +207,11 @@ def wrong_worker(server: int) -> None:
 
 @pytest.mark.parametrize(
     ("server", "why"),
-    [(0, "rank 0 is the server"), (2, "server is rank 2, of 2"), (1, "push.. without pull")],
+    [
+        (0, "rank 0 is the server"),
+        (2, "server must be a rank, 0 to 1, got 2"),
+        (1, "call pull.. before each push"),
+    ],
 )
 def test_wrong_use_by_a_worker_is_named(ranks_of, server, why):
     with pytest.raises(RankError, match=f"(?s){why}"):

@@ -327,7 +327,7 @@ def test_no_neighbour_of_the_fit_explains_the_times_better(measurements):
     [
         ([(100, 1.0), (100, 2.0)], "two different sizes"),
         ([(100, 1.0), (200, 0.0)], "positive times"),
-        ([(100, 2.0), (1000, 1.0)], "did not take longer"),
+        ([(100, 2.0), (1000, 1.0)], "did not take more time"),
     ],
 )
 def test_measurements_that_tell_nothing_are_refused(measurements: Any, message: str):

@@ -101,5 +101,5 @@ def test_regression_depends_on_its_seed_and_dtype():
 
 @pytest.mark.parametrize(("n", "dim", "noise"), [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
 def test_impossible_regression_is_refused(n, dim, noise):
-    with pytest.raises(ValueError, match="at least one example"):
+    with pytest.raises(ValueError, match="n and dim must be 1 or more"):
         linear_regression(n, dim, noise)

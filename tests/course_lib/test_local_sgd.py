@@ -285,13 +285,17 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
 @pytest.mark.parametrize(
     ("method", "options", "why"),
     [
-        ("LocalSGD", {"every": 0}, "every=0 must be at least 1 step between two averages"),
+        ("LocalSGD", {"every": 0}, "every=0 must be at least 1: the number of steps"),
         ("DiLoCo", {"every": 0}, "must be at least 1"),
         ("DiLoCo", {"every": 5, "fragments": 2}, "every=5 .* multiple of fragments=2"),
         ("DiLoCo", {"every": 4, "fragments": 0}, "must be at least 1"),
         ("DiLoCo", {"every": 4, "fragments": 2, "overlap": 2}, "2 steps later"),
         ("DiLoCo", {"every": 4, "overlap": -1}, "overlap=-1"),
-        ("DiLoCo", {"every": 4, "overlap": 1, "compressor": TopK(0.1)}, "cannot overlap"),
+        (
+            "DiLoCo",
+            {"every": 4, "overlap": 1, "compressor": TopK(0.1)},
+            "overlap must be 0 with a compressor",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(ranks_of, method, options, why):

@@ -87,5 +87,5 @@ def test_the_table_has_a_line_for_each_row(rows):
 
 
 def test_another_name_is_refused():
-    with pytest.raises(ValueError, match="there are one rank, data parallel"):
+    with pytest.raises(ValueError, match="way must be one of one rank, data parallel"):
         measure("two ranks")

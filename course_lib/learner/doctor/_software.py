@@ -43,7 +43,7 @@ def packages() -> Finding:
             wrong.append(f"{name} is {version}, but the course needs {bound}")
     if wrong:
         return Finding("packages", "; ".join(wrong), COMPLETE)
-    return Finding("packages", f"all {count} that the course needs are installed")
+    return Finding("packages", f"all {count} packages that the course needs are installed")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -95,7 +95,9 @@ def kernels() -> Iterator[Finding]:
         yield Finding("kernels", "the kernel python3 is missing", COMPLETE)
     elif "data-parallel" not in there:
         advice = "use %load_ext course_lib in a notebook, or install the course again"
-        yield Finding("kernels", "python3, but not the multi-rank kernel", advice, "nothing")
+        yield Finding(
+            "kernels", "python3 is there, but not the multi-rank kernel", advice, "nothing"
+        )
     else:
         yield Finding("kernels", "python3, and Data Parallel (multi-rank)")
 

@@ -372,7 +372,7 @@ def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
         ("2026-11-20", "not a whole date"),
         ("20 November", "not a whole date"),
         ("2026-11-20 23:59 XYZT", "not known"),
-        ("yesterday evening", "is no time"),
+        ("yesterday evening", "is not a time"),
         ("2026-11-20 23:59", "no time zone"),
     ],
 )
@@ -400,7 +400,7 @@ def test_a_line_of_the_list_without_a_readable_time(course: Path, tmp_path: Path
         (folder / f"{student}.ipynb").write_bytes(notebook())
     rows = collect(course, ASSIGNMENT, str(folder), roster=sheet).rows
     assert [row.when for row in rows] == [None, datetime(2026, 11, 20, 10, tzinfo=UTC)]
-    assert "time unknown: 'sometime' is no time" in rows[0].notes
+    assert "time unknown: 'sometime' is not a time" in rows[0].notes
 
 
 def test_the_class_of_a_second_partial_source(course: Path, tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
     rows = collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due).rows
     assert [row.late for row in rows] == [0, 1]
     own.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
-    with pytest.raises(SourceError, match="line 2: 'soon' is no time"):
+    with pytest.raises(SourceError, match="line 2: 'soon' is not a time"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
     own.write_text("assignment,student_id\n")
     with pytest.raises(SourceError, match="no column until"):

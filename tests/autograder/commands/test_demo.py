@@ -74,7 +74,7 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
             0,
             "late",
             {"t": "a sum"},
-            ["t got 0 of 4 because 'late', but the reason must have 'a sum'"],
+            ["t got 0 of 4 because 'late', but the reason must contain 'a sum'"],
         ),
         (4, "", {"u": "a sum"}, ["u was not graded"]),
     ],

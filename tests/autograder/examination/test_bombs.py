@@ -119,7 +119,9 @@ BOMBS = {
         "    for _ in range(50): dist.all_reduce(big)\n    return x",
         "it came back",
     ),
-    "large answers": Bomb("def f(x):\n    return torch.zeros(12_000_000)", "answered nonsense", 8),
+    "large answers": Bomb(
+        "def f(x):\n    return torch.zeros(12_000_000)", "an answer that cannot be read", 8
+    ),
     "answers as large as they may be": Bomb(
         "def f(x):\n    return torch.zeros(4_000_000)", "it came back", 8
     ),

@@ -72,7 +72,7 @@ def test_an_answer_has_the_form_of_a_score() -> None:
     ids=lambda wrong: str(wrong)[:40] if isinstance(wrong, dict) else str(wrong),
 )
 def test_any_other_answer_is_refused(wrong: Any) -> None:
-    with pytest.raises(WireError, match="no score"):
+    with pytest.raises(WireError, match="not a score"):
         booth._checked({"score": wrong})
-    with pytest.raises(WireError, match="no score"):
+    with pytest.raises(WireError, match="not a score"):
         booth._checked(wrong)

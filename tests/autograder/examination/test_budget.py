@@ -160,7 +160,7 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
         assert str(budget.told_when_over()).endswith("which took 80 s because it waited for a core")
         machine.passes(100, waited=90)
         assert "took 180 s" in str(budget.told_when_over())
-        assert "grade it again" in str(budget.told_when_over())
+        assert "grade the submission again" in str(budget.told_when_over())
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -246,7 +246,7 @@ PATCHED = {
         "the function changes x",
         "import sys\n    Watch = sys.modules['course_lib.checking.on_ranks.effects'].Watch\n"
         "    Watch.effects = Watch.told = lambda *_: {}",
-        "answered nonsense",
+        "an answer that cannot be read",
     ),
 }
 

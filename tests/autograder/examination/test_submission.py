@@ -98,7 +98,7 @@ def test_a_cell_that_did_not_define_its_function_is_named(
 
 def test_an_answer_module_cannot_be_imported(examination: Submission) -> None:
     outcome = examination.run_cell("from course_lib.sharding import shard_bounds")
-    assert "what this assignment asks you to write" in outcome.error
+    assert "this assignment asks you to write course_lib.sharding" in outcome.error
 
 
 def test_a_compiled_function_is_graded_as_it_was_written(examination: Submission) -> None:
@@ -117,7 +117,7 @@ def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in
     body = "def total(mine):\n    return ends\n"
     reason = report(examination, ends + body, 1, 2, 3, 4).reason
     assert "total could not be read from the notebook: it ended the Python process" in reason
-    assert "exit with status 5. All that it refers to is sent with it" in reason
+    assert "exit with status 5. All names that the function uses are sent" in reason
     assert len(started) == 1
     # After a later cell, which may mend it, it is asked for again.
     assert report(examination, RIGHT, 2).passed

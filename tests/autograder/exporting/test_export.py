@@ -184,7 +184,7 @@ def test_the_command(
 
     assert autograder("export") == 0
     out = capsys.readouterr().out
-    assert "1 graded, 1 to be read, 2 not graded, 1 missing; late penalty on 1" in out
+    assert "1 graded, 1 to be read, 2 not graded, 1 missing; with a late penalty: 1" in out
     assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     assert autograder("export", "no_such") == 2
     assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err

@@ -100,7 +100,7 @@ def test_from_question_to_close(
     assert inquiries("take", NAME, str(folder)) == 1
     out = capsys.readouterr().out
     assert "new: ada, average_gradients: Why 8 of 12?" in out
-    assert "is about no task; there are: shard_bounds, average_gradients" in out
+    assert "is not the name of a task; the tasks are: shard_bounds, average_gradients" in out
     assert inquiries("take", NAME, str(folder)) == 1
     assert "0 new questions" in capsys.readouterr().out
     assert inquiries("list") == 0
@@ -158,7 +158,7 @@ def test_dates(course: Path, inquiries: Run, capsys: pytest.CaptureFixture[str])
         (("ask", "ada", NAME, TASK, "--text", "x" * (MAX_TEXT + 1)), "longer than"),
         (("ask", "ada", NAME, TASK, "--file", "nowhere.md"), "cannot read nowhere.md"),
         (("take", NAME, "nowhere"), "there is no file or folder nowhere"),
-        (("dates", NAME, "--from", "soon"), "is no time"),
+        (("dates", NAME, "--from", "soon"), "is not a time"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -42,7 +42,7 @@ def test_the_outputs_are_those_of_the_graded_notebook(tmp_path: Path) -> None:
 )
 def test_other_code_than_was_graded_is_not_booked(tmp_path: Path, sources: tuple[str, ...]) -> None:
     nb = notebook(*sources)
-    with pytest.raises(NotAsGraded, match="the code is not what was graded"):
+    with pytest.raises(NotAsGraded, match="the code differs from the code that was graded"):
         booked(nb, tmp_path / "graded.ipynb")
     assert all(cell.outputs == [] for cell in nb.cells)
 

@@ -117,7 +117,7 @@ def test_an_added_cell_stays_before_its_neighbour_when_others_go() -> None:
     del submitted.cells[2]  # the solution cell
     rebuilt = rebuild(notebook(), submitted)
     assert sources(rebuilt)[2:5] == [STUB, "def double(x): return 2 * x", TEST]
-    told = "the cell write is missing; the released one took its place"
+    told = "the cell write is missing; the released cell took its place"
     assert rebuilt.metadata["rebuild"] == [told]
 
 
@@ -133,7 +133,7 @@ def test_of_two_copies_the_first_counts_and_the_second_goes() -> None:
     second.id, second.source = "pasted", WRONG
     rebuilt = rebuild(notebook(), insert(submitted, 4, second))
     assert sources(rebuilt) == sources(answered())
-    assert rebuilt.metadata["rebuild"] == ["cell 5 is another copy of write; it was left out"]
+    assert rebuilt.metadata["rebuild"] == ["cell 5 is another copy of write, so it was left out"]
 
 
 @pytest.mark.parametrize("lost", ["metadata", "nbgrader", "grade_id"])
@@ -241,18 +241,18 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
         *sources(submitted)[6:9],
     ]
     assert rebuilt.metadata["rebuild"] == [
-        "cell 3 is longer than 100 bytes; it was left out",
-        "cell 10 comes after 3 other added cells; it was left out",
-        "cell 11 comes after 3 other added cells; it was left out",
+        "cell 3 is longer than 100 bytes, so it was left out",
+        "cell 10 is beyond the limit of 3 added cells, so it was left out",
+        "cell 11 is beyond the limit of 3 added cells, so it was left out",
     ]
     submitted = insert(answered(), 6, *(v4.new_code_cell(char * 99) for char in "ab"))
     submitted.cells += [v4.new_code_cell("é" * 49), v4.new_raw_cell("raw"), v4.new_code_cell(" \n")]
     rebuilt = rebuild(notebook(), submitted)
     assert sources(rebuilt) == sources(submitted)[:7]
     assert [note.partition(" ")[2] for note in rebuilt.metadata["rebuild"]] == [
-        "8 comes after 240 bytes in other cells; it was left out",
-        "9 comes after 240 bytes in other cells; it was left out",
-        "10 is neither code nor Markdown; it was left out",
+        "8 is beyond the limit of 240 bytes in all cells, so it was left out",
+        "9 is beyond the limit of 240 bytes in all cells, so it was left out",
+        "10 is neither code nor Markdown, so it was left out",
     ]
 
 

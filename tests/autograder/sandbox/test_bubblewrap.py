@@ -409,7 +409,7 @@ def test_a_masked_module_is_not_available() -> None:
         """,
         mounts=python_mounts(masked=["course_lib.sharding"]),
     )
-    told = "course_lib.sharding is what this assignment asks you to write; it is not available"
+    told = "this assignment asks you to write course_lib.sharding, so it is not available"
     assert printed == f"{told} while grading\nTrue 1\n"
 
 

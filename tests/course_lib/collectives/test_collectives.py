@@ -120,7 +120,7 @@ def test_mistakes_are_named(ranks_of):
     assert "segments=0" in broadcast and "segments=0" in ring
     assert "one piece for each of the 3 ranks" in scatter
     assert "rank 9" in root
-    assert "a piece is (1,) torch.float32, and what receives it (3,)" in piece
+    assert "a piece has shape (1,)" in piece and "receives it has shape (3,)" in piece
     assert "clone()" in expanded
     assert "to_dense" in sparse
 

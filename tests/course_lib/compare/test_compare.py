@@ -115,7 +115,7 @@ def test_the_tolerance_lies_between_rounding_and_an_error(error: float) -> None:
 
 def test_wrong_uses_are_refused() -> None:
     trusted = trusted_run(one_rank)
-    with pytest.raises(ValueError, match="no disturbed runs"):
+    with pytest.raises(ValueError, match="lacks the disturbed runs"):
         compare(one_rank(), [one_rank()])
     lonely = one_rank()
     lonely.rank, lonely.world_size = 1, 2
@@ -134,7 +134,7 @@ def test_names_that_no_rank_has_are_listed() -> None:
         model["other"](batch()[0]).sum().backward()
     report = compare(trusted_run(one_rank), [recorded])
     assert len(report.left_out) == len(list(model.parameters()))
-    assert "no rank has one of this name" in str(report)
+    assert "no rank has a weight of this name" in str(report)
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])

@@ -351,7 +351,7 @@ def wrong(what: str) -> None:
     ("what", "said"),
     [
         ("recurrent", "TypeError: .*nn.LSTM"),
-        ("mixed", "ValueError: a unit holds one dtype"),
+        ("mixed", "ValueError: the parameters of a unit must have one dtype"),
         ("different", "different models"),
     ],
 )

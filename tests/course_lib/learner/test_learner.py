@@ -42,7 +42,7 @@ def test_start_hands_out_and_never_overwrites(mine: Path, capsys: Any) -> None:
     assert f"Handed out: {mine}" in capsys.readouterr().out
     write(mine, assignment(WRONG))
     assert main(["start", "topic"]) == 0
-    assert "it stays as it is" in capsys.readouterr().out
+    assert "your copy stays as it is" in capsys.readouterr().out
     assert WRONG in [cell["source"] for cell in _course.cells(mine)]
 
 

@@ -175,7 +175,7 @@ def test_ranks_in_another_order(ranks_of):
 
 
 def test_simulated_ranks_are_refused(ranks_of):
-    with pytest.raises(RankError, match="ranks of one process"):
+    with pytest.raises(RankError, match="one process per rank"):
         ranks_of("simulated", 2).run(lambda: SharedMemory())
 
 

@@ -219,8 +219,8 @@ def wrong(case):
     ("case", "message"),
     [
         ("divide", "12 inputs do not divide into 5 equal micro-batches"),
-        ("shape", r"inputs are of shape \(12, 4\), and got \(6, 4\)"),
-        ("missing", "needs the inputs: got None"),
+        ("shape", r"inputs had shape \(12, 4\), now \(6, 4\)"),
+        ("missing", "needs the inputs, got inputs=None"),
         ("stages", "2 ranks and 2 stages, but there are 2 ranks and 3 stages"),
         ("deadlock", "a deadlock"),
         ("integers", "floating-point tensors"),

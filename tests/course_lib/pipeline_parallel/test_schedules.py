@@ -108,7 +108,7 @@ def test_the_course_s_timeline_draws_it():
 
 
 def test_what_interleaving_cannot_divide_is_refused():
-    with pytest.raises(ValueError, match="7 do not divide by 3; take 9"):
+    with pytest.raises(ValueError, match="multiple of 3, such as 9; got 7"):
         interleaved(3, 7)
 
 

@@ -105,7 +105,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
         (8, {"context": 2, "batch": 2}, "context, shard and tensor_overlap"),
         (2, {"data": 4, "zero": 3, "shard": 2, "batch": 4}, "context, shard and tensor_overlap"),
         (8, {"batch": 1, "recompute": "full", "recomputed": 0.5}, "recomputed below 1"),
-        (8, {"pipeline": 3, "batch": 3}, "8 layers do not divide by 3 stages"),
+        (8, {"pipeline": 3, "batch": 3}, "8 layers cannot be divided equally into 3 stages"),
         (
             8,
             {"data": 2, "pipeline": 2, "batch": 8, "schedule": "interleaved", "chunks": 2},

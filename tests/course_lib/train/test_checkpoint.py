@@ -153,10 +153,10 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lr": 0.5}, r"--lr 0\.001, and this one has 0\.5"),
-        ({"batch_size": 48}, "--batch-size 24, and this one has 48"),
-        ({"model": "mlp"}, "--model transformer, and this one has mlp"),
-        ({"seed": 1}, "--seed 0, and this one has 1"),
+        ({"lr": 0.5}, r"--lr 0\.001, but this run has 0\.5"),
+        ({"batch_size": 48}, "--batch-size 24, but this run has 48"),
+        ({"model": "mlp"}, "--model transformer, but this run has mlp"),
+        ({"seed": 1}, "--seed 0, but this run has 1"),
     ],
 )
 def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, words):

@@ -105,7 +105,7 @@ def test_tuning_tries_the_same_settings_for_all_and_the_map_takes_the_best(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workers", "1"], "too few"),
+        (["--workers", "1"], "workers must be 2 or more"),
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
         (["--straggler", "0"], "above 0"),

@@ -110,7 +110,7 @@ def test_outputs_of_a_version_that_is_replaced_are_kept_beside_it(course: Path, 
     write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
     write(course / LECTURE, notebook("a = 2"))
     (note,) = refresh(course, desk)
-    assert note.endswith("Yours, with its outputs, is now 01_topic.old.ipynb")
+    assert note.endswith("Your copy, with its outputs, is now 01_topic.old.ipynb")
     assert outputs(desk / "lectures/01_topic.old.ipynb") == [
         *("result of a = 1\n", "result of print(a)\n")
     ]

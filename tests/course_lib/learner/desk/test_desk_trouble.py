@@ -125,7 +125,7 @@ def test_a_lecture_that_is_damaged_in_the_course_takes_nothing_away(
 ) -> None:
     write(course / LECTURE, "<<<<<<< HEAD")
     assert refresh(course, desk) == [
-        f"{LECTURE} is damaged in the course itself, so it was not handed out"
+        f"{LECTURE} is damaged in the course itself, so you got no copy of it"
     ]
     assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
 
