@@ -85,7 +85,7 @@ RULES = {
         *(f"course_lib.{m}" for m in READING_ORDER),
     },
     # It draws timelines as traces do.
-    "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks.trace"},
+    "course_lib.figures": {"torch", "matplotlib", "cycler", "IPython", "course_lib.ranks"},
     **rooms_of_ranks(),
     # A check and a prediction are noted on the desk, where one works on a desk.
     "course_lib.checking": {"torch", "numpy", "course_lib.ranks", "course_lib.learner.diary"},

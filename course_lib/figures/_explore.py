@@ -48,7 +48,9 @@ div.course-explore button { background: none; border: 1px solid #8888; border-ra
 div.course-explore :focus-visible { outline: 2px solid #4a90d9; outline-offset: 1px; }
 div.course-explore .words { margin: .2em 0 .5em; min-height: 3em; }
 div.course-explore .all { max-height: 20em; overflow: auto; }
-@media (max-width: 30em) { div.course-explore .bar { flex-wrap: wrap; gap: 0 .7em; } }
+div.course-explore .picture { overflow-x: auto; }
+@media (max-width: 40em) { div.course-explore .bar { flex-wrap: wrap; gap: 0 .7em; }
+  div.course-explore .picture svg { max-width: none; } }
 </style>"""
 
 

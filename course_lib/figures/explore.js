@@ -17,6 +17,7 @@ export async function mount(root, data) {
   // Not hidden by display: none, which would take the hatches from the drawings.
   defined.innerHTML = `<svg width="0" height="0" style="position: absolute"><defs>${hatches}</defs></svg>`;
   const picture = document.createElement("div"), words = document.createElement("div");
+  picture.className = "picture";  // on a phone it keeps its size, and is moved sideways
   words.className = "words";
   words.setAttribute("aria-live", "polite");
   const made = data.sliders.map((slider, i) => {
