@@ -510,6 +510,9 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
 def main(words: list[str]) -> None:
     """Run a script, or a module after ``-m``; or explain dumps."""
+    if words[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     if len(words) < 1 or (words[0] in ("-m", "--explain") and len(words) < 2):
         raise SystemExit(
             "usage: course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS] "
