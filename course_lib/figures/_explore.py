@@ -42,7 +42,7 @@ div.course-explore svg, div.course-explore img { background: white; display: blo
 div.course-explore .bar { align-items: center; display: flex; gap: .7em; max-width: 46em; }
 div.course-explore .bar > span { flex: 0 0 auto; min-width: 9em; }
 div.course-explore input { accent-color: #0072b2; flex: 1; margin: 0; min-width: 6em; }
-div.course-explore output { font-weight: bold; min-width: 6em; }
+div.course-explore output { font-weight: bold; min-width: 10em; }
 div.course-explore button { background: none; border: 1px solid #8888; border-radius: 4px;
   color: inherit; cursor: pointer; font: inherit; min-width: 4.5em; padding: .05em .6em; }
 div.course-explore :focus-visible { outline: 2px solid #4a90d9; outline-offset: 1px; }
@@ -79,7 +79,8 @@ def explore(
     """Return a figure under sliders, for a notebook to display.
 
     Where no program may run, as on GitHub and in a notebook that is not trusted, the first drawing
-    stands there. A table of the words for all drawings stands below, folded.
+    stands there. A table of the words for all drawings stands below, folded. A slider ends where
+    the drawings no longer change: return the same figure again for values that mean nothing more.
 
     Args:
         draw: makes the figure for one value of each parameter, given by keyword. All figures have

@@ -31,7 +31,16 @@ export async function mount(root, data) {
     return { bar, input, told };
   });
 
+  // Where nothing more changes, a slider ends.
+  function end(i) {
+    const shown = (value) => drawings[place(data, Object.assign([...at], { [i]: value }))];
+    let last = data.sliders[i].values.length - 1;
+    while (last > 0 && shown(last) === shown(last - 1)) last -= 1;
+    return last;
+  }
+
   function draw() {
+    made.forEach(({ input }, i) => { input.max = end(i); at[i] = Math.min(at[i], input.max); });
     const number = place(data, at);
     picture.innerHTML = drawings[number];
     const svg = picture.querySelector("svg");
@@ -48,20 +57,20 @@ export async function mount(root, data) {
 
   if (data.play >= 0) {
     const { bar } = made[data.play], button = document.createElement("button");
-    const last = data.sliders[data.play].values.length - 1;
     let clock = 0;
     const stop = () => { clearInterval(clock); clock = 0; button.textContent = "play"; };
     const step = () => {
-      if (!root.isConnected || at[data.play] === last) return stop();
+      if (!root.isConnected) return stop();
       at[data.play] += 1;
       draw();
+      if (at[data.play] === end(data.play)) stop();
     };
     button.type = "button";
     button.textContent = "play";
     button.onclick = (event) => {
       event.preventDefault();
       if (clock) return stop();
-      if (at[data.play] === last) { at[data.play] = 0; draw(); }
+      if (at[data.play] === end(data.play)) { at[data.play] = 0; draw(); }
       clock = setInterval(step, 700);
       button.textContent = "stop";
     };

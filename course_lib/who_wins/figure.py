@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "Figure":
     """Draw one map per panel; `panels` maps its title to the algorithms that compete in it.
 
-    Where the winner is not clear, the cell names the second, too. An algorithm has the same colour
-    in all panels.
+    Where the winner is not clear, the cell names its first rival, too. An algorithm has the same
+    colour in all panels.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
@@ -48,9 +48,9 @@ def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "F
 
 
 def _words(cell: Cell, names: Sequence[str], beside: str = "\nor ") -> str:
-    """Return the winner's name; where it is not clear, also the second's."""
-    first, *others = cell.order(names)
-    return first if cell.is_clear(names) else first + beside + others[0]
+    """Return the winner's name; where it is not clear, also that of its first rival."""
+    first, rivals = cell.order(names)[0], cell.rivals(names)
+    return first + beside + rivals[0] if rivals else first
 
 
 def in_words(cells: Sequence[Cell], names: Sequence[str]) -> str:

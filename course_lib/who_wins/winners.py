@@ -1,8 +1,9 @@
 """Find the winner of each cell of the map, and whether it is clear, over several seeds.
 
 The times of two algorithms with the same seed form a pair: they have the same first weights and the
-same batches. So the winner is *clear* if the mean of log(second / first) over the seeds is above 0
-with 95 % confidence (Student's t). Whether two intervals overlap does not matter.
+same batches. So the winner is *clear* if, for every other algorithm, the mean of log(other / first)
+over the seeds is above 0 with 95 % confidence (Student's t). Whether two intervals overlap does not
+matter.
 """
 
 import math
@@ -56,18 +57,37 @@ class Cell(NamedTuple):
         known = [n for n in self.seconds if names is None or n in names]
         return sorted(known, key=lambda name: mean(self.seconds[name]))
 
-    def is_clear(self, names: Iterable[str] | None = None) -> bool:
-        """Tell whether the first is ahead of the second with 95 % confidence."""
+    def rivals(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return the algorithms, fastest first, that the seeds cannot tell from the first.
+
+        The first is ahead of the others with 95 % confidence. Those that make the same updates in
+        another way, such as over a ring, are not rivals.
+        """
         first, *others = self.order(names)
-        if not others:
-            return True
-        pairs = list(zip(self.seconds[first], self.seconds[others[0]], strict=True))
-        if any(math.isinf(a) for a, _ in pairs):
-            return False
-        if any(math.isinf(b) for _, b in pairs):
-            return True
-        ahead = interval([math.log(b / a) for a, b in pairs])
-        return ahead.mean - ahead.half > 0
+        same = _updates_of(first)
+        return [
+            each
+            for each in others
+            if _updates_of(each) != same and not _is_ahead(self.seconds[first], self.seconds[each])
+        ]
+
+    def is_clear(self, names: Iterable[str] | None = None) -> bool:
+        """Tell whether the first has no `rivals`."""
+        return not self.rivals(names)
+
+
+def _updates_of(name: str) -> str:
+    return ALGORITHMS[name].same_as or name
+
+
+def _is_ahead(first: Sequence[float], other: Sequence[float]) -> bool:
+    """Tell whether seconds by seed are less than the other's, with 95 % confidence."""
+    if any(map(math.isinf, first)):
+        return False
+    if any(map(math.isinf, other)):
+        return True
+    ahead = interval([math.log(b / a) for a, b in zip(first, other, strict=True)])
+    return ahead.mean - ahead.half > 0
 
 
 def interval(values: Sequence[float]) -> Interval:

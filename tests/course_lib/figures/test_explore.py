@@ -177,3 +177,30 @@ def test_a_slider_and_the_button_change_the_picture(tmp_path: Path) -> None:
         browser.wait_for(f"{told} === {json.dumps(in_words(3, 3))}")
         browser.wait_for("document.querySelector('button').textContent === 'play'")
         assert browser.run("document.querySelector('div.course-explore img') === null")
+
+
+@pytest.mark.large
+@needs_browser
+def test_a_slider_ends_where_the_drawings_no_longer_change(tmp_path: Path) -> None:
+    drawn = [bars(2, step) for step in range(3)]
+
+    def film(speed: int, step: int) -> Figure:
+        return drawn[min(step, speed)]
+
+    made = explore(
+        film, lambda speed, step: f"{step}", alt="x", speed=[2, 1], step=STEPS, play="step"
+    )
+    page = f"<!doctype html><meta charset=utf-8>{page_of(made)}"
+    (tmp_path / "film.html").write_text(page, encoding="utf-8")
+    with Browser() as browser:
+        browser.open((tmp_path / "film.html").as_uri())
+        browser.wait_for("document.querySelector('svg') !== null")
+        most = "Number(document.querySelectorAll('div.course-explore input')[1].max)"
+        told = "document.querySelector('.words').textContent"
+        assert browser.run(most) == 2
+        browser.run("document.querySelector('button').click()")
+        browser.wait_for("document.querySelector('button').textContent === 'play'")
+        assert browser.run(told) == "2"
+        speed = "document.querySelectorAll('div.course-explore input')[0]"
+        browser.run(f"{speed}.value = 1; {speed}.dispatchEvent(new Event('input'))")
+        assert browser.run(most) == 1 and browser.run(told) == "1"

@@ -37,6 +37,21 @@ def test_the_winner_has_the_least_mean_and_pairs_say_whether_it_is_clear() -> No
     assert not unclear.is_clear()
 
 
+def test_a_winner_is_clear_only_if_it_is_ahead_of_all_others() -> None:
+    """Not the second, but the third may be as fast: its times vary more."""
+    made = cell(1, 1, flat=[1.0, 2.0, 3.0], one_bit=[1.1, 2.2, 3.3], decentralized=[0.5, 4.5, 3.0])
+    assert made.order() == ["flat", "1-bit", "decentralized"]
+    assert made.rivals() == ["decentralized"] and not made.is_clear()
+    assert made.is_clear(["flat", "1-bit"])
+
+
+def test_the_same_updates_over_a_ring_are_no_rival() -> None:
+    made = cell(1, 1, flat=[1.0, 2.0], decentralized=[2.0, 4.0])
+    made.seconds["flat, ring"] = [1.0, 2.1]
+    assert made.order()[:2] == ["flat", "flat, ring"]
+    assert made.is_clear()
+
+
 def test_who_does_not_reach_the_target_does_not_win() -> None:
     failed = cell(1, 1, flat=[1.0, math.inf], one_bit=[5.0, 6.0])
     assert failed.order() == ["1-bit", "flat"]
