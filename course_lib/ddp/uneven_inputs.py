@@ -60,9 +60,8 @@ class Activity:
         if self._throw_early and now and len(now) < self._world_size:
             if active:
                 raise RuntimeError(
-                    f"only {now} of {self._world_size} ranks still have inputs, so all ranks stop. "
-                    '(PyTorch: "Detected at least one rank that exhausted inputs. Throwing across '
-                    'all ranks.")'
+                    "Detected at least one rank that exhausted inputs. Throwing across all ranks. "
+                    f"Ranks {now} of {self._world_size} still have inputs."
                 )
             raise RuntimeError(f"Rank {self.rank} exhausted all inputs before other ranks did.")
         return bool(now)

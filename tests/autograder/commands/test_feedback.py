@@ -327,4 +327,4 @@ def test_nothing_graded(
     shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
     monkeypatch.setattr("sys.argv", ["autograder", "feedback", "--course", str(tmp_path)])
     assert main() == 2
-    assert "nothing of any assignment is graded" in capsys.readouterr().err
+    assert "no submission of any assignment is graded" in capsys.readouterr().err

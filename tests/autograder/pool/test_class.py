@@ -126,7 +126,7 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     found = booked(course.root)
     assert unexpected(course.members, found) == [], course.said
     assert {name for name, grades in found.items() if grades["penalty"]} == {"late"}
-    assert "nothing: no 02_data_parallel_sgd.ipynb; there is: notes.txt" in course.said
+    assert "nothing: 02_data_parallel_sgd.ipynb is missing; there is: notes.txt" in course.said
     assert "  damaged: the notebook holds a number of more than 300 digits" in course.said
     assert (
         "  empty-file: the notebook is not JSON. It was set aside, and an empty one" in course.said
