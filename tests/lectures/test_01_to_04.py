@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -238,6 +239,27 @@ def test_04_the_table_has_every_argument_of_ddp():
     text = printed("04_pytorch_ddp", "arguments-table")
     names = [line.split()[0] for line in text.splitlines()]
     assert sorted(names) == sorted(inspect.signature(DistributedDataParallel).parameters)
+
+
+def cells_of_traces():
+    nb = nbformat.read(ROOT / "lectures" / "04_pytorch_ddp.ipynb", as_version=4)
+    return {cell.id: cell for cell in nb.cells if cell.id.startswith("traces-")}
+
+
+def test_04_one_answer_holds_for_each_trace():
+    cells = cells_of_traces()
+    shown = [cells[f"traces-{name}-answer"].outputs[0].data["text/plain"] for name in "abcdef"]
+    assert [text.count("\N{CHECK MARK}") for text in shown] == [1] * 6
+
+
+def test_04_a_right_step_takes_as_long_as_the_page_says():
+    cells = cells_of_traces()
+    assert "latency=50e-6, bandwidth=600e6" in cells["traces-world"].source
+    ring = 1e3 * 2 * (3 - 1) * (50e-6 + 2 * 256 * 256 * 4 / 3 / 600e6)
+    computed = 8 * 0.5 + 7 * 1 + 0.5  # forward, backward, and the first layer's
+    text = " ".join(cells["traces-0"].source.split())
+    said = re.findall(r"of a bucket takes ([\d.]+) ms.*the last one ends at ([\d.]+) ms", text)
+    assert [float(each) for each in said[0]] == pytest.approx([ring, computed + ring], abs=0.05)
 
 
 def run_script(*command: str) -> str:
