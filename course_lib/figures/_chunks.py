@@ -111,7 +111,7 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
         _draw_grid(panels[number], new, old)
         for event in sent:
             assert event.peer is not None, "a send has a receiver"
-            _draw_message(panels[number], event.rank, event.peer, old, new)
+            _draw_message(panels[number], event.rank, event.peer, [event.rank], old, new)
         first, last = min(e.start for e in sent), max(e.end for e in (*sent, *received))
         span = f"{1e3 * first:.2f} to {1e3 * last:.2f} ms"
         panels[number].set_title(f"step {number}: {span}", fontsize=10)
@@ -166,20 +166,30 @@ def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Seque
 
 
 def _draw_message(
-    axes: Axes, source: int, to: int, old: Sequence[Sequence[str]], new: Sequence[Sequence[str]]
+    axes: Axes,
+    source: int,
+    to: int,
+    senders: Sequence[int],
+    old: Sequence[Sequence[str]],
+    new: Sequence[Sequence[str]],
 ) -> list[Artist]:
-    """Draw an arrow in each column in which the receiver got something; return the arrows."""
+    """Draw an arrow in each column in which the receiver got something; return the arrows.
+
+    `senders` are all ranks that sent to it in this step. Where one of them held just what the
+    receiver holds now, it is a copy, and the others did not send it.
+    """
     down = 1 if to > source else -1
     arrows: list[Artist] = []
     for place, (was, is_now) in enumerate(zip(old[to], new[to], strict=True)):
-        if was == is_now:
+        holders = [rank for rank in senders if old[rank][place] == is_now]
+        if was == is_now or source not in (holders or senders):
             continue
         x = place + 0.76 + 0.17 * source / len(old)  # those of a column side by side
         drawn = axes.annotate(
             "",
             (x, to - 0.2 * down),
             (x, source + 0.2 * down),
-            arrowprops={"arrowstyle": "->", "lw": 1.2, "color": "black"},
+            arrowprops={"arrowstyle": "->", "lw": 1.0, "color": "black"},
         )
         assert drawn.arrow_patch is not None, "it was asked for"
         arrows.append(drawn.arrow_patch)
@@ -300,7 +310,8 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
     """Draw moment `number`: what each rank holds, and the messages that brought it.
 
     All have the same size. A number beyond the last shows the last. New content is bold, on grey;
-    an arrow leads from sender to receiver in each column in which the receiver got something.
+    an arrow leads from sender to receiver in each column in which the receiver got something, so
+    a message of several columns has several arrows, and says so where the pointer rests on one.
     """
     import matplotlib.pyplot as plt
 
@@ -313,9 +324,11 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
     _draw_grid(axes, now.held, before.held)
     for event in now.arrived:
         assert event.peer is not None, "a receive has a sender"
-        size = f"{event.bytes:,} bytes"
-        for arrow in _draw_message(axes, event.peer, event.rank, before.held, now.held):
-            tip(arrow, f"{size} from rank {event.peer} to rank {event.rank}")
+        senders = [e.peer for e in now.arrived if e.rank == event.rank and e.peer is not None]
+        arrows = _draw_message(axes, event.peer, event.rank, senders, before.held, now.held)
+        said = f"one message of {event.bytes:,} bytes from rank {event.peer} to rank {event.rank}"
+        for arrow in arrows:
+            tip(arrow, f"{said}, {len(arrows)} columns" if len(arrows) > 1 else said)
     when = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
     axes.set_title(f"{title}: {when}" if title else when, fontsize=11)
     return figure

@@ -66,7 +66,7 @@ def draw_schedules(
     )  # fmt: skip
     end = max(span[3] for span in every) if end is None else end
     for ax, (title, spans), count in zip(axes[:, 0], of_panels.items(), rows, strict=True):
-        _draw(ax, spans, count, end)
+        _draw(ax, spans, count, end, unit)
         ax.set(xlim=(0, end), ylim=(max(count, lanes) - 0.5, -0.5))
         ax.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
         ax.set_title(title, loc="left", fontsize=11)
@@ -77,12 +77,16 @@ def draw_schedules(
         Patch(facecolor=color, hatch=hatch, edgecolor="white", label=lane)
         for lane, (color, hatch) in ((lane, _STYLES[lane]) for lane in used)
     ]
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(used), frameon=False)
+    if any(span[4][-1].isalpha() for span in every):
+        pale = _paler(_STYLES["forward"][0], 1)
+        label = "paler: a rank's later stage"
+        patches.append(Patch(facecolor=pale, edgecolor="white", label=label))
+    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), frameon=False)
     return figure
 
 
-def _draw(ax: Axes, spans: list[Span], ranks: int, end: float) -> None:
-    """Draw the boxes. A number is as large as its box allows, and left out below 4 points."""
+def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> None:
+    """Draw the boxes. A number is as large as its box allows, and left out below 6 points."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
@@ -91,9 +95,8 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float) -> None:
         color, hatch = _STYLES[lane]
         number = label.rstrip("bcdefgh")
         chunk = ord(label[-1]) - ord("a") if number != label else 0
-        said = (
-            f"stage {chunk * ranks + rank}, micro-batch {number}: {lane}, {start:.4g} to {stop:.4g}"
-        )
+        what = f"stage {chunk * ranks + rank}, micro-batch {number}: {lane}"
+        said = f"{what}, time {start:.4g} to {stop:.4g} ({unit})"
         box = Rectangle(
             (start, rank - 0.4), stop - start, 0.8,
             facecolor=_paler(color, chunk), hatch=hatch, edgecolor="white", linewidth=0,
@@ -101,7 +104,7 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float) -> None:
         parts: list[Artist] = [box]
         room = 0.8 * 72 * _INCHES * (stop - start) / end
         size = min(_POINTS, room / (0.7 * len(number)))
-        if size >= 4:
+        if size >= 6:
             middle = (start + stop) / 2, rank
             text = Text(*middle, number, size=size, ha="center", va="center")
             text.set_transform(ax.transData)
@@ -117,8 +120,9 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float) -> None:
     ax.add_collection(PolyCollection(corners, facecolor="none", edgecolor="black", linewidth=0.6))
 
 
-def _paler(color: str, chunk: int) -> tuple[float, ...]:
+def _paler(color: str, chunk: int) -> tuple[float, float, float]:
     """Return the colour of a rank's stage number `chunk`: nearer to white with each."""
     from matplotlib.colors import to_rgb
 
-    return tuple(1 - (1 - part) * 0.6**chunk for part in to_rgb(color))
+    red, green, blue = (1 - (1 - part) * 0.6**chunk for part in to_rgb(color))
+    return red, green, blue

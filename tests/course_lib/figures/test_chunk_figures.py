@@ -2,6 +2,7 @@
 
 import itertools
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,6 +31,14 @@ from course_lib.figures import (
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
+
+
+def arrows_of(figure) -> list[str]:
+    """What each arrow of a drawn moment says under the pointer."""
+    (axes,) = figure.axes
+    patches = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    plt.close(figure)
+    return [arrow.get_gid() for arrow in patches]
 
 
 def texts(axes) -> list[str]:
@@ -218,7 +227,7 @@ def test_a_drawn_moment_has_its_messages_and_stays_after_the_last():
     assert axes.get_title() == "ring: 0 to 1.6 ms"
     arrows = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
     tips = {arrow.get_gid() for arrow in arrows}
-    assert len(arrows) == 4 and "tip: 60,000 bytes from rank 3 to rank 0" in tips
+    assert len(arrows) == 4 and "tip: one message of 60,000 bytes from rank 3 to rank 0" in tips
     assert {text.get_text() for text in axes.texts if text.get_weight() == "bold"} == {
         name for row, old in zip(moments[1].held, moments[0].held, strict=True)
         for name in set(row) - set(old)
@@ -226,3 +235,15 @@ def test_a_drawn_moment_has_its_messages_and_stays_after_the_last():
     last, beyond = draw_moment(moments, 6).axes[0], draw_moment(moments, 60).axes[0]
     assert texts(last) == texts(beyond) and texts(last).count("Σa") == 4
     assert draw_moment(moments, 0).axes[0].get_title() == "at first"
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_an_arrow_stands_in_a_column_that_its_message_filled(k):
+    direct = arrows_of(draw_moment(moments_of("direct", k, within=NET.latency)[0], 2))
+    assert len(direct) == k * (k - 1)  # each rank sends its finished chunk to each other rank
+    assert {said.split(" bytes ")[1] for said in direct} == {
+        f"from rank {a} to rank {b}" for a in range(k) for b in range(k) if a != b
+    }
+    central = arrows_of(draw_moment(moments_of("central", k)[0], 1))
+    size = 240_000
+    assert central == [f"tip: one message of {size:,} bytes from rank 1 to rank 0, {k} columns"] * k

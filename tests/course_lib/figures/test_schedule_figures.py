@@ -40,7 +40,7 @@ def test_every_step_is_a_box_with_its_micro_batch():
         written = sorted((text.get_position(), text.get_text()) for text in axes.texts)
         numbers = [(((a + b) / 2, rank), label.rstrip("b")) for rank, _, a, b, label in spans]
         assert written == sorted(numbers)
-        assert min(text.get_size() for text in axes.texts) >= 4
+        assert min(text.get_size() for text in axes.texts) >= 6
     plt.close(figure)
 
 
@@ -59,12 +59,23 @@ def test_a_box_says_its_stage_and_a_later_stage_of_the_rank_is_paler():
         lane = "forward" if work.action == "F" else "backward"
         said = box.get_gid()
         assert f"stage {work.stage}, micro-batch {work.micro_batch}: {lane}" in said
-        assert said.endswith(f"{box.get_x():.4g} to {box.get_x() + box.get_width():.4g}")
+        time = f"time {box.get_x():.4g} to {box.get_x() + box.get_width():.4g}"
+        assert said.endswith(f"{time} (s)")
         colors.setdefault((lane, work.stage // 2), set()).add(sum(box.get_facecolor()))
     assert all(len(each) == 1 for each in colors.values())
     for lane in ("forward", "backward"):
         first, second, third = (colors[lane, chunk].pop() for chunk in range(3))
         assert first < second < third
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["forward", "backward", "paler: a rank's later stage"]
+    plt.close(figure)
+
+
+def test_a_box_too_narrow_for_its_number_has_none():
+    figure = draw_schedules({"": simulate(interleaved(4, 12, 3)).spans}, unit="s")
+    texts = figure.axes[0].texts
+    assert len(texts) < len(figure.axes[0].patches)
+    assert all(text.get_size() >= 6 for text in texts)
     plt.close(figure)
 
 
