@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from course_lib.figures._explore import tip
 
@@ -32,10 +32,11 @@ def communication_graph(
     """Draw a line between ranks i and j where `mixing[i][j]`, K × K, is not 0: i hears j.
 
     Arrows show whom rank 0 hears. The ranks sit on a circle, rank 0 on top; with `columns` in a
-    grid, row by row. There, lines between ranks that are not side by side are bent.
+    grid, row by row. A line that would run through another rank is bent.
 
     A dot shows its rank; or its number of `values`, K numbers of 0 or more, the darker the larger,
-    up to twice their mean. In `explore`, a dot then says its rank where the pointer rests on it.
+    up to twice their mean. Its rank then stands beside it, and in `explore` the dot says it where
+    the pointer rests.
     """
     from matplotlib.collections import PathCollection
 
@@ -46,7 +47,7 @@ def communication_graph(
             if not weight or other == rank:
                 continue
             start, end = places[other], places[rank]
-            bend = 0.3 if columns and math.dist(start, end) > 1 else 0.0
+            bend = _bend(start, end, columns, len(mixing))
             if rank == 0:
                 _arrow(ax, start, end, bend, math.sqrt(size) / 2)
             else:
@@ -58,6 +59,17 @@ def communication_graph(
     ax.set_aspect("equal")
     ax.margins(0.15)
     ax.axis("off")
+
+
+def _bend(start: Place, end: Place, columns: int, count: int) -> float:
+    """Return how far a line leaves the straight way, as a share of its length."""
+    if columns:
+        return 0.3 if math.dist(start, end) > 1 else 0.0
+    # On a large circle, the line to the second next runs through the next; so it bends inwards.
+    second = 2 * math.sin(2 * math.pi / count)
+    if count < 10 or not math.isclose(math.dist(start, end), second):
+        return 0.0
+    return -math.copysign(0.3, start[0] * end[1] - start[1] * end[0])
 
 
 def _arrow(ax: Axes, start: Place, end: Place, bend: float, short: float) -> None:
@@ -99,7 +111,21 @@ def _dots(ax: Axes, places: list[Place], size: int, values: Sequence[float] | No
             zorder=4,
         )
         if values is not None:
+            _name_beside(ax, rank, (x, y), on_circle=places[0] != (0, 0))
             tip(dot, f"rank {rank} holds {values[rank]:.4f}")
+
+
+def _name_beside(ax: Axes, rank: int, place: Place, on_circle: bool) -> None:
+    """Write the rank outside of the circle; in a grid, where no straight line runs."""
+    from matplotlib.transforms import offset_copy
+
+    (x, y), name = place, "rank 0" if rank == 0 else f"{rank}"
+    style: dict[str, Any] = {"fontsize": 8, "color": "0.3"}
+    if on_circle:
+        ax.text(1.24 * x, 1.24 * y, name, ha="center", va="center", **style)
+    else:
+        off = offset_copy(ax.transData, ax.get_figure(root=True), x=-7, y=8, units="points")
+        ax.text(x, y, name, ha="right", va="bottom", transform=off, **style)
 
 
 def _places(count: int, columns: int) -> list[Place]:

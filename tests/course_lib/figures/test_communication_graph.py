@@ -8,7 +8,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.path import Path
 from matplotlib.text import Annotation
 
-from course_lib.decentralized import exponential_mixing, ring_mixing, torus_mixing
+from course_lib.decentralized import (
+    complete_mixing,
+    exponential_mixing,
+    ring_mixing,
+    torus_mixing,
+)
 from course_lib.figures import communication_graph
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
@@ -45,12 +50,30 @@ def test_a_bent_line_takes_the_way_of_a_bent_arrow() -> None:
     assert list(line.codes) == list(whole.codes) == [Path.MOVETO, Path.CURVE3, Path.CURVE3]
 
 
+@pytest.mark.parametrize("count", [4, 8, 10, 12, 16])
+def test_no_line_on_a_circle_runs_behind_a_third_rank(count: int) -> None:
+    """With room for a dot of 10.6 points on a circle of 79, as in lecture 08."""
+    _, ax = plt.subplots()
+    communication_graph(ax, complete_mixing(count).tolist())
+    places = [dot.get_offsets()[0].tolist() for dot in ax.collections if len(dot.get_facecolor())]
+    dots = torch.tensor(places, dtype=torch.float64)
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
+    for path in lines_of(ax):
+        corners = torch.from_numpy(path.vertices)
+        start, middle, end = corners[0], corners[1:-1].sum(0), corners[-1]
+        way = (1 - t) * start + t * end
+        if len(corners) == 3:
+            way = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
+        others = [dot for dot in dots if min((dot - start).norm(), (dot - end).norm()) > 1e-6]
+        assert torch.cdist(way, torch.stack(others)).min() > 10.6 / 79
+
+
 def test_dots_show_values_and_say_their_ranks() -> None:
     _, ax = plt.subplots()
     values = [3.0, 0.5, 0.5, 0.0]
     communication_graph(ax, ring_mixing(4).tolist(), values=values)
     texts = [text.get_text() for text in ax.texts if not isinstance(text, Annotation)]
-    assert texts == ["3.00", "0.50", "0.50", "0.00"]
+    assert texts == ["3.00", "rank 0", "0.50", "1", "0.50", "2", "0.00", "3"]
     dots = [each for each in ax.collections if each.get_gid()]
     assert [each.get_gid() for each in dots] == [
         f"tip: rank {rank} holds {value:.4f}" for rank, value in enumerate(values)
