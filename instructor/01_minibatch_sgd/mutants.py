@@ -529,7 +529,7 @@ def gradient_variance__imports_the_reference(
 # State between calls, nearly right solutions, and ways around a rule ------------------------
 
 
-@fails("chance lets them")
+@fails("more often than chance allows")
 def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
     rows = torch.arange(n)
     for i in range(n):
