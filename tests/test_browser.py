@@ -209,6 +209,43 @@ def test_a_timeline_moves_also_when_its_kernel_is_gone(page: Browser, lab: str, 
     assert page.run(active) == "command" and len(cells(page)) == 1, "no shortcut of the notebook"
 
 
+def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
+    page: Browser, lab: str, desk: Path
+) -> None:
+    name = write_notebook(
+        desk,
+        "sliders.ipynb",
+        "import matplotlib.pyplot as plt\nfrom course_lib.figures import explore\n"
+        "def draw(K):\n    figure, axes = plt.subplots()\n    axes.bar(range(K), range(1, K + 1))\n"
+        "    return figure\n"
+        "explore(draw, lambda K: f'{K} ranks', K=[2, 4, 8], alt='Bars', play='K')",
+    )
+    open_notebook(page, lab, name)
+    run_all(page)
+    root = "document.querySelector('.jp-OutputArea-output div.course-explore')"
+    slider, told = f"{root}.querySelector('input')", f"{root}.querySelector('.words').textContent"
+    page.wait_for(f"{root} && {root}.querySelector('svg') !== null")
+    page.run(f"{NOTEBOOK}.context.save().then(() => true)")
+    page.run(f"{NOTEBOOK}.sessionContext.shutdown().then(() => true)")
+    page.run(f"{slider}.value = 2; {slider}.dispatchEvent(new Event('input'))")
+    assert page.run(told) == "8 ranks"
+    drawn = f"{root}.querySelector('.picture svg')"
+    for theme, seen in (("Dark", "brightness(0.78)"), ("Light", "none")):
+        change = f"'apputils:change-theme', {{theme: 'JupyterLab {theme}'}}"
+        page.run(f"window.jupyterapp.commands.execute({change}).then(() => true)")
+        page.wait_for(f"getComputedStyle({drawn}).filter === '{seen}'")
+    # Run here, so JupyterLab trusts it. What somebody else has run is still until it is trusted.
+    open_notebook(page, lab, name)
+    page.wait_for(f"{root} && {root}.querySelector('svg') !== null")
+    strange = nbformat.read(desk / name, as_version=4)
+    strange.cells[0].outputs[0].data["text/html"] += "<p>changed</p>"
+    nbformat.write(strange, desk / "strange.ipynb")
+    open_notebook(page, lab, "strange.ipynb")
+    page.wait_for(f"{root} && {root}.querySelector('img') !== null")
+    assert page.run(f"{root}.querySelector('img').alt") == "Bars"
+    assert page.run(f"{root}.querySelector('svg') === null")
+
+
 def test_an_interrupt_ends_a_deadlock_and_the_next_cell_works(
     page: Browser, lab: str, desk: Path
 ) -> None:

@@ -520,8 +520,8 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         if not fitting:
             told = ", ".join(f"{each:.5g}" for each in different)
             raise Wrong(
-                f"{asked} is {got:.5g}, and no {count} batches give that: |g_B - ∇F|² is one of "
-                f"{told}",
+                f"{asked} is {got:.5g}, but no {count} batches can give that: |g_B - ∇F|² is "
+                f"one of {told}",
                 _named_otherwise(got, list(means.values()), count, near),
             )
         seen.update(fitting)

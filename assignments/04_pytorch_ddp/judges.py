@@ -342,7 +342,8 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         right = saved(case, inputs, 0)[MODEL] if names else {}
         if strange := sorted(names.keys() - right.keys()):
             raise Wrong(
-                f"rank {members[0]}: {MODEL}: a key is {strange[0]!r}, expected {', '.join(right)}",
+                f"rank {members[0]}: {MODEL}: a key is {strange[0]!r}, but the keys "
+                f"must be {', '.join(right)}",
                 "The module inside, ddp.module, has these names: nothing need be cut off.",
             )
 

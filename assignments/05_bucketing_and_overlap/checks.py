@@ -98,7 +98,8 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
             raise Wrong(f"parameter {i} is in the buckets twice: {buckets}")
         if i != first:
             raise Wrong(
-                f"parameters {first} and {i} are one tensor, expected only {first} in {buckets}",
+                f"parameters {first} and {i} are the same tensor: expected only {first}, "
+                f"got {buckets}",
                 "Its gradient is complete when the earliest layer has added to it.",
             )
     wanted = [i for i, t in enumerate(tensors) if t[3] and names.index(names[i]) == i]

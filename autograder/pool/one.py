@@ -195,7 +195,7 @@ class Bench:
         self._tell(None)
         examine_notebook(nb, Exam.of(source), verdict, _LOG)
         if not canaries.trusted():
-            raise MachineFailure("The sandbox ended while this was graded")
+            raise MachineFailure("The sandbox ended unexpectedly while this submission was graded")
         draft = Draft(path, verdict, target)
         draft.write(nb)
         self._drafts.append(draft)

@@ -136,7 +136,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 def _tell_penalties(changed: int) -> None:
     if changed:
         print(
-            f"the deadline or late policy has changed: new late penalties for {changed} submissions"
+            f"late penalties renewed for {changed} submissions, by deadline, policy and points as now"
         )
 
 

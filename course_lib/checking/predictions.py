@@ -123,7 +123,7 @@ def plain(value: Any) -> float | str:
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a prediction is a number or a text, got {type(value).__name__}")
+        raise TypeError(f"a prediction must be a number or a string, got {type(value).__name__}")
     return value
 
 

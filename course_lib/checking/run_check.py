@@ -256,8 +256,8 @@ def _expect_few_empty(trace: Trace) -> None:
     for rank, number in sorted(empty.items()):
         if number > MAX_EMPTY:
             raise Wrong(
-                f"rank {rank} takes part in {number} operations that carry nothing; in one case it "
-                f"may in {MAX_EMPTY}",
+                f"rank {rank} takes part in {number} operations that carry nothing; the limit is "
+                f"{MAX_EMPTY} for each rank in a case",
                 "Empty messages and barriers carry no number, and still tell something.",
             )
 

@@ -100,7 +100,7 @@ def effects_of(
     try:
         found = list(_effects(told, watched, own, value))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise Wrong(f"rank {rank} answered nonsense") from None
+        raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
     made = []
     for code, name in found:
         sentence, hint = SENTENCES[code]

@@ -163,7 +163,7 @@ def _open(rank: int, output: Any) -> tuple[Any, Any]:
             raise Wrong(f"rank {rank}: {reason[:300]}")
         case {"value": value, "left": left, **rest} if rest.keys() <= {"held"}:
             return value, left
-    raise Wrong(f"rank {rank} answered nonsense")
+    raise Wrong(f"rank {rank} gave an answer that cannot be read")
 
 
 def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[Case, ...]:

@@ -54,7 +54,7 @@ def load_function(target: str) -> Callable[..., Any]:
     path, _, name = target.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path) if path else None
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise SystemExit(f"name a function as file.py:function; {target!r} is none")
+        raise SystemExit(f"{target!r} does not name a function: write it as file.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

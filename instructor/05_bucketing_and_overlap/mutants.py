@@ -82,9 +82,9 @@ one_each: still has room
     if bucket and filled + param.nbytes > limit: → if bucket:
 includes_frozen: is frozen, but a bucket holds it
     if not param.requires_grad: → if False:
-tied_twice: are one tensor, expected only 0
+tied_twice: are the same tensor: expected only 0
     if first[param] != i: → if False:
-tied_at_its_last_use: are one tensor, expected only 0
+tied_at_its_last_use: are the same tensor: expected only 0
     first.setdefault(param, i) → first[param] = i
 mixes_dtypes: has 2 dtypes, expected one
     param.dtype → 'any'

@@ -56,7 +56,7 @@ PAIRS = [of(a, b) for a in (A, B, C) for b in (A, B, C)]
     [
         (PAIRS, ""),
         ([], ""),
-        ([*PAIRS, 3 * max(PAIRS)], "and no 2 batches give that"),
+        ([*PAIRS, 3 * max(PAIRS)], "but no 2 batches can give that"),
         ([around_their_own_mean(A, B)], "This is the spread around the batches' own mean"),
         ([of(A, B)] * 3, "is the same number in each of 3 calls"),
         ([of(A, A), of(B, B), of(C, C)], "in no call the batches miss by different lengths"),

@@ -25,7 +25,7 @@ ONCE = checks.asked(64, 64, 4, 4, 2, 4, 4, frozen=[2], same=[(0, 4)])
         ([[3, 1], [-1]], "is not made of indices from 0 to 4"),
         ([[3, 2, 1], [0]], "parameter 2 is frozen"),
         ([[3, 1], [1, 0]], "parameter 1 is in the buckets twice"),
-        ([[4, 3, 1]], "parameters 0 and 4 are one tensor, expected only 0"),
+        ([[4, 3, 1]], "parameters 0 and 4 are the same tensor: expected only 0"),
         ([[3], [0]], "parameters [1] are in no bucket"),
     ],
 )

@@ -157,7 +157,7 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> 
     if len(view) > max_bytes:
         raise WireError(f"a value of {len(view)} bytes; at most {max_bytes} are accepted")
     if len(view) < _VALUE.size:
-        raise WireError(f"a value of {len(view)} bytes has no header")
+        raise WireError(f"a value of {len(view)} bytes is too short for its header")
     magic, length = _VALUE.unpack_from(view)
     if magic != _VALUE_MAGIC:
         raise WireError("the bytes do not begin like a value")

@@ -186,7 +186,7 @@ def fabric_rank(
 
     def spend(seconds: float, flops: float) -> None:
         if flops:
-            raise ValueError("the fabric does not know how fast this device is: give seconds")
+            raise ValueError("the fabric does not know how fast this device is: pass seconds=…")
         client.spend(seconds)
 
     raised = True

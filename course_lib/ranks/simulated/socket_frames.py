@@ -72,7 +72,7 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
 
 def unpack(fields: struct.Struct, body: bytes | bytearray, exact: bool = True) -> tuple[int, ...]:
     if len(body) < fields.size or (exact and len(body) != fields.size):
-        raise FrameError(f"a body of {len(body)} bytes where {fields.size} are due")
+        raise FrameError(f"a frame has a body of {len(body)} bytes, expected {fields.size}")
     return fields.unpack_from(body)
 
 
@@ -104,7 +104,7 @@ def read_group(body: bytes | bytearray, world_size: int) -> tuple[int, str, tupl
     """Return number, name and members."""
     number, length, count = unpack(_GROUP, body, exact=False)
     if length > MAX_TEXT or len(body) != _GROUP.size + length + 2 * count:
-        raise FrameError("a group whose sizes do not add up")
+        raise FrameError("the sizes of a group contradict each other")
     name = bytes(body[_GROUP.size : _GROUP.size + length]).decode("utf-8", "replace")
     members = struct.unpack_from(f"<{count}H", body, _GROUP.size + length)
     if len(set(members)) != count or any(m >= world_size for m in members):
@@ -333,7 +333,7 @@ def read_post(
     inputs, outputs = tensors[: fields.inputs], tensors[fields.inputs :]
     if KINDS[_NAMES[fields.kind]].in_place:
         if sizes[: fields.inputs] != sizes[fields.inputs :]:
-            raise FrameError("an operation whose sizes do not add up")
+            raise FrameError("the sizes of an operation contradict each other")
         outputs = inputs
     operation = Operation(
         rank,
@@ -384,15 +384,15 @@ def _cut(
     start = _POST.size + 8 * count
     end = start + fields.where
     if max(fields.inputs, fields.outputs) > MAX_MEMBERS or fields.where > MAX_TEXT:
-        raise FrameError("an operation whose sizes do not add up")
+        raise FrameError("the sizes of an operation contradict each other")
     if len(body) < end:
-        raise FrameError("an operation whose sizes do not add up")
+        raise FrameError("the sizes of an operation contradict each other")
     sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
     if any(size > _MAX_NUMEL for size in sizes):
         raise FrameError("a tensor larger than anything")
     item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
     if len(body) != end + sum(sizes[: fields.inputs]) * item:
-        raise FrameError("an operation whose sizes do not add up")
+        raise FrameError("the sizes of an operation contradict each other")
     if sum(sizes[fields.inputs :]) * item > limit:
         raise FrameError(f"a result of more than {limit} bytes")
     text = bytes(body[start:end]).decode("utf-8", "replace")[-max_text:]

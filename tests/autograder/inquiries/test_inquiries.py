@@ -104,7 +104,7 @@ def test_from_question_to_close(
     assert inquiries("take", NAME, str(folder)) == 1
     assert "0 new questions" in capsys.readouterr().out
     assert inquiries("list") == 0
-    assert "1 of 1 wait" in capsys.readouterr().out
+    assert "1 of 1 questions wait" in capsys.readouterr().out
     answer = tmp_path / "answer.md"
     answer.write_text("Because of *this*.")
     assert inquiries("answer", "ada", NAME, TASK, "--file", str(answer)) == 0

@@ -73,5 +73,5 @@ def test_without_a_desk_nothing_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guess", [True, [1], object()])
 def test_a_guess_is_a_number_or_a_text(guess: Any) -> None:
-    with pytest.raises(TypeError, match="a number or a text"):
+    with pytest.raises(TypeError, match="must be a number or a string"):
         predict("q", guess)

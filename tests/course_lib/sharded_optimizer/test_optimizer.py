@@ -294,7 +294,7 @@ def wrong(what: str) -> None:
         ("whole tensors", "LBFGS needs whole tensors"),
         ("who", '"averaged", "local" or "sharded"'),
         ("group", "give all groups"),
-        ("thawed", "parameter . was frozen"),
+        ("thawed", "parameter . is no longer frozen"),
         ("sparse", "sparse=False"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
 @pytest.mark.parametrize(
     ("node_size", "layout", "words"),
     [
-        (8, {"data": 1024, "batch": 1024}, "more than 512"),
+        (8, {"data": 1024, "batch": 1024}, "at most 512 ranks"),
         (8, {"tensor": 3, "batch": 1}, "does not divide width"),
         (8, {"pipeline": 9, "batch": 9}, "too few"),
         (2, {"data": 4, "batch": 4}, "overlap=False"),
