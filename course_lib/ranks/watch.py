@@ -137,6 +137,7 @@ class Watch:
         self._beat = 0
         self._ticks = -1
         self._publishing = threading.Lock()
+        self._telling = threading.Lock()
         self._ended: Callable[..., None] = lambda *_: None
         self._board.set_state(rank, RankPhase.RUNNING)
         self._publish()
@@ -319,8 +320,11 @@ class Watch:
 
     def _tell(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
         """Print what is wrong, if no rank has printed it yet; with the lines of those that run."""
-        if self._store.add("told", 1) > 1:
-            return
+        with self._telling:  # to its end, before SIGTERM ends this process
+            if self._store.add("told", 1) == 1:
+                self._print(error, notes)
+
+    def _print(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
         failures = self._failures()
         states = []
         for each in error.states:
@@ -412,7 +416,8 @@ class Watch:
         if signal.getsignal(signal.SIGTERM) is self._ended:
             # Python's own call is for the main thread alone, which may wait in compiled code.
             ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(0))
-            os.kill(os.getpid(), signal.SIGTERM)
+            with self._telling:
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _number(name: str, default: int) -> int:

@@ -110,7 +110,7 @@ def test_from_question_to_close(
     assert inquiries("answer", "ada", NAME, TASK, "--file", str(answer)) == 0
     assert "next, to show it to the student: autograder feedback" in capsys.readouterr().out
     assert inquiries("list") == 0
-    assert "0 of 1 wait" in capsys.readouterr().out
+    assert "0 of 1 questions wait" in capsys.readouterr().out
     (folder / "ada" / f"{TASK}.md").write_text("And now?")
     inquiries("take", NAME, str(folder))
     assert inquiries("show", "ada", NAME, TASK) == 0
