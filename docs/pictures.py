@@ -37,7 +37,7 @@ class Step(NamedTuple):
     marks: list[tuple[str, float]]
     """When each layer is over, forward ("F1") and backward ("B1"), and the update ("U")."""
     buckets: list[tuple[float, float, float]]
-    """Of each: when it is full, when its all-reduce begins, and when that ends."""
+    """For each: when it is full, when its all-reduce begins, and when that ends."""
 
 
 def training_step(bucket_cap_mb: float, first_bucket_mb: float) -> list[Step]:

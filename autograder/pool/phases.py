@@ -135,9 +135,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 def _tell_penalties(changed: int) -> None:
     if changed:
-        print(
-            f"late penalties renewed for {changed} submissions, by today's deadline and policy"
-        )
+        print(f"late penalties renewed for {changed} submissions, by today's deadline and policy")
 
 
 @contextlib.contextmanager

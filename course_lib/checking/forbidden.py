@@ -16,7 +16,7 @@ OPTIMIZERS: tuple[Any, ...] = (
     torch.optim.lr_scheduler.LRScheduler,
     *(each for name, each in _SGD if isinstance(each, FunctionType) and name.endswith("sgd")),
 )
-"""What of ``torch.optim`` would take a step of SGD, or give its learning rate."""
+"""The parts of ``torch.optim`` that would take a step of SGD, or give its learning rate."""
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

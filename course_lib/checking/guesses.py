@@ -23,7 +23,7 @@ from course_lib.checking.predictions import FILE, agrees, plain, shown
 from course_lib.learner import diary
 
 Rule = float | str | Callable[[Any], object]
-"""What a run shows if an option is right: a value, or a function of the value that says so."""
+"""The value that a run shows if an option is right, or a function of the value that says so."""
 _locked: dict[str, int] = {}
 # The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
 _STYLE = """<style>

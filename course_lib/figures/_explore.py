@@ -15,11 +15,14 @@ import html
 import io
 import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from course_lib.figures._shown import Described
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
     from matplotlib.artist import Artist
@@ -54,17 +57,8 @@ div.course-explore .picture { overflow-x: auto; }
 </style>"""
 
 
-class Explored:
+class Explored(Described):
     """A figure under sliders, as a notebook shows it; see `explore`."""
-
-    def __init__(self, bundle: dict[str, str]) -> None:
-        self._bundle = bundle
-
-    def __repr__(self) -> str:
-        return self._bundle["text/plain"]
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self._bundle
 
 
 def explore(
@@ -101,7 +95,7 @@ def explore(
 
     values = {name: list(each) for name, each in parameters.items()}
     _check(values, alt, first or {}, play)
-    at = [each.index((first or {}).get(name, each[0])) for name, each in values.items()]
+    start = {name: each[0] for name, each in values.items()} | (first or {})
     combinations = [
         dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
     ]
@@ -110,10 +104,7 @@ def explore(
         figures.append(draw(**given))
         plt.close(figures[-1])  # pyplot forgets it, and warns of no crowd of open figures
     told = [" ".join(words(**each).split()) for each in combinations]
-    place = 0
-    for position, each in zip(at, values.values(), strict=True):
-        place = place * len(each) + position
-    drawings, still = _drawn(figures, place)
+    drawings, still = _drawn(figures, combinations.index(start))
     # Hatches are long, and the same in all drawings: they stand once.
     hatches = dict.fromkeys(one for drawing in drawings for one in _HATCH.findall(drawing))
     drawings = [_HATCH.sub("", drawing) for drawing in drawings]
@@ -123,7 +114,7 @@ def explore(
             {"name": name.replace("_", " "), "values": [str(each) for each in several]}
             for name, several in values.items()
         ],
-        "at": at,
+        "at": [each.index(start[name]) for name, each in values.items()],
         "play": -1 if play is None else list(values).index(play),
         "words": told,
         "drawings": base64.b64encode(packed).decode("ascii"),
@@ -144,9 +135,7 @@ def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: 
         raise ValueError("alt is empty: say in a sentence what changes when the sliders are moved")
     if not values or not all(values.values()):
         raise ValueError("explore needs parameters, each with its values, as in K=[2, 4, 8]")
-    count = 1
-    for each in values.values():
-        count *= len(each)
+    count = math.prod(map(len, values.values()))
     if count > MOST:
         raise ValueError(f"these values make {count} drawings; a page holds {MOST}: give fewer")
     for name, value in first.items():

@@ -28,7 +28,7 @@ _LINES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-class _Described:
+class Described:
     """A picture with its description, as IPython's `display` asks for it."""
 
     def __init__(self, bundle: dict[str, str]) -> None:
@@ -61,7 +61,7 @@ def show(fig: Figure, *, alt: str) -> None:
 
     bundle = described(png_of(fig), " ".join(alt.split()))
     plt.close(fig)
-    display(_Described(bundle))
+    display(Described(bundle))
 
 
 def use_course_style() -> None:

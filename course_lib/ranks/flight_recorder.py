@@ -6,8 +6,8 @@ whose name ends in the rank. Such a file is a pickle, of numbers, text, lists an
 what ``torch._C._distributed_c10d._dump_fr_trace_json()`` returns is the same as JSON.
 
 A dump knows no rank's end: of a rank without an operation under way, it says only that the rank had
-not called what others wait for. Of single messages, those that a full buffer has dropped are not
-counted.
+not called what others wait for. It does not count single messages that a full buffer has
+dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _NOT_YET = {
     "which ended without sending": "which had not sent when it wrote its dump",
     "which ended without receiving": "which had not received when it wrote its dump",
 }
-"""What is known of a rank that has ended → of one that has written a dump."""
+"""The words for a rank that has ended → for one that has written a dump."""
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -77,7 +77,7 @@ from course_lib.ranks.processes.world import install
 _EVERY = 0.25
 """Seconds between two looks, each of which publishes what this rank does."""
 _PATIENCE = 1.5
-"""Seconds that ranks must have stood still. What another node published may be a look old."""
+"""Seconds that ranks must have stood still. News from another node may be a look old."""
 _GRACE = 0.4
 """Seconds that others get, once a rank has failed, to fail too or to publish where they wait."""
 _STAY = 2 * _PATIENCE
@@ -93,7 +93,7 @@ _PLAIN = (
     *("rank", "state", "changes", "wait", "group", "seq"),
     *("pending", "text", "where", "saw_mismatch"),
 )
-"""What of a `RankView` is number or text, and means the same on every machine."""
+"""The fields of a `RankView` that are numbers or text, and mean the same on every machine."""
 
 
 class Watch:

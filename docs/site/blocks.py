@@ -1,11 +1,12 @@
 """A lecture's notebook as blocks of HTML: what the slides and the printed course are made of.
 
-A block is a paragraph, an item of a list, an equation, a piece of code or a result. Of a paragraph,
-all sentences but the first stand in ``<span class="more">``.
+A block is a paragraph, an item of a list, an equation, a piece of code or a result. All
+sentences of a paragraph but the first stand in ``<span class="more">``.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import html
 import json
@@ -27,6 +28,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 Linker = Callable[[str], str | None]
 """Returns where a link of the notebook leads on our page, or None: then its text stays alone."""
 
@@ -41,7 +44,7 @@ _LINKS_ALONE = re.compile(r"\[Symbols\].*\[Glossary\]\([^)]*\)\s*")
 
 
 class Block(NamedTuple):
-    """What a block is, and how it looks.
+    """A block's kind, and its look.
 
     ``kind`` is "heading", "text", "question", "code", "output", "figure", "live" (a figure that can
     be moved), "guess" or "folded". A heading has its level, its words and its place.
@@ -67,6 +70,25 @@ def blocks_of(path: Path, link: Linker, place: str = "", still: bool = False) ->
             yield from _of_text(_LINKS_ALONE.sub("", cell["source"]), parser, link, place)
         elif cell["cell_type"] == "code":
             yield from _of_code(cell, still)
+
+
+def style_of(sheet: str) -> str:
+    """Return the colours of code, and one of the sheets in ``deck/``."""
+    colours: str = HtmlFormatter(style="a11y-high-contrast-light").get_style_defs(".code")
+    return colours + (HERE / "deck" / sheet).read_text(encoding="utf-8")
+
+
+def parse_lectures(
+    parser: argparse.ArgumentParser, arguments: list[str] | None
+) -> argparse.Namespace:
+    """Parse a command line that names notebooks; ``lectures`` are those, or all."""
+    parser.add_argument("lectures", nargs="*", type=Path, help="notebooks (default: all lectures)")
+    given = parser.parse_args(arguments)
+    folder = ROOT / "lectures"
+    given.lectures = given.lectures or sorted(folder.glob("*.ipynb"))
+    if missing := [path for path in given.lectures if not path.is_file()]:
+        parser.error(f"there is no notebook {missing[0]}; lectures are in {folder}")
+    return given
 
 
 def place_of(heading: str) -> str:

@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from blocks import Block, blocks_of
-from pygments.formatters import HtmlFormatter
+from blocks import HERE, ROOT, Block, blocks_of, parse_lectures, style_of
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 LINES = 24
 """Lines of a listing that fit a slide."""
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -76,10 +73,9 @@ def deck_of(path: Path) -> Deck:
             f"{path.name} does not begin with a title, # …: it cannot have a first slide"
         )
     title = f"{path.stem[:2]} · {blocks[0].words}"
-    style = HtmlFormatter(style="a11y-high-contrast-light").get_style_defs(".code")
     page = PAGE.format(
         title=html.escape(title),
-        style=style + (HERE / "deck" / "deck.css").read_text(encoding="utf-8"),
+        style=style_of("deck.css"),
         sections="\n".join(_sections(blocks, path.stem[:2])),
         script=(HERE / "deck" / "deck.js").read_text(encoding="utf-8"),
     )
@@ -137,15 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("lectures", nargs="*", type=Path, help="notebooks (default: all lectures)")
     parser.add_argument(
         "--to", type=Path, default=ROOT / "_site" / "slides", help="(default: _site/slides)"
     )
-    given = parser.parse_args(arguments)
-    lectures = given.lectures or sorted((ROOT / "lectures").glob("*.ipynb"))
-    if missing := [path for path in lectures if not path.is_file()]:
-        parser.error(f"there is no notebook {missing[0]}; lectures are in {ROOT / 'lectures'}")
-    return make(lectures, given.to.resolve())
+    given = parse_lectures(parser, arguments)
+    return make(given.lectures, given.to.resolve())
 
 
 if __name__ == "__main__":

@@ -16,11 +16,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from blocks import blocks_of
-from pygments.formatters import HtmlFormatter
+from blocks import ROOT, blocks_of, parse_lectures, style_of
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <title>From mini-batch SGD to DDP</title><style>{style}</style></head><body>
@@ -60,9 +57,8 @@ def page_of(lectures: list[Path]) -> str:
                 shown = block.html.replace("<details", "<details open")
                 told += f'\n<div class="block {block.kind}">{shown}</div>'
         texts.append(f"{told}</article>")
-    style = HtmlFormatter(style="a11y-high-contrast-light").get_style_defs(".code")
     return PAGE.format(
-        style=style + (HERE / "deck" / "print.css").read_text(encoding="utf-8"),
+        style=style_of("print.css"),
         contents="\n".join(contents),
         lectures="\n".join(texts),
     )
@@ -95,15 +91,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("lectures", nargs="*", type=Path, help="notebooks (default: all lectures)")
     parser.add_argument(
         "--to", type=Path, default=ROOT / "_site" / "course.pdf", help="(default: _site/course.pdf)"
     )
     parser.add_argument("--browser", help=f"the program (default: one of {', '.join(BROWSERS)})")
-    given = parser.parse_args(arguments)
-    lectures = given.lectures or sorted((ROOT / "lectures").glob("*.ipynb"))
-    if missing := [path for path in lectures if not path.is_file()]:
-        parser.error(f"there is no notebook {missing[0]}; lectures are in {ROOT / 'lectures'}")
+    given = parse_lectures(parser, arguments)
     wanted = [given.browser] if given.browser else BROWSERS
     browser = next((program for name in wanted if (program := shutil.which(name))), None)
     if browser is None:
@@ -113,8 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"1/2 the pages of {len(lectures)} lectures ...", flush=True)
-    page = page_of(lectures)
+    print(f"1/2 the pages of {len(given.lectures)} lectures ...", flush=True)
+    page = page_of(given.lectures)
     print(f"2/2 {Path(browser).name} prints them: up to a minute ...", flush=True)
     if wrong := print_page(browser, page, given.to.resolve()):
         print(f"pdf.py: {browser} did not print the course: {wrong}", file=sys.stderr)

@@ -54,7 +54,7 @@ def held_by(value: Any) -> Iterator[Tensor]:
         elif isinstance(each, property):
             waiting += [each.fget, each.fset]
         elif isinstance(each, nn.Module) or _is_own(each):
-            # Of a class it is a view, and no dict.
+            # A class has a view there, and no dict.
             waiting.append(dict(getattr(each, "__dict__", {})))
             waiting += each.__mro__ if isinstance(each, type) else type(each).__mro__
 
@@ -127,5 +127,5 @@ class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def told(self) -> dict[str, Any]:
-        """What was counted, as a plain value."""
+        """The counts, as a plain value."""
         return {"most": self.most, "largest": self.largest}

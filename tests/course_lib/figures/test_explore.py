@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import itertools
 import json
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -46,6 +48,17 @@ def shown(**options: Any) -> Explored:
 
 def page_of(made: Explored) -> str:
     return made._repr_mimebundle_()["text/html"]
+
+
+@contextlib.contextmanager
+def opened(made: Explored, folder: Path) -> Iterator[Browser]:
+    """A browser with the figure alone on a page, as soon as it can be moved."""
+    page = folder / "explore.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8>{page_of(made)}", encoding="utf-8")
+    with Browser() as browser:
+        browser.open(page.as_uri())
+        browser.wait_for("document.querySelector('svg') !== null")
+        yield browser
 
 
 def data_in(page: str) -> dict[str, Any]:
@@ -161,11 +174,7 @@ def test_the_program_finds_the_drawing_of_each_combination(tmp_path: Path) -> No
 @pytest.mark.large
 @needs_browser
 def test_a_slider_and_the_button_change_the_picture(tmp_path: Path) -> None:
-    page = f"<!doctype html><meta charset=utf-8>{page_of(shown(play='step'))}"
-    (tmp_path / "explore.html").write_text(page, encoding="utf-8")
-    with Browser() as browser:
-        browser.open((tmp_path / "explore.html").as_uri())
-        browser.wait_for("document.querySelector('svg') !== null")
+    with opened(shown(play="step"), tmp_path) as browser:
         told = "document.querySelector('.words').textContent"
         assert browser.run(told) == in_words(2, 0)
         slider = "document.querySelectorAll('div.course-explore input')[0]"
@@ -190,11 +199,7 @@ def test_a_slider_ends_where_the_drawings_no_longer_change(tmp_path: Path) -> No
     made = explore(
         film, lambda speed, step: f"{step}", alt="x", speed=[2, 1], step=STEPS, play="step"
     )
-    page = f"<!doctype html><meta charset=utf-8>{page_of(made)}"
-    (tmp_path / "film.html").write_text(page, encoding="utf-8")
-    with Browser() as browser:
-        browser.open((tmp_path / "film.html").as_uri())
-        browser.wait_for("document.querySelector('svg') !== null")
+    with opened(made, tmp_path) as browser:
         most = "Number(document.querySelectorAll('div.course-explore input')[1].max)"
         told = "document.querySelector('.words').textContent"
         assert browser.run(most) == 2
