@@ -88,6 +88,8 @@ _BEATS = 6 * _EVERY
 """Seconds after which a rank of another node that publishes nothing is taken for dead."""
 _NCCL_LIMIT = timedelta(minutes=10)
 """PyTorch's own default for NCCL; for gloo it is half an hour."""
+_LEAVE = b"\0"
+"""The byte that ends the watch's thread. The other bytes are numbers of signals, from 1."""
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 _PLAIN = (
     *("rank", "state", "changes", "wait", "group", "seq"),
@@ -115,6 +117,7 @@ class Watch:
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta) -> None:
         self._store = store
         self._rank = rank
+        self._pid = os.getpid()
         local_rank, local_size = _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", 1)
         shares = os.path.isdir("/proc/self/fd")
         self._here = range(rank - local_rank, rank - local_rank + local_size)
@@ -155,11 +158,14 @@ class Watch:
         """Watch from now on: this rank's communication, its exception, its end."""
         self._hook, sys.excepthook = sys.excepthook, self._raised
         atexit.register(self._finished)
-        heard, tell = os.pipe()
-        os.set_blocking(tell, False)
+        heard, self._tell_thread = os.pipe()
+        os.set_blocking(self._tell_thread, False)
         if threading.current_thread() is threading.main_thread():
-            self._hear_sigterm(tell)
-        threading.Thread(target=self._look_on, args=[heard], name="watch", daemon=True).start()
+            self._hear_sigterm(self._tell_thread)
+        self._thread = threading.Thread(
+            target=self._look_on, args=[heard], name="watch", daemon=True
+        )
+        self._thread.start()
 
     # What this rank does ----------------------------------------------------------------------
 
@@ -229,8 +235,11 @@ class Watch:
         with suppress(RuntimeError):  # the store is gone: the job ends
             while True:
                 ready, _, _ = select.select([heard], [], [], _EVERY)
-                if ready and signal.SIGTERM in os.read(heard, 64):
+                news = os.read(heard, 64) if ready else b""
+                if signal.SIGTERM in news:
                     self._stop()
+                if _LEAVE in news:
+                    return
                 self._publish()
                 view = self._board.view(self._rank)
                 if view.state is RankPhase.BLOCKED or self._ticks >= 0:
@@ -364,14 +373,22 @@ class Watch:
             self._tell_why()
 
     def _finished(self) -> None:
-        """Note that the script has ended; the last one to end tells what was left undone.
+        """Note that the script has ended, and end the watch with it."""
+        if os.getpid() != self._pid:
+            return  # a process that the script forked
+        if self._board.view(self._rank).state not in _ENDED:
+            self._board.set_state(self._rank, RankPhase.FINISHED)
+            self._wait_for_others()
+        # Python would end a thread that is inside the store's compiled code by an abort.
+        os.write(self._tell_thread, _LEAVE)
+        self._thread.join(_STAY)
 
-        A rank stays for a moment, if others have not ended: the end of its process would give those
-        who wait for it an error, before it is clear that they wait for good.
+    def _wait_for_others(self) -> None:
+        """Stay for a moment, if others have not ended; the last one tells what was left undone.
+
+        The end of this process would give those who wait for it an error, before it is clear that
+        they wait for good.
         """
-        if self._board.view(self._rank).state in _ENDED:
-            return
-        self._board.set_state(self._rank, RankPhase.FINISHED)
         until = time.monotonic() + _STAY
         with suppress(RuntimeError):
             self._publish()

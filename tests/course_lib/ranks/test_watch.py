@@ -99,6 +99,21 @@ def test_a_right_script_is_left_alone(way: str, tmp_path: Path) -> None:
     assert job.returncode == 0
 
 
+HURRIED = f"""import course_lib.ranks.watch as watch
+{JOIN}
+watch._EVERY = 0.0  # so that every rank ends while its watch is inside the store
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+
+
+def test_the_watch_ends_before_python_does(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HURRIED)
+    job = torchrun(tmp_path, "train.py", ranks=4)
+    printed = output_of(job)
+    assert job.returncode == 0, printed
+
+
 KILLED = f"""{JOIN}
 import os, signal, time
 dist.init_process_group()
