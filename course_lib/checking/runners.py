@@ -7,6 +7,7 @@ that ends its process, or never returns, costs the student a line of the report 
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 import warnings
@@ -35,6 +36,8 @@ from course_lib.ranks.explain.failure import timed_out, with_labels
 from course_lib.ranks.for_graders import cell_labels, end_soon, pack_call, preload
 
 Place = Literal["simulated", "cpu", "gpu"]
+_START = 300.0
+"""Seconds that the process of simulated ranks gets to start, on the busiest machine."""
 _GRACE = 5.0
 """Seconds that the process of simulated ranks gets beyond their own limit."""
 _MAX_PRINTED = 20_000
@@ -92,7 +95,7 @@ class LocalRunner:
     def start(self, check: Check) -> None:
         """Start the processes that the check's cases need; they get ready while others run."""
         if self._on == "simulated":
-            self._ranks_of(1, seconds_of(check) + _GRACE).start()
+            self._host_of(check)
             return
         for case in check.cases:
             self._ranks_of(case.world_size, seconds_of(check)).start()
@@ -110,12 +113,19 @@ class LocalRunner:
         self._ranks[world_size].timeout = seconds
         return self._ranks[world_size]
 
+    def _host_of(self, check: Check) -> Ranks:
+        """Return the process of simulated ranks, which has imported all that they need."""
+        if 1 not in self._ranks:
+            # On a busy machine that takes many seconds, which are no case's.
+            self._ranks_of(1, _START).run(_import_the_rest)
+        return self._ranks_of(1, seconds_of(check) + _GRACE)
+
     def _simulate(self, check: Check, case: Case, sealed: _Sealed, mine: list[bytes]) -> Observed:
-        host = self._ranks_of(1, seconds_of(check) + _GRACE)
+        host = self._host_of(check)
         try:
             (answer,) = host.run(_simulated, sealed.data, mine, case.network, seconds_of(check))
         except errors.RankTimeout:
-            raise timed_out("case", seconds_of(check), ()) from None
+            raise _timed_out(check, ()) from None
         except RanksError as error:  # the process itself has ended, and no rank can say more
             raise RanksError(error.summary.replace("Rank 0's", "A rank's")) from None
         labels = cell_labels()
@@ -187,6 +197,10 @@ def _run_program(opened: Callable[[bytes], bytes], mine: bytes) -> bytes:
     return opened(mine)
 
 
+def _import_the_rest() -> None:
+    Ranks(1, on="simulated").run(int)
+
+
 def _simulated(
     sealed: bytes, mine: list[bytes], network: Network, seconds: float
 ) -> dict[str, Any]:
@@ -239,7 +253,18 @@ def _error(kind: str, summary: str, states: Sequence[RankState], detail: str) ->
 def _of_a_case(error: RanksError, check: Check) -> RanksError:
     """Return the error as it is told of a case, whose limit is the check's to give."""
     if isinstance(error, errors.RankTimeout):
-        return timed_out("case", seconds_of(check), error.states)
+        return _timed_out(check, error.states)
+    return error
+
+
+def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
+    error = timed_out("case", seconds_of(check), states)
+    wanting, cores = round(os.getloadavg()[0]), os.cpu_count() or 1
+    if wanting > 2 * cores:
+        error.add_detail(
+            f"This may be the machine's fault: in the last minute {wanting} processes wanted its "
+            f"{cores} cores. End what you do not need, and check again."
+        )
     return error
 
 

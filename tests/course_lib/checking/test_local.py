@@ -358,15 +358,18 @@ def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function: Any, 
     assert words in report.reason
 
 
-def test_a_slow_function_meets_its_limit() -> None:
+@pytest.mark.parametrize("load", [0.1, 900.0])
+def test_a_slow_function_meets_its_limit(load: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(mine: torch.Tensor) -> None:
         while True:
             pass
 
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     cases = (Case("1 rank", 1),)
     with LocalRunner(endless) as run:
         report = run_check("t/total", sum_check(cases=cases, seconds=1.0), run, seed="1")
     assert "limit of 1 s" in report.reason
+    assert ("900 processes wanted its" in str(report)) == (load > 100)
 
 
 def test_hidden_cases_count_and_their_names_and_details_stay_hidden() -> None:
