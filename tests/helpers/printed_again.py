@@ -39,10 +39,30 @@ def differences(committed: NotebookNode, executed: NotebookNode) -> list[str]:
     for cell in committed.cells:
         if cell.cell_type != "code" or MEASURED in cell.metadata.get("tags", []):
             continue
-        before, after = text_of(cell), text_of(now[cell.id])
+        before, after = by_rank(text_of(cell)), by_rank(text_of(now[cell.id]))
         if not same(before, after):
             found.append(f"{cell.id} printed {before!r} when it was committed, now {after!r}")
     return found
+
+
+def by_rank(text: str) -> str:
+    """Return the text with the lines of each rank together.
+
+    A line that several ranks print at the same time stands there once, for all of them. A busy
+    machine prints one of them later.
+    """
+    found: list[tuple[int, str]] = []
+    for line in text.splitlines(keepends=True):
+        label = re.match(r"\[ranks? ([\d, -]+)\] ", line)
+        if label is None:
+            return text
+        for span in label[1].split(", "):
+            first, _, last = span.partition("-")
+            ranks = range(int(first), int(last or first) + 1)
+            found += [(rank, line[label.end() :]) for rank in ranks]
+    return "".join(
+        f"[rank {rank}] {line}" for rank, line in sorted(found, key=lambda each: each[0])
+    )
 
 
 def same(before: str, after: str) -> bool:
