@@ -130,7 +130,8 @@ def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
 
     Args:
         mine: one rank's input.
-        part: of the micro-batches of a step; by default all, and what was there before them.
+        part: of the micro-batches of a step, by default all. The first ones are added to what
+            was there before.
 
     """
     steps = []
@@ -140,7 +141,7 @@ def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
         for layers, values in batches[part or slice(None)]:
             for i, value in zip(layers, values, strict=True):
                 sums[i] = sums[i] + value
-        if number == 0 and part is None:
+        if number == 0 and (part is None or part.start == 0):
             sums = [s if b is None else s + b for s, b in zip(sums, mine["before"], strict=True)]
         steps.append(sums)
     return steps
@@ -200,6 +201,14 @@ _NOT_THERE = (
     "this rank's own gradient divided by the number of ranks: the others added nothing (was theirs "
     "not there yet when it was sent?)"
 )
+RIGHT_AT_FIRST = (
+    "Step 0 is as it should be, a later step is not: let finish() set back all that your hooks "
+    "count or keep, so that each step begins anew."
+)
+ONLY_AT_FIRST = (
+    "An all-reduce begins during the backward of step 0, and of no later step: let finish() set "
+    "back all that your hooks count or keep."
+)
 _BEFORE = "the mean of the step before"
 _ANEW = "let finish() clear what it keeps, so that each step begins anew"
 
@@ -214,9 +223,8 @@ CHAIN_MISTAKES: dict[str, Oracle] = {
     "the mean of what the last backward added: what .grad held before is lost": mixed(
         mean, part=slice(-1, None)
     ),
-    "the mean of the first micro-batch: inside no_sync nothing may be sent": mixed(
-        mean, part=slice(0, 1)
-    ),
+    "the mean of the first micro-batch: inside no_sync nothing may be sent, also when an inner "
+    "no_sync of the same model has ended": mixed(mean, part=slice(0, 1)),
     "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
 }
 
@@ -229,6 +237,12 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
 
     """
 
+    def anew(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
+        right = mixed(mean)(case, inputs, me)[GRADIENTS]
+        first, *later = value.get(words, [[]])
+        good = later and _all_close(list(tensors_in(first)), list(tensors_in(right[0])))
+        return RIGHT_AT_FIRST if good else ""
+
     def worded(oracle: Oracle) -> Oracle:
         def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
             steps = oracle(case, inputs, me)[GRADIENTS]
@@ -239,6 +253,7 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
     return equals(
         worded(mixed(mean)),
         {m: worded(o) for m, o in CHAIN_MISTAKES.items()},
+        explain=anew,
         absolute={"bfloat16": 6e-2},  # a sum over micro-batches and ranks: its terms are larger
     )
 
@@ -482,7 +497,8 @@ def where(
     """Return the expectation with a hint, for the cases whose parameters have `key`.
 
     `late`: the hints where no all-reduce begins during backward: another key → the one for cases
-    that have it as well; "" → for all others.
+    that have it as well; "" → for all others. With `late`, it is also told if step 0 is the only
+    one in which an all-reduce begins during backward.
     """
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
@@ -491,31 +507,36 @@ def where(
                 expectation.test(case, observed, trace)
             except Wrong as wrong:
                 words = hint
-                if late and not begins_during_backward(case, trace):
+                begun = steps_begun_during_backward(case, trace) if late else set()
+                if late and not begun:
                     keys = (other for other in late if not other or case.parameters.get(other))
                     words = late[next(keys)]
+                elif begun == {0} and len(case.parameters["steps"]) > 1:
+                    words = f"{hint} {ONLY_AT_FIRST}"
                 raise Wrong(wrong.message, words) from None
 
     return Expectation(test)
 
 
-def begins_during_backward(case: Case, trace: Trace) -> bool:
-    """Return whether an all-reduce begins before its step's backward is over, on any rank.
+def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
+    """Return the steps in which an all-reduce begins before backward is over, on any rank.
 
     That of a bucket which the last layer of a backward completes begins when it is over.
     """
+    begun = set()
     for rank in range(case.world_size):
-        me, over, layers = case.members(rank).index(rank), set(), 0
+        me, over, layers = case.members(rank).index(rank), [], 0
         for step in case.parameters["steps"]:
             layers += sum(len(order_of(batch, me)) for batch in step)
-            over.add(layers)
+            over.append(layers)
         busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
         for event in operations(trace, rank, ["all_reduce"]):
             # In seconds: computations one right after the other may be one event.
             spent = sum(e.end - e.start for e in busy if e.end <= event.start + 1e-12)
-            if round(spent / case.parameters["seconds"]) not in over:
-                return True
-    return False
+            done = round(spent / case.parameters["seconds"])
+            if done not in over:
+                begun.add(sum(done > end for end in over))
+    return begun
 
 
 def overlapped_time(case: Case, network: Network) -> float:

@@ -270,6 +270,7 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                 "the sum over the ranks: it must be divided by K, and scaled by n/k": total,
                 "the mean scaled by k/n: what is drawn rarely must count more, n/k": mean * k / n,
                 "the mean divided by the number of ranks once more": mean * n / k / size,
+                "the mean scaled by n // k: n/k need not be a whole number": mean * (n // k),
                 "n/k times this rank's own numbers: nothing was added": x.double() * n / k,
                 "the mean over all ranks: the group has fewer": n
                 / k

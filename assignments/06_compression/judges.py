@@ -254,6 +254,8 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         _largest(case, inputs, [{"decoded": got}])
     except Wrong as wrong:
         sizes = [each.abs().sort(descending=True).values for each in (got, right)]
+        if torch.equal(*sizes):
+            raise wrong.besides("The kept numbers are right, but not in the order of x.") from None
         alike = torch.allclose(*sizes, rtol=2**-7) and not wrong.hint
         raise wrong.besides(known={_NEARLY_LARGEST: _NEARLY_LARGEST if alike else ""}) from None
     if not torch.equal(places_in(wire, k), places_in(wire, k).sort().values):

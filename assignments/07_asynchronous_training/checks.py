@@ -96,12 +96,14 @@ def backing_up(
     share=lambda n, own: 1 / n,
     kept=False,
     over_numbers=False,
+    at_once=False,
     **options,
 ):
     """Return the oracle of a server that waits for the `first` gradients, or that of a mistake.
 
     `kept`: it keeps the tensors of their owners, who write into all but the last before the step.
-    `over_numbers`: it takes the mean over a gradient's numbers as well.
+    `over_numbers`: it takes the mean over a gradient's numbers as well. `at_once`: it steps with
+    each gradient when it comes.
     """
 
     def rule(w, g, age, own):
@@ -109,9 +111,11 @@ def backing_up(
         if age and not late:
             return w, False, 0
         taken.append(g)
+        if at_once:
+            w = minus(w, g, own["lr"] / own["wait_for"])
         if len(taken) < first(own["wait_for"], own):
             return w, True, 0
-        for number, each in enumerate(taken, 1):
+        for number, each in enumerate(() if at_once else taken, 1):
             lost = kept and number < len(taken)
             each = [torch.full_like(x, NONSENSE) for x in each] if lost else each
             each = [torch.full_like(x, float(x.mean())) for x in each] if over_numbers else each
@@ -287,14 +291,15 @@ CHECKS = {
                     "a step with gradients that their owners have overwritten: keep copies": (
                         backing_up(kept=True)
                     ),
-                    **{
-                        "waiting for no more gradients than there are workers: one may push twice"
-                        + end: backing_up(first=workers, share=share)
-                        for end, share in (
-                            ("", lambda n, own: 1 / n),
-                            (" ", lambda n, own: 1 / own["wait_for"]),
-                        )
-                    },
+                    "a step with each gradient as it comes: until the N-th has come, the weights "
+                    "stay as they are": backing_up(at_once=True),
+                    "waiting for no more gradients than there are workers: one may push twice": (
+                        backing_up(first=workers)
+                    ),
+                    "waiting for no more gradients than there are workers, each divided by N: one "
+                    "may push twice": backing_up(
+                        first=workers, share=lambda n, own: 1 / own["wait_for"]
+                    ),
                     "a step with a late gradient: discard it": backing_up(late=True),
                     "a step with the mean over the numbers, too: give dim=0": backing_up(
                         over_numbers=True

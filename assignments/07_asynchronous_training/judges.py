@@ -377,6 +377,13 @@ def _nesterov(
     return held, change + momentum * m, m
 
 
+def _heavy_ball(
+    held: Tensor, change: Tensor, momentum: float, m: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    m = momentum * m + change
+    return held, m, m
+
+
 def trained_by(
     outer: Outer = _nesterov,
     scale: Callable[[int, int], float] = lambda k, all_ranks: 1.0,
@@ -418,8 +425,11 @@ equals_diloco = equals(
         "the plain mean of the weights: take an outer step towards it": trained_by(
             lambda held, change, momentum, m: (held, change, m), rate=1.0
         ),
-        "a step of Δ alone, or of m alone: Nesterov's looks ahead, Δ + μ m": trained_by(
+        "a step of Δ alone: Nesterov's looks ahead, Δ + μ m": trained_by(
             lambda held, change, momentum, m: (held, change, momentum * m + change)
+        ),
+        "a step of m alone, as plain momentum takes it: Nesterov's looks ahead, Δ + μ m": (
+            trained_by(_heavy_ball)
         ),
         "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
             scale=lambda k, all_ranks: -1.0

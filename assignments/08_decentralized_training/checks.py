@@ -167,6 +167,10 @@ CHOICE_MISTAKES = {
     "the time if only the messages of rank 0 are counted: take the largest of all columns": chosen(
         heard=sent_by_rank_0
     ),
+    "the time if a column has one message less than it has numbers that are not 0: a rank's own "
+    "weight may be 0, and is not to be subtracted then": chosen(
+        heard=lambda w: int((w != 0).sum(0).max()) - 1
+    ),
     "the time if every rank sends one message in a step: count a column": chosen(heard=lambda w: 1),
     "the time if a rank also sends a message to itself: it does not": chosen(
         heard=lambda w: int((w > 0).sum(0).max())

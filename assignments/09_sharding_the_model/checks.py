@@ -54,6 +54,9 @@ ASSIGNED = (
     "the gradient of this backward alone: backward adds to what an earlier one has left in .grad"
 )
 COPY = "what slices of a copy keep, the whole copy: cut first, then .clone()"
+PARTS_OF_A_BIAS = (
+    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before"
+)
 BIASES = "the output with the bias added once by each rank: add it after the sum"
 
 
@@ -162,6 +165,7 @@ CHECKS = {
                 {
                     BIASES: layer_values("in", "K biases"),
                     TWICE: layer_values("in", "K times"),
+                    PARTS_OF_A_BIAS: layer_values("in", "bias/K"),
                     ASSIGNED: layer_values("in", "assigned"),
                     COPY: layer_values("in", "copy"),
                 },

@@ -31,7 +31,9 @@ from course_lib.ranks import Network, Trace, compute
 
 Side = Literal["out", "in"]
 """The side of a layer that the ranks share."""
-Mistake = Literal["", "own term", "mean", "residual", "K biases", "K times", "assigned", "copy"]
+Mistake = Literal[
+    "", "own term", "mean", "residual", "K biases", "K times", "bias/K", "assigned", "copy"
+]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
 _BESIDE = "numbers that the module keeps in memory beside its parameters"
@@ -168,7 +170,8 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
             "bias": bias,
             "gradient of x": back if cut == "out" else back.tensor_split(k, -1)[me],
             "gradient of weight": times * _gradient(dy, x).tensor_split(k, side)[me],
-            "gradient of bias": dy.reshape(-1, dy.shape[-1]).sum(0),
+            "gradient of bias": dy.reshape(-1, dy.shape[-1]).sum(0)
+            / (k if mistake == "bias/K" else 1),
         }
         for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
             found[name] = found[name].tensor_split(k, -1)[me]
@@ -476,10 +479,11 @@ def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
     for rank, steps in enumerate(values[0]["schedule"]):
         m = sum(action == "F" for action, _ in steps)
         if m != right:
-            waits = f"{p - 1}/{m + p - 1} of the time" if m + p > 1 else "never"
+            n = min(m, right)
+            waits = f"{p - 1}/{n + p - 1} of the time" if n + p > 1 else "never"
             raise Wrong(
                 f"rank {rank} has {m} micro-batches, expected {right}",
-                f"With {m} a rank waits {waits}; at most {bubble} was asked for, with as few "
+                f"With {n} a rank waits {waits}; at most {bubble} was asked for, with as few "
                 "micro-batches as can be.",
             )
         if wrong := _wrong_steps(steps, right):

@@ -39,7 +39,8 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
 
     A mistake may look like the one of a single case by chance. So one is named if it explains all
     the cases that it could explain. If no mistake does, the one that explains most is named, with
-    a word that it does not explain all. Where two may be named, the one that explains more is.
+    a word that it does not explain all; but where every case has the same other hint, that one is
+    told. Where two mistakes may be named, the one that explains more is.
     """
     could, explains = Counter[str](), Counter[str]()
     for finding in findings:
@@ -49,7 +50,8 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
         explains.update(dict.fromkeys(fits, 1))
     named = {cause for cause, count in explains.items() if count == could[cause]}
     partly = ""
-    if explains and not named:
+    others = {cause_of(finding.otherwise) for finding in findings}
+    if explains and not named and ("" in others or len(others) > 1):
         named = {max(explains, key=lambda cause: explains[cause])}
         partly = " (That does not explain all cases that fail.)"
     hints = []

@@ -42,7 +42,8 @@ SENTENCES = {
     ),
     "mode": (
         "{name} came in one mode and is left in another",
-        "Do not call .train() or .eval(): the caller has chosen.",
+        "Leave every module in the mode in which it came. If you need the other one, note "
+        "model.training before, and set it back.",
     ),
     "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
     "trainable": (

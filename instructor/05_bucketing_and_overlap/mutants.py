@@ -361,7 +361,7 @@ forward_order: Buckets leave in one order
 never_begins_anew: gradient in step 1 of parameter 0
     sent.clear() →
     zip(buckets, sent, strict=True) → zip(buckets, sent[-len(buckets):], strict=True)
-forgets_what_is_ready: there was no gradient yet in what was sent
+forgets_what_is_ready: Step 0 is as it should be, a later step is not
     ready.clear() → pass
 per_parameter: Each bucket leaves once per step
     bucket_of = { → buckets = [[p] for bucket in buckets for p in bucket]; …
@@ -650,7 +650,7 @@ quiet_after_an_exception (simulated, grader): Then no_sync did not end here
         local.pop()
   → yield
   → local.pop()
-ends_at_the_inner_no_sync: 3 ranks, no_sync for two of three
+ends_at_the_inner_no_sync: also when an inner no_sync of the same model has ended
     local.pop() → local.clear()
 one_flag_for_all_models: two steps with no_sync
     group=None): → group=None, flag=[False]):
@@ -735,6 +735,10 @@ def hook_buckets__keeps_what_was_sent(buckets, group=None):
 edits_of(hook_buckets__keeps_what_was_sent)("""
 empties_its_list passes
     missing[:], launched[0] = → sent.clear(); …
+counts_on: Step 0 is as it should be, a later step is not
+    missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
+  → launched[0] = 0
+  → sent.clear()
 adds_the_mean: added to what this rank had
     missing[:], launched[0] = → sent.clear(); …
     param.grad = piece.view(param.shape) / k

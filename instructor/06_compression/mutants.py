@@ -831,6 +831,8 @@ def random_k_mean__smallest_of_random_numbers(x, k, seed, group=None):
 edits_of(random_k_mean__sample)("""
 own_seed: draws other places than rank
     random.Random(seed) → random.Random(seed + dist.get_rank())
+whole_quotient: n/k need not be a whole number
+    (n / k / size) → (n // k / size)
 no_seed: draws other places than rank
     random.Random(seed) → random.Random()
 global_generator: draws or seeds random numbers of the torch generator

@@ -386,7 +386,7 @@ version_per_push: push 1 counts: expected True
     state["count"] += 1 → …; state["version"] += 1
 live_weights: weights of pull
     [w.clone() for w in weights] → weights
-weights_at_once: weights of pull
+weights_at_once: a step with each gradient as it comes
     state["count"] += 1
     if state["count"] == wait_for:
         for w, each in zip(weights, total, strict=True):
@@ -486,7 +486,7 @@ plain_mean: the plain mean of the weights
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta)
 no_momentum: Nesterov's looks ahead
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta, alpha=outer_lr)
-not_nesterov: after look 1, parameter
+not_nesterov: a step of m alone
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(b, alpha=outer_lr)
 sign_of_the_change: an outer step away from the mean
     (s - p.detach()) → (p.detach() - s)

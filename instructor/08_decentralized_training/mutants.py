@@ -588,6 +588,8 @@ one_step_for_all: seconds: expected
     while second**steps > tolerance:
         steps += 1
   →
+always_one_less: a rank's own weight may be 0
+    int(weights[j, j] != 0) → 1
 one_step_less: T is rounded up
     second**steps > → second ** (steps + 1) >
 one_step_more: may be equal to tolerance

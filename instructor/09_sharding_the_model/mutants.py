@@ -369,7 +369,7 @@ edits_of(row_parallel__by_function)("""
 bias_in_the_product: the bias added once by each rank
     partial = F.linear(x, self.weight) → partial = F.linear(x, self.weight, self.bias)
     return y if self.bias is None else y + self.bias → return y
-a_share_of_the_bias: gradient of bias
+a_share_of_the_bias: a K-th of the bias's gradient
     partial = F.linear(x, self.weight)
   → b = None if self.bias is None else self.bias / dist.get_world_size(group)
   → partial = F.linear(x, self.weight, b)

@@ -181,10 +181,8 @@ def test_a_function_that_is_not_written_is_told_in_a_line(words: str, reason: st
 PARTLY = " (That does not explain all cases that fail.)"
 
 
-def looks(**known: str) -> Wrong:
-    return Wrong(
-        "no", "nothing known", known={words.replace("_", " "): h for words, h in known.items()}
-    )
+def looks(otherwise: str = "", **known: str) -> Wrong:
+    return Wrong("no", otherwise, known={words.replace("_", " "): h for words, h in known.items()})
 
 
 @pytest.mark.parametrize(
@@ -194,14 +192,16 @@ def looks(**known: str) -> Wrong:
         # Both look right in the first case; the second case tells which one is.
         ([looks(sum="S.", mean="M."), looks(sum="", mean="M.")], ["M.", "M."]),
         # One that explains some cases is named only if no other explains all that it could.
-        ([looks(sum="S."), looks(sum="")], [f"S.{PARTLY}", "nothing known"]),
+        ([looks(sum="S."), looks("Else.", sum="")], [f"S.{PARTLY}", "Else."]),
         (
             [looks(sum="S.", mean=""), looks(sum="S."), looks(sum="", mean="M."), looks(mean="")],
-            [f"S.{PARTLY}", f"S.{PARTLY}", "nothing known", "nothing known"],
+            [f"S.{PARTLY}", f"S.{PARTLY}", "", ""],
         ),
-        ([looks(sum="S."), looks(sum="", mean="M.")], ["nothing known", "M."]),
+        ([looks("Else.", sum="S."), looks(sum="", mean="M.")], ["Else.", "M."]),
+        # A hint that all cases have is better than one that explains some.
+        ([looks("Step 1.", sum="S."), looks("Step 2.", sum="")], ["Step 1.", "Step 2."]),
         # What could not explain a case need not.
-        ([looks(sum="S."), looks(mean="M."), looks()], ["S.", "M.", "nothing known"]),
+        ([looks(sum="S."), looks(mean="M."), looks("Else.")], ["S.", "M.", "Else."]),
         ([], []),
     ],
 )
