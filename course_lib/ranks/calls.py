@@ -107,14 +107,15 @@ def pack_call(
     """
     if not callable(fn):
         raise TypeError(
-            "run(fn, …) needs a function, the thing itself: ranks.run(f, x), not ranks.run(f(x)). "
-            f"It got {'None' if fn is None else f'one of type {type(fn).__name__}'}"
+            "run(fn, …) needs the function itself: write ranks.run(f, x), not ranks.run(f(x)). "
+            f"Instead of a function it got {'None' if fn is None else f'a {type(fn).__name__}'}"
         )
     if inspect.iscoroutinefunction(fn):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise TypeError(
-            f"run(fn, …) needs a plain function, but {name} is async: a call of it runs nothing. "
-            f"Hand over a plain one that runs it on the rank: lambda: asyncio.run({name}())"
+            f"run(fn, …) needs a plain function, but {name} is async, and a call of an async "
+            f"function does not run it. Pass a plain function that runs {name} on the rank: "
+            f"lambda: asyncio.run({name}())"
         )
     own: list[PerRank] = []
     try:
@@ -154,8 +155,8 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
             cloudpickle.dumps(part)
         except Exception as reason:
             return TypeError(
-                f"{name} ({type(part).__name__}) cannot be sent to the ranks: {reason}. Send "
-                "tensors, numbers and text, and open files, locks and the like on the rank."
+                f"{name} ({type(part).__name__}) cannot be sent to the ranks: {reason}. Send only "
+                "tensors, numbers and text. Create files, locks and the like inside the function."
             )
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 

@@ -59,7 +59,9 @@ def make_engine(
 
     """
     if isolated and (on != "simulated" or device is not None or computation is not None):
-        raise ValueError('isolated=True is for on="simulated", without device=… and computation=…')
+        raise ValueError(
+            'isolated=True works only with on="simulated", and without device=… and computation=…'
+        )
     if isolated:
         return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
@@ -67,7 +69,7 @@ def make_engine(
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:
-        raise ValueError('device=… and computation=… are for on="simulated"')
+        raise ValueError('device=… and computation=… work only with on="simulated"')
     if network is not None:
         _check_emulated(network, on, metered)
         on = "cpu"
@@ -77,7 +79,9 @@ def make_engine(
 def _check_emulated(network: Network, on: str, metered: bool) -> None:
     """Refuse what CPU ranks do not emulate: one link per rank, of one latency and bandwidth."""
     if on == "gpu" or not metered:
-        raise ValueError('network=… is emulated on metered CPU ranks: use on="cpu"')
+        raise ValueError(
+            'network=… works only with on="simulated", or with on="cpu" and without metered=False'
+        )
     plain = Network(
         network.latency,
         network.bandwidth,
@@ -88,6 +92,6 @@ def _check_emulated(network: Network, on: str, metered: bool) -> None:
     )
     if plain != network:
         raise ValueError(
-            "CPU ranks emulate latency, bandwidth and overhead of one link per rank; "
-            'for topologies, nodes and jitter use on="simulated"'
+            "CPU ranks can emulate only the latency, bandwidth and overhead of one link per rank. "
+            'For topologies, nodes and jitter use on="simulated"'
         )

@@ -75,7 +75,9 @@ class _PlainUnpickler(pickle.Unpickler):
     """Reads numbers, text, lists and dictionaries: a file from elsewhere must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"the dump asks for {module}.{name}: no flight recorder's")
+        raise pickle.UnpicklingError(
+            f"the file asks for {module}.{name}, which dumps never contain, so it is not read"
+        )
 
 
 def read_dump(path: Path) -> dict[str, Any]:
@@ -89,9 +91,9 @@ def read_dump(path: Path) -> dict[str, Any]:
     try:
         dump = json.loads(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is no dump of a flight recorder: {error}") from None
+        raise ValueError(f"{path} is not a dump of a flight recorder: {error}") from None
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
-        raise ValueError(f"{path} is no dump of a flight recorder: it has no list of entries")
+        raise ValueError(f"{path} is not a dump of a flight recorder: it has no list of entries")
     return dump
 
 
@@ -110,7 +112,10 @@ def explain_dumps(folder: Path) -> str:
         if found and path.is_file():
             paths[int(found[1])] = path
     if not paths:
-        raise ValueError(f"{folder} has no files whose names end in a rank")
+        raise ValueError(
+            f"{folder} has no dumps: the name of a dump ends in the number of its rank, as in "
+            "nccl_trace_rank_3"
+        )
     return explain({rank: read_dump(path) for rank, path in sorted(paths.items())})
 
 
@@ -127,7 +132,10 @@ def explain(dumps: Mapping[int, Mapping[str, Any]]) -> str:
         report = report.replace(ended, not_yet)
     if missing:
         there = one_or_many(missing, "is no dump", "are no dumps")
-        report += f"\n\nThere {there} of {names(missing).lower()}: did the process end before?"
+        report += (
+            f"\n\nThere {there} of {names(missing).lower()}: did the process end before it could "
+            "write one?"
+        )
     return report
 
 

@@ -54,7 +54,7 @@ def load_function(target: str) -> Callable[..., Any]:
     path, _, name = target.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path) if path else None
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise SystemExit(f"{target!r} does not name a function: write it as file.py:function")
+        raise SystemExit(f"{target!r} does not name a function: write path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -68,7 +68,7 @@ def join_from_environment(timeout: float) -> RankRecorder:
     """Join the process group that ``torchrun`` describes, metered; return the recorder."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size > MAX_BOARD_RANKS:
-        raise SystemExit(f"at most {MAX_BOARD_RANKS} ranks are traced, got {world_size}")
+        raise SystemExit(f"at most {MAX_BOARD_RANKS} ranks can be traced, got {world_size}")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     backend = "gloo"
     if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
@@ -109,9 +109,11 @@ def gather_trace(events: list[Event], offset: float) -> Trace | None:
 def main() -> None:
     """Run one function on every rank that ``torchrun`` has started."""
     parser = argparse.ArgumentParser(prog="course_lib.ranks.multinode")
-    parser.add_argument("function", help="file.py:function")
-    parser.add_argument("--trace", type=Path, help="write the merged trace here, on rank 0")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds per operation")
+    parser.add_argument("function", help="the function to run: path/to/file.py:function")
+    parser.add_argument("--trace", type=Path, help="file into which rank 0 writes the whole trace")
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="limit for one operation, in seconds"
+    )
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_intermixed_args()
     # The ranks of one machine share torchrun's output. A line that leaves in one piece cannot mix

@@ -61,7 +61,8 @@ def place(world_size: int, on: str) -> Placement:
     if on == "cpu" or gpus == 0:
         return Placement(cpus, "gloo", "CPU processes, gloo")
     gpus_seen = f"{gpus} GPU{'s' * (gpus > 1)} for {world_size} ranks"
-    return Placement(cpus, "gloo", f'{gpus_seen}, so CPU processes, gloo; on="gpu" shares')
+    why = f'{gpus_seen}, so CPU processes, gloo; with on="gpu" the ranks share GPUs'
+    return Placement(cpus, "gloo", why)
 
 
 def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:

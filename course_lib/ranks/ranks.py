@@ -57,7 +57,7 @@ class Ranks:
         isolated: whether simulated ranks are processes, which share nothing; at most 64.
 
     Raises:
-        ValueError: there is no such place, it cannot hold these ranks, or `timeout` is no time.
+        ValueError: `on` or `timeout` is not valid, or so many ranks are not possible there.
 
     Example:
         >>> from course_lib.ranks import Ranks
@@ -82,7 +82,9 @@ class Ranks:
     ) -> None:
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (number and timeout > 0):
-            raise ValueError(f"timeout is in seconds, above 0, or None for none; got {timeout!r}")
+            raise ValueError(
+                f"timeout must be above 0 seconds, or None for no limit; got {timeout!r}"
+            )
         self.world_size = world_size
         self.timeout = timeout
         self._engine = make_engine(
@@ -123,12 +125,12 @@ class Ranks:
         return self._engine.pids()
 
     def start(self) -> None:
-        """Start the ranks now and do not wait for them: the first `run` finds them on their way.
+        """Start the ranks now, and return at once: the first `run` then has less to wait for.
 
-        Without it, the first `run` starts them. Simulated ranks have nothing to start.
+        Without this call, the first `run` starts the ranks. Simulated ranks have nothing to start.
 
         Raises:
-            RanksError: the ranks are closed, or another process's.
+            RanksError: the ranks are closed, or belong to another process.
 
         """
         self._refuse_if_gone()
@@ -152,20 +154,23 @@ class Ranks:
         Raises:
             TypeError: the function or an argument cannot be sent, and nothing was started; or a
                 result cannot be read here.
-            ValueError: a `per_rank` argument has not one value per rank, or `check_nan` is asked of
-                ranks without a meter; nothing was started.
+            ValueError: a `per_rank` argument has not one value per rank, or `check_nan` is used
+                with ``metered=False``; nothing was started.
             RankError: a rank raised an exception or its process died.
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
-            RankTimeout: the call outran `timeout`.
+            RankTimeout: the call took longer than `timeout`.
             MisuseError: handles were misused, with ``misuse="error"``.
-            RanksError: the base of these five; by itself, that the ranks are closed, busy with
-                another call, or another process's.
+            RanksError: the base of these five. It is raised itself if the ranks are closed, are
+                busy with another call, or belong to another process.
 
         """
         self._refuse_if_gone()
         if not self._busy.acquire(blocking=False):
-            raise RanksError("these ranks already run a call; make others with Ranks(…)")
+            raise RanksError(
+                "these ranks are running another call: wait for its end, or make other ranks "
+                "with Ranks(…)"
+            )
         self.error = None
         self._calling = threading.get_ident()
         try:
@@ -248,8 +253,8 @@ class Ranks:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "Ranks stay in the notebook. Leave them out of the function, its class and its "
-            "arguments: on a rank, torch.distributed is all that it needs"
+            "a Ranks object cannot be sent to ranks. Do not use it in the function, its class or "
+            "its arguments: on a rank, call torch.distributed instead"
         )
 
     def __repr__(self) -> str:

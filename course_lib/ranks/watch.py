@@ -256,8 +256,8 @@ class Watch:
         if error is not None:
             told = find_mismatch(views) or error
             told.add_detail(
-                "This watch ends nothing: the job waits on, until the time limit of its process "
-                f"group ({self.recorder.limit:g} s) ends it."
+                "This watch does not end the job: the job waits until the time limit of its "
+                f"process group ({self.recorder.limit:g} s) ends it."
             )
             self._tell(told, notes)
 
@@ -347,7 +347,7 @@ class Watch:
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
-        text = f"\n{type(error).__name__}, told by course_lib.ranks.watch: {report}\n\n"
+        text = f"\n{type(error).__name__}, reported by course_lib.ranks.watch: {report}\n\n"
         stream = sys.__stderr__ or sys.stderr
         stream.write(text)  # in one piece, as all ranks write to one terminal
         stream.flush()
@@ -511,7 +511,10 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             asked["store"] = dist.PrefixStore("default_pg", whole)  # type: ignore[attr-defined]
         if asked["world_size"] > MAX_BOARD_RANKS:
             if asked["rank"] == 0:
-                print(f"course_lib.ranks.watch: not watched, more than {MAX_BOARD_RANKS} ranks")
+                print(
+                    "course_lib.ranks.watch: this job is not watched, because it has more than "
+                    f"{MAX_BOARD_RANKS} ranks"
+                )
             init(*bound.args, **bound.kwargs)
             return
         first = _watch is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-TOLD = "told by course_lib.ranks.watch"
+TOLD = "reported by course_lib.ranks.watch"
 
 
 def torchrun(folder: Path, *words: str, ranks: int = 4, **more: str) -> subprocess.Popen[bytes]:

@@ -45,13 +45,13 @@ def why_not(op: str, dtype: torch.dtype) -> str:
     """Return why tensors of `dtype` cannot be reduced by `op`; empty if they can."""
     whole = not (dtype.is_floating_point or dtype.is_complex)
     if op not in REDUCTIONS:
-        return f"ReduceOp.{op.upper()} is not simulated"
+        return f"ReduceOp.{op.upper()} does not work on simulated ranks"
     if op == "avg" and whole:
         return f"ReduceOp.AVG needs a floating-point dtype, got {dtype}"
     if op in ("band", "bor", "bxor") and not whole:
         return f"ReduceOp.{op.upper()} needs integers, got {dtype}"
     if op in ("min", "max") and dtype.is_complex:
-        return f"ReduceOp.{op.upper()} needs an order, and {dtype} has none"
+        return f"ReduceOp.{op.upper()} compares numbers, but {dtype} numbers have no order"
     return ""
 
 
@@ -165,7 +165,7 @@ def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
     return list(puts) == list(gets)
 
 
-_IN_PLACE = "the same tensors in and out"
+_IN_PLACE = "the same tensors as inputs and outputs"
 
 KINDS = {
     kind.name: kind
@@ -188,31 +188,31 @@ KINDS = {
         ),
         Kind("all_reduce", _IN_PLACE, _same, reduces=True, in_place=True, effect=_all_reduce),
         Kind(
-            "gather", "one tensor in and, at the root, {k} of its size out",
+            "gather", "one input tensor and, on the root, {k} output tensors of the same size",
             lambda puts, gets, k, here: (
                 len(puts) == 1 and list(gets) == list(puts) * (k if here else 0)
             ),
             to_one=True, effect=_gather,
         ),
         Kind(
-            "scatter", "one tensor out and, at the root, {k} of its size in",
+            "scatter", "one output tensor and, on the root, {k} input tensors of the same size",
             lambda puts, gets, k, here: (
                 len(gets) == 1 and list(puts) == list(gets) * (k if here else 0)
             ),
             to_one=True, sized_by_what_it_gets=True, effect=_scatter,
         ),
         Kind(
-            "all_gather", "one tensor in and {k} of its size out",
+            "all_gather", "one input tensor and {k} output tensors of the same size",
             lambda puts, gets, k, here: len(puts) == 1 and list(gets) == list(puts) * k,
             effect=_all_gather,
         ),
         Kind(
-            "reduce_scatter", "one tensor out and {k} of its size in",
+            "reduce_scatter", "one output tensor and {k} input tensors of the same size",
             lambda puts, gets, k, here: len(gets) == 1 and list(puts) == list(gets) * k,
             reduces=True, effect=_reduce_scatter,
         ),
         Kind(
-            "all_to_all", "{k} tensors in and {k} out",
+            "all_to_all", "{k} input tensors and {k} output tensors",
             lambda puts, gets, k, here: len(puts) == len(gets) == k,
             uneven=True, effect=_all_to_all,
         ),
@@ -371,11 +371,14 @@ def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None
     if splits:
         if len(splits) != count or sum(splits) != tensor.size(0):
             raise ValueError(
-                f"split sizes {list(splits)} do not cut {tensor.size(0)} rows among {count} ranks"
+                f"split sizes {list(splits)} must be {count} numbers, one for each rank, and add "
+                f"up to the {tensor.size(0)} rows of the tensor"
             )
         return list(torch.split(tensor, list(splits)))
     if tensor.numel() % count:
-        raise ValueError(f"a tensor of {tensor.numel()} elements does not divide by {count} ranks")
+        raise ValueError(
+            f"a tensor of {tensor.numel()} elements cannot be divided equally among {count} ranks"
+        )
     # An empty tensor would give no pieces at all.
     return [tensor.view(count, -1)[i] for i in range(count)] if tensor.numel() else [tensor] * count
 

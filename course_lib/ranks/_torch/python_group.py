@@ -160,10 +160,11 @@ class PythonGroup(dist.ProcessGroup):
 
     def _peer(self, what: str, peer: int) -> int:
         if not 0 <= peer < len(self._members):
-            raise ValueError(
-                f"{what} rank {peer}: this group has the ranks "
-                f"{', '.join(map(str, self._members))} (0 to {len(self._members) - 1} in it)"
-            )
+            said = f"{what} rank {peer}: the ranks of this group have the numbers 0 to "
+            said += str(len(self._members) - 1)
+            if self._members != tuple(range(len(self._members))):
+                said += f" in it (outside, they are ranks {', '.join(map(str, self._members))})"
+            raise ValueError(said)
         return self._members[peer]
 
 
@@ -172,7 +173,8 @@ def _check_contiguous(what: str, tensors: Any) -> None:
     if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
         if what == "recv":  # what comes into a copy of x does not come into x
             raise ValueError(
-                f"{what} needs a contiguous tensor: receive into a new one, then x.copy_(it)"
+                f"{what} needs a contiguous tensor: receive into a new tensor y, then call "
+                "x.copy_(y)"
             )
         raise ValueError(f"{what} needs a contiguous tensor: make one with x.contiguous()")
 
@@ -303,6 +305,6 @@ def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) ->
             first = torch.unravel_index(found[0, 0], values.shape or (1,))
             place = ", ".join(str(int(index)) for index in first)
             raise FloatingPointError(
-                f"{kind} carries NaN: {found.numel()} of {values.numel()} elements, the first at "
-                f"[{place}]"
+                f"{kind} would send NaN: {found.numel()} of {values.numel()} elements are NaN, the "
+                f"first at [{place}]"
             )

@@ -162,8 +162,8 @@ def _rendezvous(before: Any) -> Any:
         if _local.context is None:
             return before(*args, **kwargs)
         raise RuntimeError(
-            "torch.distributed.rpc has one agent per process, and simulated ranks are threads of "
-            'one: use Ranks(…, on="cpu") or Ranks(…, on="simulated", isolated=True)'
+            "torch.distributed.rpc needs a process for each rank, but simulated ranks are threads "
+            'of one process: use Ranks(…, on="cpu") or Ranks(…, on="simulated", isolated=True)'
         )
 
     return rendezvous
@@ -202,8 +202,8 @@ def _refuse_stray_thread() -> None:
 def stray_thread(rank: int) -> str:
     """Return what is said where a thread that a rank has started calls ``torch.distributed``."""
     return (
-        f"rank {rank} has started a thread which calls torch.distributed, but a simulated rank "
-        "communicates on one thread only, the one that runs the function: call it there, or use "
+        f"rank {rank} calls torch.distributed on a thread that it has started. A simulated rank "
+        "can communicate only on the thread that runs its function: make the call there, or use "
         'Ranks(…, on="cpu")'
     )
 
@@ -237,9 +237,10 @@ def _one_profiler() -> Iterator[None]:
             others = [rank for rank in users.values() if rank != context.rank]
             if others:
                 raise RuntimeError(
-                    f"rank {others[0]} has a profiler running, and simulated ranks are threads of "
-                    "one process, which has only one: profile one rank (if dist.get_rank() == 0), "
-                    'or use Ranks(…, on="simulated", isolated=True) or on="cpu"'
+                    f"rank {others[0]} has a profiler running. Simulated ranks are threads of one "
+                    "process, and a process can run only one profiler: profile one rank "
+                    '(if dist.get_rank() == 0), or use Ranks(…, on="simulated", isolated=True) or '
+                    'on="cpu"'
                 )
             users[id(self)] = context.rank
             return before(self)
@@ -328,8 +329,8 @@ def here() -> RankContext:
     _refuse_stray_thread()
     if _local.context is None:
         raise RuntimeError(
-            f'the backend "{BACKEND}" exists only on ranks of Ranks(on="simulated"), on the thread '
-            "that runs the function"
+            f'the backend "{BACKEND}" works only on ranks of Ranks(on="simulated"), and there only '
+            "on the thread that runs the function"
         )
     return _local.context
 

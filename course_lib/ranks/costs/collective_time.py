@@ -137,7 +137,7 @@ def _rounds(
     kind: str, network: Network, k: int, sizes: Sequence[Sequence[int]], root: int, item: int
 ) -> Iterable[Round]:
     if kind not in COSTS:
-        raise NotImplementedError(f"what {kind} costs is not known")
+        raise NotImplementedError(f"the time of {kind} is not known: no formula for it is in COSTS")
     return COSTS[kind](_Asked(network, k, sizes, root, item))
 
 

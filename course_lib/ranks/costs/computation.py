@@ -42,7 +42,7 @@ def compute(seconds: float = 0.0, *, flops: float = 0.0) -> None:
 
     """
     if not (0 <= seconds < math.inf and 0 <= flops < math.inf):
-        raise ValueError(f"compute needs amounts of 0 or more, got {seconds=} and {flops=}")
+        raise ValueError(f"compute needs seconds and flops of 0 or more, got {seconds=}, {flops=}")
     if _local.compute is not None:
         _local.compute(seconds, flops)
     elif flops:

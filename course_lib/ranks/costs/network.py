@@ -71,7 +71,7 @@ class Network:
         seed: of the jitter. The same seed gives the same run.
 
     Raises:
-        ValueError: a number that no network has.
+        ValueError: a number that is not possible for a network.
 
     """
 
@@ -91,22 +91,22 @@ class Network:
 
     def __post_init__(self) -> None:
         if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
-            raise ValueError(f"latency is in seconds, 0 or more, got {self.latency!r}")
+            raise ValueError(f"latency must be 0 seconds or more, got {self.latency!r}")
         if not (_is_number(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(f"bandwidth is in bytes per second, above 0, got {self.bandwidth!r}")
+            raise ValueError(f"bandwidth must be above 0 bytes per second, got {self.bandwidth!r}")
         if not math.isfinite(_LONGEST / self.bandwidth):
             raise ValueError(
-                f"bandwidth is in bytes per second: with {self.bandwidth!r}, the seconds of a long "
-                "message are no number any more"
+                f"bandwidth is too small: with {self.bandwidth!r} bytes per second, the time of a "
+                "long message would be infinite"
             )
         if not (_is_number(self.overhead) and 0 <= self.overhead < math.inf):
             raise ValueError(
-                f"overhead is in seconds per message, 0 or more, got {self.overhead!r}"
+                f"overhead must be 0 seconds per message or more, got {self.overhead!r}"
             )
         if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
+            raise ValueError(f"jitter must be a fraction of 0 or more, got {self.jitter!r}")
         if not (_is_number(self.eager_below) and self.eager_below >= 0):
-            raise ValueError(f"eager_below is in bytes, 0 or more, got {self.eager_below!r}")
+            raise ValueError(f"eager_below must be 0 bytes or more, got {self.eager_below!r}")
         if not (isinstance(self.segments, int) and self.segments >= 1):
             raise ValueError(f"segments must be 1 or more, got {self.segments!r}")
         if (self.node_size is None) != (self.inside is None):
@@ -116,7 +116,10 @@ class Network:
         ):
             raise ValueError(f"node_size must be 1 or more ranks, got {self.node_size!r}")
         if self.inside is not None and self.topology != "switch":
-            raise ValueError("between nodes there is a switch; the ring can be inside=…")
+            raise ValueError(
+                'topology="ring" cannot join nodes, which a switch joins. For a ring inside each '
+                'node, write inside=Network(…, topology="ring")'
+            )
         for name, known in (
             ("topology", ("switch", "ring")),
             ("all_reduce", get_args(AllReduceAlgorithm)),
@@ -195,7 +198,7 @@ class Device:
         seed: of the jitter.
 
     Raises:
-        ValueError: a number that no device has.
+        ValueError: a number that is not possible for a device.
 
     """
 
@@ -207,15 +210,15 @@ class Device:
 
     def __post_init__(self) -> None:
         if not (_is_number(self.flops) and self.flops > 0):
-            raise ValueError(f"flops is in operations per second, above 0, got {self.flops!r}")
+            raise ValueError(f"flops must be above 0 operations per second, got {self.flops!r}")
         if not (_is_number(self.memory_bandwidth) and self.memory_bandwidth > 0):
             raise ValueError(
-                f"memory_bandwidth is in bytes per second, above 0, got {self.memory_bandwidth!r}"
+                f"memory_bandwidth must be above 0 bytes per second, got {self.memory_bandwidth!r}"
             )
         if not all(_is_number(factor) and factor > 0 for factor in self.slowdown.values()):
-            raise ValueError(f"a slowdown is a factor above 0, got {dict(self.slowdown)!r}")
+            raise ValueError(f"each slowdown must be a factor above 0, got {dict(self.slowdown)!r}")
         if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter is a fraction, 0 or more, got {self.jitter!r}")
+            raise ValueError(f"jitter must be a fraction of 0 or more, got {self.jitter!r}")
 
     def time(self, flops: float, nbytes: float = 0.0) -> float:
         """Return the seconds that `flops` operations on `nbytes` of memory traffic take."""

@@ -25,18 +25,18 @@ def argument_hint(message: str) -> str:
     """
     if found := _MISSING.search(message):
         asked = re.findall(r"'(\w+)'", found[1])
-        hint = "run(f, a, b=…) calls f(a, b=…) on every rank: give it what it needs there."
+        hint = "run(f, a, b=…) calls f(a, b=…) on every rank: give run every argument that f needs."
         if any(name in _RANK for name in asked):
             hint += (
-                " The rank is not among the arguments: in the function, dist.get_rank() is it, "
-                "and dist.get_world_size() is how many there are."
+                " run does not pass the rank to f: inside f, dist.get_rank() returns the rank, and "
+                "dist.get_world_size() the number of ranks."
             )
         return hint
     if found := _UNEXPECTED.search(message):
         name = found[1]
         if name in OPTIONS:
-            return f"{name!r} is an option of the ranks, Ranks(…, {name}=…), and not of run."
-        return "run(f, …) calls f with everything that stands after f."
+            return f"{name!r} is an option of Ranks, not of run: write Ranks(…, {name}=…)."
+        return "run(f, …) passes all other arguments to f, and f does not take this one."
     if _COUNT.search(message):
-        return "run(f, …) calls f with everything that stands after f, and nothing else."
+        return "run(f, …) passes all other arguments to f, and adds none."
     return ""

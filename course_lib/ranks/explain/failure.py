@@ -28,8 +28,9 @@ _HEADING = 200
 """Characters of an exception's message that stand above the table."""
 _NO_VIEW = "view size is not compatible with input tensor's size and stride"
 _RESHAPE_COPIES = (
-    "Careful: where .view(…) fails, .reshape(…) makes a copy. It is enough to read from. Writing "
-    "into it never changes the tensor x itself: at the end, copy it back with x.copy_(…)."
+    "Careful: where .view(…) fails, .reshape(…) makes a copy. You can read from the copy. But if "
+    "you write into the copy, the tensor x does not change: at the end, copy the result back with "
+    "x.copy_(…)."
 )
 """PyTorch's own advice, .reshape(…), leads from this error into the next mistake."""
 _CALLS_SHOWN = 1
@@ -195,7 +196,7 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
 
 def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
     """Return the error for a call whose ranks another thread has closed."""
-    return RanksError("The ranks were closed, in another thread, while they ran this call.", states)
+    return RanksError("Another thread closed the ranks while they ran this call.", states)
 
 
 def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:

@@ -32,8 +32,9 @@ def unfinished(
         return None
     lines = []
     for gap in skipped:
-        text = f"Rank {gap.rank} ended {counted(gap.count, gap.noun)} short of "
-        text += f"{names_inside(gap.others)}; the first that it skipped is #{gap.first}"
+        text = f"Rank {gap.rank} called {counted(gap.count, gap.noun)} fewer than "
+        text += f"{names_inside(gap.others)}. The first one that rank {gap.rank} skipped is "
+        text += f"#{gap.first}"
         lines.append(text + (f", {gap.signature} ({gap.where})." if gap.signature else "."))
     for left in unmatched:
         tag = f" with tag {left.tag}" if left.tag else ""
@@ -45,11 +46,13 @@ def unfinished(
             did, never = f"sent {what} to", "received"
         else:
             did, never = f"waits for {what} from", "sent"
-        lines.append(f"Rank {left.rank} {did} {other}, which never {never} {them}{at}.")
+        which = "which" if left.peer is not None else "but no rank"
+        never = f"never {never}" if left.peer is not None else never
+        lines.append(f"Rank {left.rank} {did} {other}, {which} {never} {them}{at}.")
     summary = (
-        "Every rank ended, but not all communication did."
+        "Every rank ended, but some communication is not finished."
         if over
-        else "A rank ended while others still need it."
+        else "A rank ended while other ranks still need it."
     )
     return DeadlockError(summary, states, "\n".join(first_few(lines)))
 
@@ -71,12 +74,13 @@ def collective_mismatch(
             rows.append(RankState(state.rank, *entered[state.rank]))
         else:
             there = state.rank in members
-            rows.append(RankState(state.rank, "has not entered it") if there else state)
+            rows.append(RankState(state.rank, f"has not called this {noun}") if there else state)
     if noun == "new_group":
         return MismatchError(
             f"The ranks disagree about new_group #{seq}.",
             rows,
-            "Every rank must make every group, also those that it is not in, in the same order.",
+            "Every rank must call dist.new_group for every group, in the same order. This also "
+            "holds for groups that the rank is not in.",
         )
     return MismatchError(
         f"The ranks disagree about collective #{seq} of their group.",

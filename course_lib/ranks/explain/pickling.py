@@ -27,8 +27,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return how `obj` is made where it arrives: see `pickle.Pickler`."""
         if isinstance(obj, dist.Work):
             raise TypeError(
-                f"a handle ({type(obj).__name__}) stays on its rank: call its wait() there, and "
-                "return the tensor"
+                f"the handle of an operation ({type(obj).__name__}) must stay on its rank: call "
+                "wait() on it there, and return the tensor"
             )
         if not isinstance(obj, BaseException):
             return super().reducer_override(obj)

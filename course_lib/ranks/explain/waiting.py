@@ -180,8 +180,8 @@ def first_few(lines: Sequence[str]) -> list[str]:
 def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
     if len(cycle) == 1:
         return (
-            f"Rank {cycle[0]} waits for itself: a message goes to another rank. "
-            "Is the peer's rank right, in this group?"
+            f"Rank {cycle[0]} waits for itself. A rank can send only to another rank, and receive "
+            "only from another rank: check src or dst in this call."
         )
     ring = [f"rank {rank}" for rank in [*cycle, cycle[0]]]
     if len(ring) > _TOLD + 2:
@@ -202,12 +202,12 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
         return ""
     places = ["one group", *["another"] * (len(groups) - 1)]
     told = ", ".join(
-        f"{names_inside(ranks)} {one_or_many(ranks, 'is', 'are')} in {place}"
+        f"{names_inside(ranks)} {one_or_many(ranks, 'waits', 'wait')} in a collective of {place}"
         for ranks, place in zip(groups.values(), places, strict=True)
     )
     return (
-        f"{told[0].upper()}{told[1:]}. Ranks that several groups share must call the collectives "
-        "of these groups in the same order."
+        f"{told[0].upper()}{told[1:]}. Ranks that are in several groups must all call the "
+        "collectives of these groups in the same order."
     )
 
 
@@ -220,8 +220,8 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
             continue
         who = names_inside(ended)
         if each.kind == "new_group":
-            what = f"in dist.new_group, which {who} never called: all ranks must make every group."
-            line = ("is", "are", what)
+            what = f"in dist.new_group, which {who} never called: every rank must call it for every"
+            line = ("is", "are", f"{what} group.")
         elif each.kind == "store":
             line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
@@ -229,8 +229,9 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         elif each.kind == "send":
             line = ("sends", "send", f"to {who}, which ended without receiving.")
         else:
-            what = f"in collective #{each.seq} of their group, which {who} never called: every rank"
-            line = ("is", "are", f"{what} of the group must call it.")
+            call = f"collective #{each.seq} of"
+            what = f"which {who} never called: every rank of the group must call it."
+            line = (f"is in {call} its group,", f"are in {call} their group,", what)
         lines.setdefault(line, []).append(rank)
     return "\n".join(
         f"{names(ranks)} {one_or_many(ranks, one, many)} {what}"

@@ -32,8 +32,10 @@ def _missing(name: str, value: Any) -> str:
     if isinstance(value, ModuleType):
         module = value.__name__
         how = f"import {module}" + (f" as {name}" if module != name else "")
-        return f"{name!r} is a module of the notebook. Ranks import their own: {how}"
+        return (
+            f"{name!r} is imported in the notebook, but not on the ranks. In the cell, write: {how}"
+        )
     return (
-        f"{name!r} is a variable of the notebook; %%ranks cells have their own. "
+        f"{name!r} is a variable of the notebook; %%ranks cells have their own variables. "
         f"Send it to the ranks first: ranks.push({name}={name})"
     )

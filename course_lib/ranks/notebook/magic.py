@@ -53,7 +53,7 @@ class _Magics:
         words = shlex.split(line)
         if not words:
             if current is None:
-                print("There are no ranks yet: %ranks 4 makes four.")
+                print("There are no ranks yet. %ranks 4 starts four ranks.")
             return current
         # A line that cannot be read must not end ranks that hold an hour's work.
         made = None if words == ["off"] else make_ranks(words, self._shell.user_ns)
@@ -80,8 +80,8 @@ class _Magics:
         except (RanksError, KeyboardInterrupt) as error:
             if before != ranks.processes() and before:
                 print(
-                    "The ranks start anew, without the variables of earlier %%ranks cells: "
-                    "run again the cells that made them.",
+                    "New ranks start, without the variables of earlier %%ranks cells. If you need "
+                    "these variables, run those cells again.",
                     file=sys.stderr,
                 )
             if isinstance(error, RanksError):
@@ -100,8 +100,9 @@ class _Magics:
         if not (frames := error.frames.get(rank)):
             doing = next((state.line for state in error.states if state.rank == rank), "")
             failed = f"; look at {names_inside(sorted(error.frames))}" if error.frames else ""
-            raise UsageError(f"rank {rank} raised nothing: it {doing or 'had not begun'}{failed}")
-        print(f"Rank {rank}, from the outside in:\n")
+            state = doing or "had not begun"
+            raise UsageError(f"rank {rank} raised no exception. Its state: {state}{failed}")
+        print(f"Rank {rank}, from the outermost call to the innermost:\n")
         print("\n\n".join(str(frame) for frame in frames))
 
     def _current(self) -> Ranks | None:

@@ -31,7 +31,7 @@ class UsageError(ValueError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. It is {USAGE}")
+        raise UsageError(f"{message}. Usage: {USAGE}")
 
 
 def make_ranks(words: list[str], variables: Mapping[str, Any]) -> Ranks:
@@ -63,7 +63,7 @@ def make_ranks(words: list[str], variables: Mapping[str, Any]) -> Ranks:
     except UsageError:
         raise
     except ValueError as error:
-        raise UsageError(f"{error}. It is {USAGE}") from None
+        raise UsageError(f"{error}. Usage: {USAGE}") from None
 
 
 def read_network(text: str, variables: Mapping[str, Any]) -> Network:
@@ -75,8 +75,9 @@ def read_network(text: str, variables: Mapping[str, Any]) -> Network:
     rate = re.fullmatch(_NUMBER + r"\s*([kmgt]?)(B|bit|b)?(?:/s|ps)?", second, re.IGNORECASE)
     if latency is None or rate is None:
         raise UsageError(
-            f"--network takes latency and bandwidth as in 20us,10GB/s or 30us,25Gbit/s, a preset "
-            f"({', '.join(_presets(Network))}), or a variable that holds a Network; got {text!r}"
+            f"--network needs latency and bandwidth, as in 20us,10GB/s or 30us,25Gbit/s; or a "
+            f"preset ({', '.join(_presets(Network))}); or a variable that holds a Network; got "
+            f"{text!r}"
         )
     bits = rate[3] is not None and rate[3] != "B"
     bandwidth = float(rate[1]) * _PREFIX[rate[2].lower()] / (8 if bits else 1)
@@ -90,8 +91,8 @@ def read_device(text: str, variables: Mapping[str, Any]) -> Device:
     found = re.fullmatch(_NUMBER + r"\s*([kmgtp]?)(?:flops|flop/s)?", text, re.IGNORECASE)
     if found is None:
         raise UsageError(
-            f"--device takes operations per second as in 100TFLOPS, a preset "
-            f"({', '.join(_presets(Device))}), or a variable that holds a Device; got {text!r}"
+            f"--device needs operations per second, as in 100TFLOPS; or a preset "
+            f"({', '.join(_presets(Device))}); or a variable that holds a Device; got {text!r}"
         )
     return Device(flops=float(found[1]) * _PREFIX[found[2].lower()])
 
@@ -122,7 +123,7 @@ def choose(line: str, world_size: int) -> list[int]:
             if part:
                 chosen |= set(range(int(first), int(last if dash else first) + 1))
         except ValueError:
-            raise UsageError(f"%%ranks takes ranks as in 0,2-3; got {line!r}") from None
+            raise UsageError(f"after %%ranks write ranks, as in 0,2-3; got {line!r}") from None
     if not chosen or max(chosen) >= world_size:
-        raise UsageError(f"the ranks are 0 to {world_size - 1}; got {line!r}")
+        raise UsageError(f"ranks after %%ranks must be 0 to {world_size - 1}; got {line!r}")
     return sorted(chosen)

@@ -104,15 +104,15 @@ class RankShell:
         if name not in self._magics:
             known = ", ".join(f"%{each}" for each in self._magics if not each.startswith("pinfo"))
             raise NameError(
-                f"ranks have no %{name}, only {known}: put %{name} into a cell of its own, "
-                "which the notebook runs"
+                f"%{name} does not work on ranks, only {known} do: put %{name} into a cell "
+                "without %%ranks"
             )
         return self._magics[name](line)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         """Run a cell magic below ``%%ranks``: ``%%time`` or ``%%timeit``."""
         if name not in ("time", "timeit"):
-            raise NameError(f"ranks have no %%{name} below %%ranks, only %%time and %%timeit")
+            raise NameError(f"%%{name} does not work below %%ranks, only %%time and %%timeit do")
         if name == "timeit":
             return self._timeit(cell)
         above = self._lines - len(cell.splitlines())

@@ -188,7 +188,7 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
         if rank.state is RankPhase.STARTING:
             doing = "starting"
         if rank.state is RankPhase.RUNNING and rank.pending:
-            doing = f"running, {rank.pending} operation{'s' * (rank.pending != 1)} not over"
+            doing = f"running, {rank.pending} operation{'s' * (rank.pending != 1)} not finished"
         rows.append(
             RankState(
                 rank.rank,

@@ -293,8 +293,8 @@ class MeteredProcessGroup(PythonGroup):
         me = self._recorder
         if me.alone:
             raise NotImplementedError(
-                "recv without a source needs ranks on one machine (NCCL has none either): "
-                "name the rank, as in dist.recv(tensor, src=0)"
+                "recv without a source works only if all ranks are on one machine (and never with "
+                "NCCL): name the source, as in dist.recv(tensor, src=0)"
             )
         others = [member for member in self._members if member != me.rank]
 

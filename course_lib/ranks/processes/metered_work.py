@@ -124,7 +124,7 @@ class MeteredWork(dist.Work):
         while self._arrived is not None and not self._arrived():
             if time.monotonic() > until:
                 raise RuntimeError(
-                    f"{self._operation.kind} is not over after the group's time limit of "
+                    f"{self._operation.kind} did not end within the group's time limit of "
                     f"{self._operation.recorder.limit:g} s"
                 )
             time.sleep(pause)
@@ -139,7 +139,7 @@ class MeteredWork(dist.Work):
             pause = min(2 * pause, most)
         try:
             if not self._can_end():
-                raise RuntimeError("not all have come")
+                raise RuntimeError("not all ranks took part")
             self._inner.wait()
         except RuntimeError as error:
             self._open.discard(self)
@@ -148,7 +148,7 @@ class MeteredWork(dist.Work):
             if time.monotonic() < until - 0.1 * limit:
                 raise
             raise RuntimeError(
-                f"{self._operation.kind} is not over after its own time limit of {limit:g} s: "
+                f"{self._operation.kind} did not end within its own time limit of {limit:g} s: "
                 f"{error}"
             ) from None
 
@@ -199,7 +199,7 @@ class MeteredWork(dist.Work):
 
     def _value(self) -> Any:
         if self._given_up:
-            raise RuntimeError("the call was given up: it has failed on another rank")
+            raise RuntimeError("this call was stopped because it has failed on another rank")
         return self._inner.get_future().value()
 
     def give_up(self) -> None:
@@ -296,7 +296,7 @@ class AnySourceWork(dist.Work):
         return work is not None and bool(work.is_completed())
 
     def get_future(self) -> Any:
-        raise NotImplementedError("a receive from any rank has no future: wait() for it")
+        raise NotImplementedError("a receive without a source has no future: call wait() instead")
 
     def is_success(self) -> bool:
         return self._work is not None and bool(self._work.is_success())

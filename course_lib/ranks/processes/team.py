@@ -294,7 +294,9 @@ class Team:
         try:
             return [member.answer.value() for member in self.members if member.answer]
         except Exception as error:
-            raise TypeError(f"a result cannot be read here: {error}") from error
+            raise TypeError(
+                f"a result of a rank cannot be read in this process: {error}"
+            ) from error
 
     def _send(
         self,

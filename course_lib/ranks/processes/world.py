@@ -229,7 +229,8 @@ class World:
         if rank not in (-1, mine) or world_size not in (-1, self._size):
             raise ValueError(
                 f"init_process_group(rank={rank}, world_size={world_size}) on rank {mine} of "
-                f"{self._size}: these ranks are joined already; leave rank and world_size out"
+                f"{self._size}: these ranks are already in a process group. Leave out rank and "
+                "world_size"
             )
         if not dist.is_initialized():
             self._join()

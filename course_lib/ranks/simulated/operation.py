@@ -125,8 +125,8 @@ def check_tensors(operation: Operation) -> None:
     if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
         needs = KINDS[name].needs.format(k=k)
         raise ValueError(
-            f"{name} on {k} ranks needs {needs}; this rank puts in tensors of {puts} elements and "
-            f"gives room for {gets}"
+            f"{name} on {k} ranks needs {needs}; on this rank the input tensors have {puts} "
+            f"elements and the output tensors {gets}"
         )
 
 

@@ -27,8 +27,8 @@ from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation,
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
 
 _GONE = (
-    "is gone: make it again with dist.new_group after dist.destroy_process_group, and after a call "
-    "that failed"
+    "no longer exists: dist.destroy_process_group, or a call that failed, has ended it. Make a new "
+    "one with dist.new_group"
 )
 
 
@@ -218,7 +218,9 @@ def _reduction(op: Any, tensors: Sequence[torch.Tensor]) -> str:
     name = reduction_of(op)
     for tensor in tensors:
         if tensor.is_sparse:
-            raise NotImplementedError("sparse tensors are not simulated; use to_dense()")
+            raise NotImplementedError(
+                "simulated ranks cannot reduce sparse tensors: use to_dense()"
+            )
         if reason := why_not(name, tensor.dtype):
             raise ValueError(reason)
     return name

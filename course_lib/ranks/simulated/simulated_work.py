@@ -152,9 +152,11 @@ class SimulatedWork(dist.Work):
         self._endpoint.wait(operation)
         if operation.missing is not None:
             late = names_inside(operation.missing)
-            why = f"{late} did not come" if operation.missing else "its messages are under way"
+            why = f"{late} did not take part"
+            if not operation.missing:
+                why = "its messages have not arrived yet"
             raise RuntimeError(
-                f"{operation.kind} is not over after its own time limit of {operation.limit:g} s: "
+                f"{operation.kind} did not end within its own time limit of {operation.limit:g} s: "
                 f"{why}"
             )
 

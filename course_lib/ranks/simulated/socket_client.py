@@ -27,6 +27,9 @@ class FabricStopped(BaseException):
     """
 
 
+_CLOSED = "the simulated network closed the connection"
+
+
 class FabricClient:
     """The endpoint of one rank: posts operations, waits for answers.
 
@@ -65,7 +68,9 @@ class FabricClient:
 
         """
         if operation.kind in ("send", "recv") and operation.peer == self.rank:
-            raise ValueError(f"{operation.kind}: rank {self.rank} cannot be its own partner")
+            raise ValueError(
+                f"{operation.kind}: rank {self.rank} cannot send to itself or receive from itself"
+            )
         if operation.kind == NEW_GROUP:  # what the members are, the first operation says
             operation.end = self.clock
             return
@@ -146,7 +151,7 @@ class FabricClient:
         except OSError:
             # Perhaps it said why before it hung up.
             kind, body = self._receive()
-            text = bytes(body).decode("utf-8", "replace") if kind is Type.STOP else "hung up"
+            text = bytes(body).decode("utf-8", "replace") if kind is Type.STOP else _CLOSED
             raise FabricStopped(text) from None
 
     def _receive(self) -> tuple[Type, bytearray]:
@@ -159,7 +164,7 @@ class FabricClient:
         try:
             return receive_exactly(self._channel, size)
         except (EOFError, OSError):
-            raise FabricStopped("the fabric hung up") from None
+            raise FabricStopped(_CLOSED) from None
 
 
 @contextmanager
@@ -186,7 +191,10 @@ def fabric_rank(
 
     def spend(seconds: float, flops: float) -> None:
         if flops:
-            raise ValueError("the fabric does not know how fast this device is: pass seconds=…")
+            raise ValueError(
+                "compute(flops=…) does not work here, because the speed of the device is not "
+                "known: use compute(seconds=…)"
+            )
         client.spend(seconds)
 
     raised = True

@@ -66,7 +66,9 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
     if magic != _MAGIC or zero or kind not in list(Type):
         raise FrameError("this is not a frame")
     if length > limit:
-        raise OverBoundError(f"its next message has {length:,} bytes; here one may have {limit:,}")
+        raise OverBoundError(
+            f"its next message has {length:,} bytes; the limit for a message is {limit:,}"
+        )
     return Type(kind), length
 
 
@@ -212,7 +214,7 @@ class Bounds:
         most: int = getattr(self, what)
         if number > most:
             raise OverBoundError(
-                f"{_SENTENCES[what].format(number)}; here a rank may have {most:,}"
+                f"{_SENTENCES[what].format(number)}; the limit for a rank is {most:,}"
             )
 
 
@@ -220,11 +222,11 @@ LOOSE = Bounds()
 """For ranks that are run for their own user."""
 
 _SENTENCES = {
-    "held": "its next message would make it {:,} bytes under way at once",
-    "open": "with its next one it would have {:,} operations that it has not waited for",
-    "operations": "with its next one it would have started {:,} operations",
-    "frames": "with its next one it would have asked the network {:,} questions",
-    "groups": "with its next one it would have {:,} process groups",
+    "held": "with its next message it would have {:,} bytes under way at once",
+    "open": "with its next operation it would have {:,} operations that it has not waited for",
+    "operations": "with its next operation it would have started {:,} operations",
+    "frames": "with its next request it would have sent {:,} requests to the network",
+    "groups": "with its next process group it would have {:,} process groups",
 }
 
 
@@ -325,7 +327,7 @@ def read_post(
     """
     fields = _Fields(*unpack(_POST, body, exact=False))
     if fields.group not in groups:
-        raise FrameError("a group that was never introduced")
+        raise FrameError("an operation of a group that it has not named before")
     name, members = groups[fields.group]
     _check_sense(fields, rank, members)
     sizes, where, data = _cut(fields, body, limit, max_text)
@@ -373,7 +375,7 @@ def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
         or kind.reduces != bool(fields.op)
         or (kind.reduces and why_not(OPS[fields.op], dtype))
     ):
-        raise FrameError("an operation that makes no sense")
+        raise FrameError("an operation whose arguments do not fit together")
 
 
 def _cut(
@@ -389,7 +391,7 @@ def _cut(
         raise FrameError("the sizes of an operation contradict each other")
     sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
     if any(size > _MAX_NUMEL for size in sizes):
-        raise FrameError("a tensor larger than anything")
+        raise FrameError("a tensor of an impossible size")
     item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
     if len(body) != end + sum(sizes[: fields.inputs]) * item:
         raise FrameError("the sizes of an operation contradict each other")

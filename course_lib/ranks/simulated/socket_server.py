@@ -187,7 +187,7 @@ class FabricServer:
             while budget > 0:
                 size, kind = connection.receive(self._session.bounds.frame)
                 if size == 0:
-                    return self._disconnect(connection, "it hung up")
+                    return self._disconnect(connection, "it closed its connection")
                 self._session.expect_within_bounds(connection)
                 if kind is not None:
                     self._session.handle(connection, kind, connection.body)

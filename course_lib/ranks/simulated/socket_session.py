@@ -182,7 +182,7 @@ class Session:
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
         number, name, members = socket_frames.read_group(body, self.world_size)
         if number in connection.groups or rank not in members or len(name) > self.bounds.text:
-            raise FrameError("a group that cannot be")
+            raise FrameError("a process group that is not possible")
         self.bounds.expect("groups", 1 + len(connection.groups))
         connection.groups[number] = name, members
 

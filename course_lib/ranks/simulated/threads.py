@@ -399,7 +399,10 @@ class Simulated:
         packed = pack_call(call.fn, call.args, call.kwargs, self._world_size, send)
         self.trace = Trace([], self._world_size)
         if not _one_at_a_time.acquire(blocking=False):
-            raise RanksError("simulated ranks cannot start simulated ranks, nor two calls at once")
+            raise RanksError(
+                "only one call can run on simulated ranks at a time, and a function on simulated "
+                "ranks cannot start another such call"
+            )
         try:
             _load_the_rest()
             run = Run(

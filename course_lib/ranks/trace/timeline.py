@@ -74,7 +74,7 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
         axes.spines[["top", "right"]].set_visible(False)
         if len(timelines) > 1:
             axes.set_title(title, loc="left", fontsize=11)
-    told = "" if all_drawn else " · a strip is as high as its share of the moment"
+    told = "" if all_drawn else " · height of a color: its share of the time there"
     panels[-1].set_xlabel(f"time ({unit}){told}")
     figure.legend(
         handles=[

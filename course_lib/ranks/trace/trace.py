@@ -63,9 +63,9 @@ class Trace:
         return [event for event in self.events if event.kind != "compute"]
 
     def between(self, start: float, end: float = math.inf) -> Trace:
-        """Return the part of the trace that starts in [start, end) seconds; its time is zero then.
+        """Return the events that start in [start, end) seconds; the first one is then at zero.
 
-        For example one step of many, to be counted or drawn by itself.
+        For example, one step of many can then be counted or drawn by itself.
         """
         part = [event for event in self.events if start <= event.start < end]
         return Trace(part, self.world_size, network=self.network)
@@ -154,12 +154,12 @@ class Trace:
         return figure
 
     def show(self, *, title: str = "") -> None:
-        """Show the timeline of `plot` as one that can be moved in, in a notebook.
+        """Show the timeline of `plot` in a notebook, with a view that can be moved and zoomed.
 
-        It zooms, follows a message from its sender to its receiver, plays the clock, leaves out
-        ranks, and says of an event for whom it waits and which line of a cell made it. It works by
-        mouse and by keys, has a table beside it, fetches nothing, and needs no kernel once it is
-        shown. Elsewhere it says what it shows; `to_html` writes it into a file.
+        The view follows a message from its sender to its receiver, plays the clock, and leaves out
+        ranks. For each event it tells the rank that the event waits for, and the line of the cell.
+        It works with mouse and keys, has a table beside it, fetches nothing, and needs no kernel
+        once it is shown. Outside a notebook, this prints a description; `to_html` writes a file.
 
         Raises:
             ValueError: there is nothing to draw.
@@ -168,7 +168,7 @@ class Trace:
         still, words = self._still(title)
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if getattr(shell, "kernel", None) is None:
-            print(f"{words} (to_html('timeline.html') writes a page that shows it)")
+            print(f"{words} (to_html('timeline.html') writes a web page with this timeline)")
             return
         from IPython.display import display
 

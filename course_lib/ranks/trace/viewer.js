@@ -117,8 +117,8 @@ export function mount(root, data) {
   const legend = make("div", "legend"), table = make("details"), rowsOf = make("div", "rows");
   const hint = make("p", "hint");
   hint.textContent =
-    "Drag to move, Ctrl and wheel to zoom, click to hold. Keys: ← → event, ↑ ↓ rank, " +
-    "Enter other end of a message, + − 0 zoom, space play.";
+    "Mouse: drag to move, Ctrl + wheel to zoom, click an event to keep its text here. Keys: " +
+    "← → next event, ↑ ↓ next rank, Enter: other end of a message, + − 0: zoom, space: play.";
   table.append(make("summary", "", "As a table"), rowsOf);
   const button = (text, says, does) => {
     const made = make("button", "", text);

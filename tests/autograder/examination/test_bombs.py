@@ -55,19 +55,19 @@ BOMBS = {
         "def f(x):\n    big = torch.zeros(60_000_000)\n"
         "    works = [dist.isend(big, 1 - dist.get_rank() % 2) for _ in range(4)]\n"
         "    [work.wait() for work in works]",
-        "its next message has 240,000,060 bytes; here one may have 67,108,864",
+        "its next message has 240,000,060 bytes; the limit for a message is 67,108,864",
     ),
     "many smaller ones": Bomb(
         "def f(x):\n    big = torch.zeros(1_000_000)\n    lines(0)\n"
         "    works = [dist.isend(big, (dist.get_rank() + 1) % 4) for _ in range(400)]\n"
         "    dist.recv(x, (dist.get_rank() + 1) % 4, tag=9)",
-        "under way at once; here a rank may have 67,108,864",
+        "under way at once; the limit for a rank is 67,108,864",
     ),
     "receives that nobody serves": Bomb(
         "def f(x):\n    lines(0)\n    big = torch.empty(12_000_000)\n"
         "    works = [dist.irecv(big, (dist.get_rank() + 1) % 4) for _ in range(400)]\n"
         "    works[0].wait()",
-        "under way at once; here a rank may have 67,108,864",
+        "under way at once; the limit for a rank is 67,108,864",
     ),
     "half a frame": Bomb(
         "def f(x):\n    fr = frames()\n"
@@ -80,14 +80,14 @@ BOMBS = {
         "        work = dist.isend(big, 1) if dist.get_rank() == 0 else dist.irecv(big, 0)\n"
         "        raw(fr.wait(fr.Type.WAIT, i + 1)), time.sleep(2.5)\n"
         "        dist.get_rank() == 0 and client()._receive()\n    time.sleep(99)",
-        "under way at once; here a rank may have 134,217,728",
+        "under way at once; the limit for a rank is 134,217,728",
         2,
     ),
     "handles": Bomb(
         "def f(x):\n    lines(9990)\n    none = torch.zeros(0)\n    r = dist.get_rank()\n"
         "    for i in range(9990): dist.isend(none, (r + 1) % 4, tag=i)\n"
         "    dist.recv(none, (r + 1) % 4, tag=-5)",
-        "that it has not waited for; here a rank may have 1,024",
+        "that it has not waited for; the limit for a rank is 1,024",
     ),
     "as many handles as there may be": Bomb(
         "def f(x):\n    lines(1000)\n    none = torch.zeros(0)\n    r = dist.get_rank()\n"
@@ -98,21 +98,21 @@ BOMBS = {
     "empty collectives": Bomb(
         "def f(x):\n    lines(0)\n    none = torch.zeros(0)\n"
         "    for _ in range(20_000): dist.all_reduce(none)\n    return x",
-        "it would have started 5,001 operations; here a rank may have 5,000",
+        "it would have started 5,001 operations; the limit for a rank is 5,000",
     ),
     "questions": Bomb(
         "def f(x):\n    lines(0)\n    work = dist.irecv(x, (dist.get_rank() + 1) % 4)\n"
         "    fr = frames()\n    while True: work.is_completed()",
-        "asked the network 25,001 questions",
+        "sent 25,001 requests to the network",
     ),
     "computation": Bomb(
         "def f(x):\n    data = frames().compute(1.0) * 1000\n    while True: raw(data)",
-        "asked the network 25,001 questions",
+        "sent 25,001 requests to the network",
     ),
     "groups": Bomb(
         "def f(x):\n    fr = frames()\n    ranks = tuple(range(4))\n"
         "    for i in range(1, 60_000): raw(fr.group(i, 'g' * 250, ranks))",
-        "it would have 65 process groups; here a rank may have 64",
+        "it would have 65 process groups; the limit for a rank is 64",
     ),
     "tensors without numbers": Bomb(
         "def f(x):\n    big = torch.empty(1 << 47, device='meta')\n"

@@ -301,7 +301,7 @@ def test_one_call_at_a_time(ranks: Ranks) -> None:
     started.set()
     other.join()
     ranks._busy.release()
-    assert "already run a call" in errors[0]
+    assert "are running another call" in errors[0]
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])

@@ -36,7 +36,8 @@ def test_the_first_nan_names_its_rank_and_line(ranks: Ranks, send: bool) -> None
         ranks.run(fn, check_nan=True)
     kind, line = ("send", 7) if send else ("all_reduce", 8)
     assert caught.value.rank == 1
-    assert f"{kind} carries NaN: 1 of 6 elements, the first at [1, 2]" in str(caught.value)
+    said = f"{kind} would send NaN: 1 of 6 elements are NaN, the first at [1, 2]"
+    assert said in str(caught.value)
     assert f"test_check_nan.py, line {fn.__code__.co_firstlineno + line}" in caught.value.summary
     assert ranks.run(lambda: dist.all_reduce(torch.ones(1)), check_nan=True) == [None] * 3
 
@@ -62,7 +63,7 @@ def test_a_gradient_of_ddp(ranks: Ranks) -> None:
         factor = torch.nan if dist.get_rank() == 2 else 1.0
         model(torch.ones(1, 2)).sum().mul(factor).backward()
 
-    with pytest.raises(RankError, match="all_reduce carries NaN") as caught:
+    with pytest.raises(RankError, match="all_reduce would send NaN") as caught:
         ranks.run(fn, check_nan=True)
     assert caught.value.rank == 2
 

@@ -144,7 +144,7 @@ def test_what_is_no_dump_is_said(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_dumps_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no files"):
+    with pytest.raises(ValueError, match="has no dumps"):
         explain_dumps(tmp_path / "nothing")
 
 

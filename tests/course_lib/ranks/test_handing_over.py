@@ -475,14 +475,14 @@ def test_a_handle_that_is_returned_is_refused_in_words(ranks: Ranks) -> None:
     def starts() -> Any:
         return {"handles": [dist.all_reduce(torch.ones(2), async_op=True)]}
 
-    with pytest.raises(RankError, match=r"stays on its rank: call its wait\(\) there"):
+    with pytest.raises(RankError, match=r"must stay on its rank: call wait\(\) on it there"):
         ranks.run(starts)
 
 
 def test_ranks_inside_ranks_are_refused_in_words(ranks: Ranks) -> None:
-    with pytest.raises(TypeError, match=r"the function .*: Ranks stay in the notebook"):
+    with pytest.raises(TypeError, match=r"the function .*: a Ranks object cannot be sent"):
         ranks.run(lambda: ranks.run(len, "a"))
-    with pytest.raises(TypeError, match=r"argument 1 .*: Ranks stay in the notebook"):
+    with pytest.raises(TypeError, match=r"argument 1 .*: a Ranks object cannot be sent"):
         ranks.run(print, ranks)
 
 
@@ -498,7 +498,7 @@ def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 @pytest.mark.parametrize("timeout", ["5", -1, 0, math.nan, True])
 def test_a_timeout_that_is_no_time_is_refused(on: Any, timeout: Any) -> None:
-    with pytest.raises(ValueError, match="timeout is in seconds, above 0, or None"):
+    with pytest.raises(ValueError, match="timeout must be above 0 seconds, or None"):
         Ranks(K, on=on, timeout=timeout)
 
 

@@ -25,11 +25,11 @@ def raises_inside() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "options", "hint"),
     [
-        (spawned, (), {}, "in the function, dist.get_rank() is it"),
-        (spawned, (1,), {}, "dist.get_world_size() is how many there are"),
-        (plain, (), {"timeout": 5}, "'timeout' is an option of the ranks, Ranks(…, timeout=…)"),
-        (plain, (), {"seed": 5}, "run(f, …) calls f with everything that stands after f."),
-        (plain, (1,), {}, "stands after f, and nothing else"),
+        (spawned, (), {}, "inside f, dist.get_rank() returns the rank"),
+        (spawned, (1,), {}, "dist.get_world_size() the number of ranks"),
+        (plain, (), {"timeout": 5}, "'timeout' is an option of Ranks, not of run"),
+        (plain, (), {"seed": 5}, "f does not take this one"),
+        (plain, (1,), {}, "passes all other arguments to f, and adds none"),
     ],
 )
 def test_hints(
@@ -49,7 +49,7 @@ def test_the_function_s_own_calls_get_no_hint() -> None:
     with Ranks(2, on="simulated") as ranks, pytest.raises(RankError) as caught:
         ranks.run(raises_inside)
     assert "missing 2 required" in str(caught.value)
-    assert "dist.get_rank() is it" not in str(caught.value)
+    assert "dist.get_rank() returns" not in str(caught.value)
 
 
 def test_every_option_of_ranks_is_known() -> None:

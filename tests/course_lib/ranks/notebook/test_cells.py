@@ -94,7 +94,7 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "per loop" in pair.run("%%ranks 0\n%timeit 1 + 1").text
     assert "Cell In[" in (error := pair.run("%%ranks\n%%time\n\ny / 0").error)
     assert "line 4" in error
-    assert "put %run into a cell of its own" in pair.run("%%ranks\n%run x.py").error
+    assert "put %run into a cell without %%ranks" in pair.run("%%ranks\n%run x.py").error
     assert "SyntaxError" in pair.run("%%ranks\nawait await").error
 
 
@@ -123,7 +123,10 @@ def test_post_mortem_shows_the_frames_of_a_rank(pair: Kernel) -> None:
         r"total += \[1, 2\]\n +parts += 0\n +weights = tensor\(\[0., 1., 2.\]\)", shown
     )
     assert shown == pair.run("%ranks_debug").text  # the rank that failed first
-    assert "rank 0 raised nothing: it finished; look at rank 1" in pair.run("%ranks_debug 0").error
+    assert (
+        "rank 0 raised no exception. Its state: finished; look at rank 1"
+        in pair.run("%ranks_debug 0").error
+    )
     pair.run("%%ranks\n1")
     assert "the last call did not fail" in pair.run("%ranks_debug 1").error
 

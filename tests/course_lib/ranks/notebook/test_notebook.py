@@ -184,7 +184,7 @@ def test_errors_in_such_a_cell_name_its_lines(shared: Kernel) -> None:
     assert re.search(r"Cell In\[\d+\], line 4", error)
     assert "y / 0" in error
     assert "SyntaxError" in shared.run("%%ranks\nif rank ==").error
-    assert "the ranks are 0 to 1" in shared.run("%%ranks 2\nrank").error
+    assert "must be 0 to 1" in shared.run("%%ranks 2\nrank").error
     # The ranks and their variables stay.
     assert "tensor([1., 1.])" in shared.run("%%ranks\nkept").text
 

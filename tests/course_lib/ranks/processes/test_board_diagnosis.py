@@ -144,9 +144,7 @@ def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
     board.set_state(1, RankPhase.FINISHED)
     error = find_unfinished(board.views())
     assert error is not None
-    assert "Rank 1 ended 1 collective short of rank 0; the first that it skipped is #1" in str(
-        error
-    )
+    assert "fewer than rank 0. The first one that rank 1 skipped is #1" in str(error)
 
 
 def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:

@@ -91,7 +91,7 @@ def test_one_rank_of_a_ddp_step_skips_it(ranks: Ranks) -> None:
             model(torch.ones(2, 4)).sum().backward()
 
     error = fails(ranks, DeadlockError, program)
-    assert "Rank 0 ended 1 collective short of ranks 1, 2" in str(error)
+    assert "Rank 0 called 1 collective fewer than ranks 1, 2" in str(error)
     assert "all_reduce sum float32 5 elements (test_failures.py, line " in str(error)
     assert error.states[1].where.startswith("test_failures.py, line ")
 

@@ -86,7 +86,9 @@ def test_a_swallowed_mismatch_is_explained(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("peer", [-1, 3])
 def test_peers_are_checked_at_the_door(ranks: Ranks, peer: int) -> None:
-    with pytest.raises(RankError, match=f"recv from rank {peer}: this group has the ranks 0, 1, 2"):
+    with pytest.raises(
+        RankError, match=f"recv from rank {peer}: the ranks of this group have the numbers 0 to 2"
+    ):
         ranks.run(lambda: dist.recv(torch.ones(1), peer))
 
 

@@ -109,7 +109,7 @@ def test_a_group_that_some_ranks_do_not_make_is_found(ranks: Ranks) -> None:
             group = dist.new_group([0, 1])
             dist.all_reduce(torch.ones(1), group=group)
 
-    with pytest.raises(DeadlockError, match="Rank 2 ended 1 new_group short of ranks 0, 1"):
+    with pytest.raises(DeadlockError, match="Rank 2 called 1 new_group fewer than ranks 0, 1"):
         ranks.run(members_only)
     # Also in the calls that come after it.
     assert ranks.run(lambda: dist.new_group([0, 1]) and None) == [None] * K
@@ -168,7 +168,7 @@ def test_what_every_script_ends_with_ends_the_call_only(ranks: Ranks) -> None:
 
 
 def test_a_wrong_rank_or_size_is_refused(ranks: Ranks) -> None:
-    with pytest.raises(RankError, match="these ranks are joined already"):
+    with pytest.raises(RankError, match="these ranks are already in a process group"):
         ranks.run(lambda: dist.init_process_group(rank=0, world_size=9))
 
 

@@ -282,7 +282,7 @@ def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
         thread.join()
         return x.item()
 
-    said = r"rank [01] has started a thread which calls torch\."
+    said = r"rank [01] calls torch\.distributed on a thread that it has started"
     ranks = Ranks(2, on="simulated", isolated=isolated)
     with ranks, pytest.raises(RankError, match=said):
         ranks.run(program)

@@ -74,7 +74,7 @@ def test_a_group_from_before_a_failure_is_refused() -> None:
     ranks = Ranks(2, on="simulated")
     with pytest.raises(RankError, match="ValueError"):
         ranks.run(make, True)
-    with pytest.raises(RankError, match="make it again"):
+    with pytest.raises(RankError, match="Make a new one"):
         ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
     ranks.run(make, False)
     ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
@@ -173,7 +173,7 @@ def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:
         rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
 
     ranks = Ranks(2, on="simulated")
-    with pytest.raises(RankError, match=r"rpc has one agent per process.*on=\"cpu\""):
+    with pytest.raises(RankError, match=r"rpc needs a process for each rank.*on=\"cpu\""):
         ranks.run(remote)
     assert ranks.run(lambda: dist.get_rank()) == [0, 1]
 
@@ -217,7 +217,7 @@ def test_a_group_made_on_some_ranks_only() -> None:
     with pytest.raises(DeadlockError) as caught:
         Ranks(3, on="simulated").run(fn)
     text = str(caught.value)
-    assert "Rank 2 ended 1 new_group short of ranks 0, 1" in text
+    assert "Rank 2 called 1 new_group fewer than ranks 0, 1" in text
     assert "new_group of ranks 0, 1 (test_kept_groups.py" in text
 
 

@@ -123,7 +123,7 @@ class Model:
         if len(members) == self.k:
             ranks.run(make_on_some, members)
             return
-        with pytest.raises(DeadlockError, match="new_group short of"):
+        with pytest.raises(DeadlockError, match="new_group fewer than"):
             ranks.run(make_on_some, members)
         self.groups.clear()
 
@@ -147,7 +147,7 @@ class Model:
         ranks.run(destroy, number)
         gone = list(self.groups) if number is None else [number]
         if gone:
-            with pytest.raises(RankError, match="make it again with"):
+            with pytest.raises(RankError, match="Make a new one with"):
                 ranks.run(add_up, data.draw(st.sampled_from(gone), label="gone"), 1)
             self.groups.clear()
 

@@ -231,7 +231,7 @@ def test_thousands_of_operations_are_drawn_as_shares(k: int, each: int) -> None:
     shapes = [path for bars in axes.collections for path in bars.get_paths()]
     # The time to draw grows with the shapes, and no longer with the events: see benchmarks.
     assert len(shapes) <= 2 * k * MOMENTS and len(shapes) < 2 * k * each
-    assert "share of the moment" in axes.get_xlabel()
+    assert "share of the time" in axes.get_xlabel()
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"send", "recv"}
     assert "share" not in many(k, 5).plot().axes[0].get_xlabel()
 
