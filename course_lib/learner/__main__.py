@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from course_lib._later import without
 
 COMMANDS = {
-    "start": "hand out an assignment: a copy of your own",
+    "start": "make your own copy of an assignment",
     "check": "run your copy's cells and checks from the top, and count the points",
-    "progress": "points, predictions and time so far",
-    "solution": "show the solution of a task; asks first",
+    "progress": "show your points, predictions and time so far",
+    "solution": "ask whether you are sure, and show the solution of a task",
     "lab": "open JupyterLab on your copies",
     "doctor": "check whether this machine has what the course needs",
 }
@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit status."""
     if sys.version_info < (3, 11):  # noqa: UP036 (a checkout needs no pip, which would refuse)
         found = ".".join(map(str, sys.version_info[:2]))
-        print(f"course: needs Python 3.11 or newer; this is {found}", file=sys.stderr)
+        print(f"course: Python 3.11 or newer is needed; this is {found}", file=sys.stderr)
         return 2
     words = sys.argv[1:] if words is None else list(words)
     parser = argparse.ArgumentParser(
@@ -59,7 +59,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            about += "; free some space, or use another place: --desk, or TMPDIR for scratch files"
+            about += (
+                "; free some space, or choose another folder, with --desk for your copies or with "
+                "TMPDIR for temporary files"
+            )
         _say(about, words)
         return 2
     except KeyboardInterrupt:

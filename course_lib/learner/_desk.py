@@ -58,7 +58,8 @@ def refresh(course: Path, desk: Path) -> list[str]:
     records, notes = Records(desk), []
     if records.damaged:
         notes.append(
-            "the record of what you were given is damaged: a file that differs counts as yours"
+            "the record of the files that you were given is damaged. Files that differ from the "
+            "course's are treated as changed by you, so they stay"
         )
     new = handouts(course)
     for path, content in new.items():

@@ -36,7 +36,7 @@ def add_desk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--desk",
         type=Path,
-        help="the folder of your copies (default: work, or the one around here)",
+        help="the folder of your copies (default: the one that you are in, else work)",
     )
 
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     notebook = _course.notebook_of(desk, name)
     path = notebook.relative_to(desk).as_posix()
     if arguments.over and os.path.lexists(notebook):
-        question = f"Start {name} over? Your work stays beside it, under another name."
+        question = f"Start {name} over? Your present copy is kept under another name."
         if not (arguments.yes or confirm(question)):
             print("Nothing was changed.")
             return 1

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grading",
         action="store_true",
-        help="also grade a solution; fail if grading would fail",
+        help="also grade solutions; exit status 1 if grading does not work",
     )
 
 

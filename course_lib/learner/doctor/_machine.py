@@ -27,7 +27,7 @@ def memory() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = _available()
     if free is None:
-        return Finding("memory", f"unknown here; {cores} cores")
+        return Finding("memory", f"free memory is unknown; {cores} cores")
     told = f"{free / GIB:.1f} GiB available, {cores} cores"
     if free < ENOUGH_MEMORY:
         return Finding("memory", told, "close other programs: four ranks need one or two gibibytes")
@@ -85,7 +85,7 @@ def home() -> Finding:
     try:
         from jupyter_core.paths import jupyter_runtime_dir
     except ImportError:
-        return Finding("home", "jupyter_core is missing: see packages", "see packages")
+        return Finding("home", "jupyter_core is missing", "see the line packages")
     folder = Path(jupyter_runtime_dir())
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not os.access(there, os.W_OK):
@@ -110,8 +110,8 @@ def host_name() -> Finding:
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        advice = f"for torchrun without --standalone, add {name!r} to /etc/hosts; else do nothing"
-        told = f"{name!r} has no address; ranks of the course use the loopback interface"
+        advice = f"if you use torchrun without --standalone, add {name!r} to /etc/hosts"
+        told = f"{name!r} has no address; the course's ranks do not need it"
         return Finding("host name", told, advice, "nothing")
     return Finding("host name", f"{name!r} has an address")
 
@@ -126,9 +126,12 @@ def loopback() -> Finding:
         return Finding("network", f"gloo communicates over {found[0]}")
     if found:
         return Finding("network", f"{found[0]} is down", f"bring it up: ip link set {found[0]} up")
-    advice = "unset it" if chosen else "bring the loopback interface up: ip link set lo up"
-    about = f"GLOO_SOCKET_IFNAME={chosen}" if chosen else "a loopback interface"
-    return Finding("network", f"{about} is not among {', '.join(there)}", advice)
+    advice = "bring the loopback interface up: ip link set lo up"
+    told = "there is no loopback interface"
+    if chosen:
+        advice = "unset GLOO_SOCKET_IFNAME"
+        told = f"there is no interface {chosen}, which GLOO_SOCKET_IFNAME asks for"
+    return Finding("network", f"{told}; there are {', '.join(there)}", advice)
 
 
 def _reaches_itself() -> bool:
@@ -149,7 +152,7 @@ def gpus() -> Finding:
 
         from course_lib.ranks.for_graders import nccl_version, share
     except ImportError:
-        return Finding("GPUs", "PyTorch is missing", "see PyTorch")
+        return Finding("GPUs", "PyTorch is missing", "see the line PyTorch")
     count = torch.cuda.device_count()
     if not count:
         if any(Path("/dev").glob("nvidia[0-9]*")) and torch.version.cuda:
@@ -177,7 +180,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
         from course_lib.ranks import Ranks
         from course_lib.ranks.explain.errors import RanksError
     except ImportError as error:
-        return Finding(name, f"{error.name} is missing: see packages", "see packages")
+        return Finding(name, f"{error.name} is missing", "see the line packages")
     size = 4 if on == "simulated" else 2
     start = time.monotonic()
     try:
@@ -190,7 +193,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
     if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
         return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
     return Finding(
-        name, f"{size} added up a tensor in {time.monotonic() - start:.1f} s, start included"
+        name, f"{size} ranks started and added up a tensor in {time.monotonic() - start:.1f} s"
     )
 
 

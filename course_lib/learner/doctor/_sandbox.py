@@ -24,7 +24,7 @@ _CANARY_SECONDS = 900.0
 def namespaces() -> Finding:
     """Test what the kernel lets ordinary users do; root needs no user namespace."""
     if sys.platform != "linux":
-        advice = "grade on Linux, in WSL 2 or in a Linux container; all else works here"
+        advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"
         return Finding("namespaces", f"there are none on {sys.platform}", advice, "grading")
     for name, (forbids, allows) in _SETTINGS.items():
         path = Path("/proc/sys", *name.split("."))
@@ -33,7 +33,7 @@ def namespaces() -> Finding:
         except OSError:
             continue
         if value == forbids:
-            advice = f"ask the administrator for: sysctl -w {name}={allows}"
+            advice = f"ask the administrator to run: sysctl -w {name}={allows}"
             if os.geteuid() == 0:
                 return Finding("namespaces", f"{name} is {value}, which does not matter for root")
             return Finding("namespaces", f"{name} is {value}", advice, "grading")
@@ -43,13 +43,13 @@ def namespaces() -> Finding:
 def bubblewrap() -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     if sys.platform != "linux":
-        return Finding("sandbox", "only on Linux", "see namespaces", "grading")
+        return Finding("sandbox", "only on Linux", "see the line namespaces", "grading")
     try:
         from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
         from autograder.sandbox.look import ready
         from autograder.sandbox.place import SandboxedPlace
     except ImportError as error:
-        return Finding("sandbox", f"{error.name} is missing", "see packages", "grading")
+        return Finding("sandbox", f"{error.name} is missing", "see the line packages", "grading")
     try:
         started = f"it starts, with {probe()}"
         with SandboxedPlace() as place:
@@ -63,7 +63,7 @@ def bubblewrap() -> Finding:
 def control_groups() -> Finding:
     """Test whether the kernel can limit a submission's memory; else the grader watches it."""
     if sys.platform != "linux":
-        return Finding("control groups", "only on Linux", "see namespaces", "nothing")
+        return Finding("control groups", "only on Linux", "see the line namespaces", "nothing")
     from autograder.sandbox.memory import MemoryGroup
 
     group = MemoryGroup.make(limit=2**30, processes=10)
@@ -77,7 +77,7 @@ def graded() -> Finding:
     """Grade solutions whose points are known, in a process like the autograder's."""
     name = "graded"
     if sys.platform != "linux":
-        return Finding(name, "only on Linux", "see namespaces", "grading")
+        return Finding(name, "only on Linux", "see the line namespaces", "grading")
     root = find_course()
     if not any(root.glob("instructor/*/hidden.py")):
         told = "not tested: this copy of the course has no hidden cases"

@@ -104,7 +104,7 @@ def kernels() -> Iterator[Finding]:
 
 def extensions() -> Finding:
     """Test whether nbgrader's panels are there: formgrader needs them, students do not."""
-    advice = f"formgrader needs them: {COMPLETE}"
+    advice = f"formgrader needs nbgrader's panels: {COMPLETE}"
     try:
         version = metadata.version("nbgrader")
     except metadata.PackageNotFoundError:

@@ -184,7 +184,7 @@ def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _machine.host_name()
     assert "/etc/hosts" in found.advice and found.needed_for == "nothing"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert _machine.loopback().advice == "unset it"
+    assert _machine.loopback().advice == "unset GLOO_SOCKET_IFNAME"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(_machine, "_reaches_itself", lambda: False)
     assert "ip link set lo up" in _machine.loopback().advice

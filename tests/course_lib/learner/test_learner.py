@@ -310,7 +310,7 @@ def test_an_old_python_is_told_in_one_sentence(
         ast.parse(source, feature_version=(3, 9))
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "course: needs Python 3.11 or newer; this is 3.9\n"
+    assert capsys.readouterr().err == "course: Python 3.11 or newer is needed; this is 3.9\n"
 
 
 def test_a_full_disk_is_told_with_what_to_do(
