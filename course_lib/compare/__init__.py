@@ -69,11 +69,14 @@ class Report:
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         lines = [f"{self.compared} tensors of {ranks} were compared with the trusted run."]
         if self.first is None:
-            lines.append("None differs by more than rounding does.")
+            lines.append("No tensor differs by more than rounding explains.")
         else:
-            lines += [f"The first that differs: {self.first}", f"How it looks: {self.first.says}"]
-            if len(self.differences) > 1:
-                lines.append(f"{len(self.differences) - 1} more differ, and may follow from it.")
+            lines += [
+                f"The first difference: {self.first}",
+                f"What it looks like: {self.first.says}",
+            ]
+            if (more := len(self.differences) - 1) > 0:
+                lines.append(f"Later differences, which may follow from the first one: {more}.")
         if self.left_out:
             name, why = next(iter(self.left_out.items()))
             lines.append(

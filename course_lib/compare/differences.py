@@ -60,7 +60,9 @@ class Difference:
 
     def __str__(self) -> str:
         what = SAYS[self.key.kind].format(self.key.name) + self.part
-        size = "" if self.error == float("inf") else f", {self.error:.3g} times the tolerance"
+        size = ""
+        if self.error != float("inf"):
+            size = f". The error is {self.error:.3g} times the tolerance"
         return f"{what} in step {self.key.step}, on {named(self.ranks)}{size}."
 
 
@@ -168,9 +170,9 @@ class Runs:
             if pairs is None:
                 shapes = [_shape(self.value(rank, key)) for rank in self.ranks]
                 why = (
-                    f"the parts on the ranks have shapes {', '.join(shapes)}; give `shards` to say "
+                    f"the parts on the ranks have shapes {', '.join(shapes)}; pass `shards` to say "
                 )
-                why += f"how they make up the whole of shape {_shape(value)}"
+                why += f"how these parts make up the whole tensor of shape {_shape(value)}"
                 left_out[SAYS[key.kind].format(key.name)] = why
                 continue
             compared += 1

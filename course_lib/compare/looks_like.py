@@ -36,13 +36,14 @@ def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = (
 
 
 SO = {
-    "weight": "Something writes to it between the steps.",
-    "output": "All that was computed before it agrees, so look at this layer: its options, its "
-    "random numbers, and what it communicates.",
+    "weight": "Something writes to this weight between the steps.",
+    "output": "All that was computed before it agrees, so look at this layer: at its options, its "
+    "random numbers, and its communication.",
     "gradient": "All outputs agree, so look at the loss, at backward and at the communication.",
-    "state": "The gradient agrees, so look at the state from before, and at the options.",
-    "update": "Gradient and options agree, so look at what happens inside and after the step.",
-    "buffer": "The step agrees, so look at what else writes to it.",
+    "state": "The gradient agrees, so look at the optimizer's options, and at its state before "
+    "this step.",
+    "update": "Gradient and options agree, so look at the optimizer's step and what follows it.",
+    "buffer": "The step agrees, so look for other code that writes to this buffer.",
 }
 """The advice where no pattern fits. It follows from this being the first difference."""
 
@@ -69,16 +70,16 @@ def _batch(case: Case) -> Says:
             values = [[case.runs.value(case.runs.ranks[r], k) for k in (case.key, before)]
                       for r in strange]  # fmt: skip
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
-                return "stale", f"{named(strange)} had the batch of step {step} once more."
+                return "stale", f"{named(strange)} got the batch of step {step} again."
         return "other rows", f"rows on {named(strange)} are not in this batch: the data are in " \
-            "another order, perhaps by another seed or epoch."  # fmt: skip
+            "another order, perhaps because of another seed or epoch."  # fmt: skip
     for one, other in combinations(have, 2):
         both = have[one] & have[other]
         if both and (missing or have[one] != have[other]):
             case.difference.ranks = [rank for rank, each in have.items() if each & both]
             count = f"{len(both)} row{'s' * (len(both) > 1)}"
-            return "same rows", f"{named([one, other])} share {count} of the batch, counted " \
-                f"twice; {missing} of {len(whole)} rows are on no rank."  # fmt: skip
+            return "same rows", f"{named([one, other])} both have {count} of the batch, so they " \
+                f"count twice; {missing} of the {len(whole)} rows are on no rank."  # fmt: skip
     if missing:
         case.difference.ranks = list(have)
         return "rows missing", f"{missing} of {len(whole)} rows of the batch are on no rank."
@@ -113,8 +114,8 @@ def _options(case: Case) -> Says:
         return None
     if all(each is None for each in have.values()):
         case.difference.ranks = list(have)
-        return "not in the optimizer", "no rank's optimizer has this parameter: it was built " \
-            "from other tensors, perhaps before the model was wrapped."  # fmt: skip
+        return "not in the optimizer", "no rank's optimizer has this parameter: the optimizer " \
+            "got other tensors, perhaps because it was made before the wrapper."  # fmt: skip
     for name, right in case.runs.trusted.options[key].items():
         wrong = {
             r: each[name] for r, each in have.items() if each and each.get(name, right) != right
@@ -142,26 +143,28 @@ def _not_finite(case: Case) -> Says:
     ]
     bad = [rank for rank, (x, _) in case.wrong.items() if has(x)]
     came = f" They come from {named(origin)}." if origin and origin != bad else ""
-    return "NaN", f"it has infinite numbers, or NaN, on {named(bad)}.{came}"
+    return "NaN", f"there are infinite numbers, or NaN, on {named(bad)}.{came}"
 
 
 def _missing(case: Case) -> Says:
     without = [rank for rank in case.difference.ranks if rank not in case.wrong]
     frozen = [rank for rank in without if case.key.name in case.runs.ranks[rank].frozen]
     if frozen:
-        return "frozen", f"there is none on {named(frozen)}: requires_grad is False there."
-    return ("no gradient", f"there is none on {named(without)}.") if without else None
+        return "frozen", f"this tensor is missing on {named(frozen)}: requires_grad is False there."
+    return ("no gradient", f"this tensor is missing on {named(without)}.") if without else None
 
 
 def _zero(case: Case) -> Says:
     if not case.all(lambda x, _: not bool(x.any())):
         return None
     if case.key.kind != "update":
-        return "zero", f"it is zero on {named(list(case.wrong))}."
+        return "zero", f"all elements are zero on {named(list(case.wrong))}."
     option = Key(case.key.step, "option", case.key.name)
     lacks = all(option not in case.runs.ranks[rank].options for rank in case.wrong)
-    why = ": the optimizer there does not have it" if lacks and case.runs.trusted.options else ""
-    return "unchanged", f"it stays as it was on {named(list(case.wrong))}{why}."
+    why = (
+        ": the optimizer there lacks this parameter" if lacks and case.runs.trusted.options else ""
+    )
+    return "unchanged", f"the weight did not change on {named(list(case.wrong))}{why}."
 
 
 def _of_the_step_before(case: Case) -> Says:
@@ -169,7 +172,7 @@ def _of_the_step_before(case: Case) -> Says:
     if not before or not case.wrong or not all(rank in before for rank in case.wrong):
         return None
     if all(any(near(x, old, case.most) for old in before[r]) for r, (x, _) in case.wrong.items()):
-        return "stale", f"on {named(list(case.wrong))} it is that of the step before."
+        return "stale", f"on {named(list(case.wrong))} the values are those of the step before."
     return None
 
 
@@ -185,7 +188,7 @@ def _begun_anew(case: Case) -> Says:
                 if e.shape == x.shape and e.numel() > 1]  # fmt: skip
         if not any(near(x, each, 2 * case.most) for each in fits):
             return None
-    return "begun anew", "only the gradient of this step is in it: what was there before is lost."
+    return "begun anew", "the state holds only the gradient of this step: earlier steps are lost."
 
 
 def _bias_again(case: Case) -> Says:
@@ -222,7 +225,7 @@ def _multiple(case: Case) -> Says:
         return factor(sum(values) / len(values), case.runs.world_size)
     listed = ", ".join(f"{factors[rank]:.3g}" for rank in sorted(factors))
     return "unequal factors", f"the parts of {named(sorted(factors))} are {listed} times the " \
-        "right ones: each rank used a factor that only it knows, such as a local norm."  # fmt: skip
+        "right ones: each rank used a factor of its own, such as the norm of its part."  # fmt: skip
 
 
 def _factors(case: Case) -> dict[int, float] | None:
@@ -245,11 +248,11 @@ def _partial(case: Case) -> Says:
         return None
     xs, t = torch.stack([x for x, _ in pairs.values()]), next(iter(pairs.values()))[1]
     if near(xs.sum(0), t, 2 * case.most * len(xs)):
-        return "partial sum", "each rank has one term, and only the sum over the ranks is right: " \
+        return "partial sum", "each rank has only its own term of a sum over the ranks: " \
             "an all-reduce is missing."  # fmt: skip
     if near(xs.mean(0), t, 2 * case.most):
-        return "no all-reduce", "each rank has other numbers, and only their mean over the ranks " \
-            "is right."  # fmt: skip
+        return "no all-reduce", "each rank has only its own numbers, but the mean over the ranks " \
+            "is right: an all-reduce is missing."  # fmt: skip
     return None
 
 
@@ -276,7 +279,7 @@ def _another_part(case: Case) -> Says:
         if not fits:
             return None
         whose[rank] = fits[0]
-    listed = ", ".join(f"rank {r} has rank {s}'s" for r, s in whose.items())
+    listed = ", ".join(f"rank {r} has the part of rank {s}" for r, s in whose.items())
     return ("another rank's part", f"{listed}.") if whose else None
 
 
@@ -290,7 +293,8 @@ def _another_tensor(case: Case) -> Says:
         flat = whole.double().flatten()
         for start in ((flat - x[0]).abs() <= 2 * case.most).nonzero().flatten().tolist():
             if near(flat[start : start + len(x)], x, 2 * case.most):
-                return "another tensor", f"it has values of {other.name}, from element {start} on."
+                return "another tensor", f"the values are those of {other.name}, from its " \
+                    f"element {start} on."  # fmt: skip
     return None
 
 
@@ -310,8 +314,8 @@ def _decay(case: Case) -> Says:
         times = float(((x - t) * w).sum() / w.square().sum().clamp_min(1e-300))
         if not near(x - t, times * w, 2 * case.most):
             return None
-    return "weight decay", f"it is off by {times:.3g} times the weight itself: weight decay, " \
-        "or the weight was left in the tensor to which gradients are added."  # fmt: skip
+    return "weight decay", f"the error is {times:.3g} times the weight: either weight decay was " \
+        "applied, or the weight was left in the tensor that sums up gradients."  # fmt: skip
 
 
 def _another_order(case: Case) -> Says:
@@ -322,7 +326,7 @@ def _another_order(case: Case) -> Says:
         return None
     if case.all(lambda x, t: near(x.flatten().sort()[0], t.flatten().sort()[0], 2 * case.most)):
         first = _which_rows(*next(iter(case.wrong.values())), 2 * case.most)
-        return "another order", f"the right numbers are in other places{first}."
+        return "another order", f"the right numbers are in the wrong places{first}."
     there = torch.cat([each.flatten() for each in places if each is not None])
     if len(set(there.tolist())) < len(there):
         return None  # ranks have the same elements: they cannot be put together
@@ -332,7 +336,8 @@ def _another_order(case: Case) -> Says:
     right = whole.double()
     if near(together.sort()[0], right.flatten().sort()[0], 2 * case.most):
         rows = _which_rows(together.view(whole.shape), right, 2 * case.most)
-        return "another order", f"put together, the right numbers are in other places{rows}."
+        return "another order", "if the ranks' parts are put together, the right numbers are in " \
+            f"the wrong places{rows}."  # fmt: skip
     return None
 
 
@@ -343,7 +348,8 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
     if not bool(same.any(1).all()):
         return ""
     numbers = same.int().argmax(1).tolist()
-    return f": rows {', '.join(map(str, numbers[:12]))}{', …' * (len(numbers) > 12)}"
+    listed = f"{', '.join(map(str, numbers[:12]))}{', …' * (len(numbers) > 12)}"
+    return f": the rows, from the first on, are rows {listed} of the right tensor"
 
 
 def _only_a_part(case: Case) -> Says:
@@ -366,7 +372,7 @@ def _only_a_part(case: Case) -> Says:
 def _rounded(case: Case) -> Says:
     eps = torch.finfo(torch.bfloat16).eps
     if case.all(lambda x, t: float((x - t).norm()) <= 2 * eps * float(t.norm())):
-        return "rounding", "it is off by less than 2 in 100, as if it had been in bfloat16."
+        return "rounding", "the error is less than 2 %, as if the values had been in bfloat16."
     return None
 
 

@@ -50,21 +50,21 @@ def factor(
 
     k, m = world_size, backwards
     if near(m) and (averaged or not near(k)):
-        return "times backwards", f"it is {m} times too large: the {m} backwards were added, and " \
-            "their mean is right."  # fmt: skip
+        return "times backwards", f"the values are {m} times too large: the {m} backwards were " \
+            "added, but their mean is right."  # fmt: skip
     if near(1 / m) and not near(1 / k):
-        return "divided by backwards", f"it is 1/{m} of the right value, and there were {m} " \
-            "backwards."  # fmt: skip
+        return "divided by backwards", f"the values are 1/{m} of the right ones, and there were " \
+            f"{m} backwards."  # fmt: skip
     if near(k):
-        return "times K", f"it is K = {k} times too large: it is the sum over the ranks, but the " \
-            "mean is right."  # fmt: skip
+        return "times K", f"the values are K = {k} times too large: they are the sum over the " \
+            "ranks, but the mean is right."  # fmt: skip
     if near(1 / k):
-        return "divided by K", f"it is 1/K of the right value, with K = {k}: it was divided once " \
-            "too often, or not summed."  # fmt: skip
+        return "divided by K", f"the values are 1/K of the right ones, with K = {k}: they were " \
+            "divided once too often, or not summed over the ranks."  # fmt: skip
     if near(k * k) or near(1 / k**2):
         label = "times K²" if value > 1 else "divided by K²"
-        return label, f"it is {value:.4g} times the right value."
-    return "scaled", f"it is {value:.4g} times the right value."
+        return label, f"the values are {value:.4g} times the right ones."
+    return "scaled", f"the values are {value:.4g} times the right ones."
 
 
 def shares_are_wrong(case: Case) -> Says:
@@ -77,8 +77,8 @@ def shares_are_wrong(case: Case) -> Says:
         have = _fit(basis, x, most) if columns else None
         if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
             return None
-    return "wrong shares", "it is the mean of what each rank's backward gave, and that is wrong " \
-        "already: look at the loss or at backward, not at the communication."  # fmt: skip
+    return "wrong shares", "the gradient is the mean over the ranks, but what each backward gave " \
+        "was already wrong: look at the loss or at backward, not at communication."  # fmt: skip
 
 
 def _of_one_rank(rank: int, case: Case) -> Says:
@@ -93,14 +93,14 @@ def _of_one_rank(rank: int, case: Case) -> Says:
         return _read(columns, have, right, rank, case)
     for name, extreme in (("largest", torch.amax), ("smallest", torch.amin)):
         if near(extreme(basis, 1), x, most):
-            return "not a mean", f"it is the {name} of the ranks' gradients, element by element."
+            return "not a mean", f"each element is the {name} of the ranks' elements, not the mean."
     if before is None:
         return None
     have = _fit(torch.cat([basis, before[:, None]], 1), x, most)
     if have is None or abs(float(have[-1])) < 0.05:
         return None
-    return "not zeroed", "the gradient from before this step is still in it, with the weight " \
-        f"{float(have[-1]):.3g}."  # fmt: skip
+    return "not zeroed", "the gradient from before this step was not cleared and is still " \
+        f"included, with the weight {float(have[-1]):.3g}."  # fmt: skip
 
 
 def _least_squares(
@@ -181,28 +181,26 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
     lost = {c for c, value in ratio.items() if abs(value) < 0.1}
     absent = [k for k in ranks if all(c in lost for c in ratio if c[0] == k)]
     if len(lost) == len(ratio):
-        return "zero", "no rank's gradient is in it."
+        return "zero", "the result includes no rank's gradient."
     if not lost:
         return _no_share_is_lost(ratio, o, e, case)
     if absent and set(absent) == set(ranks) - {rank}:
         way = "sum" if all(abs(e[c] - 1) < 0.05 for c in ratio) else "mean"
-        return "no all-reduce", f"on {named(case.difference.ranks)} it is that rank's own, but " \
-            f"the {way} over the ranks is right: this tensor was not all-reduced."  # fmt: skip
+        return "no all-reduce", f"on {named(case.difference.ranks)} there is only the rank's own " \
+            f"gradient, not the {way} over the ranks: this tensor was not all-reduced."  # fmt: skip
     if absent:
         present = [k for k in ranks if k not in absent]
         if len(present) == 1:
-            return "rank missing", f"only the gradient of {named(present)} is in it."
-        return "rank missing", f"the gradient of {named(absent)} is not in it."
+            return "rank missing", f"the result includes only the gradient of {named(present)}."
+        return "rank missing", f"the result does not include the gradient of {named(absent)}."
     early = sorted({j for _, j in lost})
-    is_ = (
-        f"number {early[0]} is" if len(early) == 1 else f"numbers {', '.join(map(str, early))} are"
-    )
+    some = f"backward{'s' * (len(early) > 1)} {', '.join(map(str, early))} (counted from 0)"
     if all((k, j) in lost for k, j in ratio if j in early):
-        return "backwards missing", f"each rank's backward {is_} not in it."
+        return "backwards missing", f"the result does not include {some} of any rank."
     if all(k != rank for k, _ in lost):
-        return "reduced too early", f"the other ranks' backward {is_} not in it: " \
+        return "reduced too early", f"the result does not include {some} of the other ranks: " \
             "gradients were communicated before the accumulation ended."  # fmt: skip
-    return "unequal factors", "the ranks' gradients are in it with other weights than are right."
+    return "unequal factors", "the ranks' gradients were added with wrong weights."
 
 
 def _no_share_is_lost(
@@ -219,19 +217,19 @@ def _no_share_is_lost(
     first = [c for c in ratio if c[1] == backwards[0]]
     of = first if len(first) > 1 else list(ratio)
     have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
-    words = f"the ranks' gradients are in it with the weights {have}; the right weights are {right}"
+    words = f"the ranks' gradients were added with the weights {have}; right weights are {right}"
     sizes = _sizes(list(ratio), case)
     if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
         counts = ", ".join(str(sizes[c]) for c in ratio)
-        return "mean of means", "it is a mean of means: all count the same, though the batches " \
-            f"have unequal sizes: {counts} rows."  # fmt: skip
+        return "mean of means", "the result is a mean of means: all batches count the same, " \
+            f"though they have unequal sizes: {counts} rows."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
-        return "unequal backwards", f"the backwards count {counts} times as much as is right: " \
-            "what the first ones left was reduced again with the later ones."  # fmt: skip
-    return "unequal factors", f"{words}: each was scaled by a factor of its own, such as " \
-        "clipping or a loss scale."  # fmt: skip
+        return "unequal backwards", f"the backwards count {counts} times as much as they should: " \
+            "the result of the first ones was reduced again with the later ones."  # fmt: skip
+    return "unequal factors", f"{words}. Each gradient was scaled by a factor of its own, for " \
+        "example by clipping or by a loss scale."  # fmt: skip
 
 
 def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:
