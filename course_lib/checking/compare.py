@@ -83,14 +83,15 @@ def expect_close(
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
     """Return a hint if a wrong number is the one that `torch.empty` gives on the ranks."""
-    told = "what memory of torch.empty holds in a check until something is written into it"
+    told = "In a check, memory of torch.empty holds {} until something is written into it."
     if got.is_floating_point():
         found = bool(got.isnan() & ~expected.isnan())
         most = f"{torch.finfo(got.dtype).max:.5g}"
-        more = f"0/0 is nan, too, and so is inf - inf: {_name(got.dtype)} is inf beyond {most}."
-        return f"nan is {told}. ({more})" if found else ""
+        more = f"0/0 and inf - inf are nan, too; {_name(got.dtype)} becomes inf beyond {most}."
+        return f"{told.format('nan')} ({more})" if found else ""
     whole = not got.is_complex() and got.dtype != torch.bool
-    return f"This is {told}." if whole and int(got) == torch.iinfo(got.dtype).max else ""
+    found = whole and int(got) == torch.iinfo(got.dtype).max
+    return told.format("this number") if found else ""
 
 
 _ROUNDED = "a number that was rounded on the way"
@@ -109,8 +110,8 @@ def _rounded(got: Tensor, expected: Tensor) -> str:
     if not expected.is_floating_point():
         nearly = scale > 2**16 and error < 1e-2 * scale
         return (
-            "This is nearly right: it went through a dtype that does not hold such integers. Keep "
-            f"{_name(expected.dtype)}."
+            "This is nearly right, but the numbers were converted to a dtype that cannot hold such "
+            f"large integers. Keep {_name(expected.dtype)}."
             if nearly
             else ""
         )
@@ -118,20 +119,24 @@ def _rounded(got: Tensor, expected: Tensor) -> str:
         fits = torch.equal(got, got.to(narrow).double())
         if fits and not torch.equal(exact, exact.to(narrow).double()) and error < 0.1 * scale:
             return (
-                f"This is nearly right, and each number fits into {_name(narrow)}: it was rounded "
-                f"to that on the way. Keep {_name(expected.dtype)}."
+                f"This is nearly right, but the numbers were rounded to {_name(narrow)} on the "
+                f"way. Keep {_name(expected.dtype)}."
             )
     if expected.dtype == torch.float64 and error < 1e-6 * scale:
-        return "This is right to 6 digits: it went through float32 on the way. Keep float64."
+        return (
+            "This is right to 6 digits, but the numbers were converted to float32 on the way. Keep "
+            "float64."
+        )
     if expected.dtype == torch.float32 and error < 2e-3 * scale:
         return (
-            "This is nearly right. If the formula is: bfloat16 and float16 have 3 digits, so keep "
-            "float32 in every operation."
+            "This is nearly right. If your formula is right, the numbers were rounded on the way: "
+            "bfloat16 and float16 have only 3 digits, so keep float32 in every operation."
         )
     if expected.dtype == torch.bfloat16 and error < 0.05 * scale:
         return (
-            "This is nearly right. If the formula is: each operation in bfloat16 rounds to 3 "
-            "digits, so calculate in float32, and convert the result once."
+            "This is nearly right. If your formula is right, the numbers were rounded too often: "
+            "each operation in bfloat16 rounds to 3 digits, so calculate in float32, and convert "
+            "the result once."
         )
     return ""
 
@@ -249,7 +254,7 @@ def _known_mistakes(
     known = [(words, dict(leaves(each))) for words, each in lookalikes.items()]
     known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
     found: dict[str, str] = {}
-    for begin, partly in (("This", False), ("Where it is wrong, this", True)):
+    for begin, partly in (("This", False), ("The part that is wrong", True)):
         for words, theirs in known:
             if words not in found and all(
                 _passes(values[p], theirs[p], options)

@@ -16,7 +16,7 @@ from course_lib.checking.compare import numbers_apart
 from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.traffic import operations, received, sent, told
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.words import counted, format_bytes
+from course_lib.ranks.explain.words import counted, format_bytes, names_inside
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.timeline import unit_of
 from course_lib.ranks.trace.trace import Trace
@@ -64,7 +64,7 @@ def receives_at_least(limit: Limit, *, kinds: Iterable[str] | None = None) -> Ex
     A rank with the right numbers and fewer bytes got them past the counter: from a file, the store,
     or memory that ranks of one process share.
     """
-    hint = "Numbers of other ranks come in messages: not in files, not through shared memory."
+    hint = "A rank must get numbers of other ranks in messages, not from files or shared memory."
     return _bytes("receives", received, limit, kinds, (), hint, at_least=True)
 
 
@@ -80,7 +80,7 @@ def _bytes(
     bound = "at least" if at_least else "at most"
     wanted, spared = None if kinds is None else tuple(kinds), frozenset(besides)
     by = f" by {', '.join(wanted)}" if wanted else ""
-    by += f" besides {', '.join(sorted(spared))}" if spared else ""
+    by += f" (without {', '.join(sorted(spared))})" if spared else ""
 
     def test(case: Case, rank: int, trace: Trace) -> None:
         allowed = _limit(limit, case, rank)
@@ -152,8 +152,11 @@ def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
             if e.kind not in ("send", "recv") or e.peer not in allowed
         ]
         if strangers:
-            names = ", ".join(map(str, sorted(allowed))) or "nobody"
-            raise Wrong(f"rank {rank} may talk to {names} only, but there is {told(strangers)}")
+            names = names_inside(sorted(allowed)) if allowed else "nobody"
+            raise Wrong(
+                f"rank {rank} may exchange messages only with {names}, but there is "
+                f"{told(strangers)}"
+            )
 
     return _each_rank(test)
 
@@ -177,7 +180,7 @@ def launches_in_order(
         expected = list(order(case, rank))
         launched = [of(event) for event in operations(trace, rank, wanted)]
         if launched != expected:
-            raise Wrong(f"rank {rank} launches {launched}, expected the order {expected}")
+            raise Wrong(f"rank {rank} launches in the order {launched}, expected {expected}")
 
     return _each_rank(test)
 
@@ -240,8 +243,8 @@ def overlaps(kind: str, fraction: float) -> Expectation:
             )
             if hidden < fraction * total * (1 - 1e-9):
                 raise Wrong(
-                    f"rank {rank}: {100 * hidden / total:.0f} % of the time in {kind} passes while "
-                    f"it computes, expected at least {100 * fraction:.0f} %: {told(events)}"
+                    f"rank {rank} computes during {100 * hidden / total:.0f} % of its time in "
+                    f"{kind}, expected at least {100 * fraction:.0f} %: {told(events)}"
                 )
 
     return Expectation(run)
@@ -267,10 +270,10 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
                 case {"held": {"most": int(most), "largest": [*largest]}} if most >= 0:
                     told = "; ".join(str(each)[:60] for each in largest[:4])
                 case _:
-                    raise Wrong(f"rank {rank} does not say what it holds")
+                    raise Wrong(f"rank {rank} does not say how many bytes it holds")
             returned = tensors_in(observed.outputs[rank]["value"])
             if most < sum(t.numel() * t.element_size() for t in returned):
-                raise Wrong(f"rank {rank} says that it holds less than it returns")
+                raise Wrong(f"rank {rank} says that it holds fewer bytes than it returns")
             if most > allowed:
                 raise Wrong(
                     f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "

@@ -78,7 +78,10 @@ class Guess:
 
         """
         if why and len(why) != len(self.options):
-            raise ValueError(f"{len(self.options)} options need as many reasons, got {len(why)}")
+            raise ValueError(
+                f"why must have one reason for each of the {len(self.options)} options, got "
+                f"{len(why)}"
+            )
         self.actual, self._why = plain(actual), why
         self._holds = tuple(
             bool(rule(self.actual)) if callable(rule) else agrees(rule, self.actual, within)
@@ -102,13 +105,16 @@ class Guess:
         if self.actual is None:
             if self.mine is None:
                 return "Put the number of your option in place of None, as in mine=2."
-            return f"You guess {self.mine}; locked. The run below answers."
-        held = " and ".join(str(i) for i, holds in enumerate(self._holds, 1) if holds)
+            return f"Your guess, option {self.mine}, is locked. The run below shows the answer."
+        held = [str(i) for i, holds in enumerate(self._holds, 1) if holds]
         answer = f"The run shows {shown(self.actual)}: "
-        answer += f"so it is {held}." if held else "no option foresaw that."
+        if len(held) > 1:
+            answer += f"options {' and '.join(held)} are right."
+        else:
+            answer += f"option {held[0]} is right." if held else "no option says that."
         if self.right is None:
             return answer
-        return f"{answer} You guessed {self.mine}: {'right' if self.right else 'not so'}."
+        return f"{answer} You guessed option {self.mine}: {'right' if self.right else 'not right'}."
 
     def __repr__(self) -> str:
         return f"<Guess {self.mine or 'not made yet'}: {self.question}>"

@@ -60,7 +60,7 @@ def check(
     if not callable(function):
         raise TypeError(
             f"check(name, function) needs the function itself: check({name!r}, f), not "
-            f"check({name!r}, f()). It got {describe(function)}"
+            f"check({name!r}, f()). Instead of a function it got {describe(function)}"
         )
     with _Shown() as shown:
         shown.say(f"reading {name} …")
@@ -89,14 +89,14 @@ def find_check(name: str) -> tuple[str, Check]:
     assignment = _full_name(said)
     if not slash and assignment not in _assignments():
         raise LookupError(
-            f"'{name}' names no check: a name is assignment/check, as in 03_collectives/broadcast. "
+            f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
             f"Assignments that were found: {', '.join(_assignments()) or 'none'}"
         )
     checks = load_checks(find_assignment(assignment) / "checks.py")
     if short not in checks:
         raise LookupError(
-            f"{assignment} has no check '{short}'; it has {', '.join(checks)}. Write for example "
-            f"check('{assignment}/{next(iter(checks))}', …)"
+            f"{assignment} has no check '{short}'. Its checks: {', '.join(checks)}. Write for "
+            f"example check('{assignment}/{next(iter(checks))}', …)"
         )
     return f"{assignment}/{short}", checks[short]
 
@@ -106,7 +106,7 @@ def _only(check: Check, case: str) -> Check:
     found = tuple(each for each in check.cases if each.name == case)
     if not found:
         there = "; ".join(each.name for each in check.cases)
-        raise LookupError(f"there is no case '{case}'; there are: {there}")
+        raise LookupError(f"there is no case '{case}'. The cases: {there}")
     return replace(check, cases=found)
 
 

@@ -101,7 +101,7 @@ def edited(function: Function, *edits: tuple[str, str]) -> Function:
         else:
             text, found = text.replace(old, new), text.count(old)
         if not old or not found:
-            raise ValueError(f"{function.__name__} has no {old!r}")
+            raise ValueError(f"the source of {function.__name__} has no {old!r} to replace")
     name = f"<{function.__name__} edited, {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     namespace = dict(function.__globals__)
@@ -146,7 +146,7 @@ def edits_of(function: Function) -> Callable[[str], None]:
             for head in heads:
                 name = f"{task}__{head['mistake']}"
                 if name in function.__globals__:
-                    raise ValueError(f"{name} is there already")
+                    raise ValueError(f"there is already a mutant {name}: choose another name")
                 where = head["where"].split(", ") if head["where"] else EVERYWHERE
                 mark = fails(head["reason"], only=where) if head["reason"] else passes
                 try:

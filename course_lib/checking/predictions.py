@@ -62,7 +62,7 @@ class Prediction:
         if self.actual is None:
             if self.guess is None:
                 return f"{asked}no prediction yet (put one in place of None)"
-            return f"{asked}you predict {shown(self.guess)}; locked"
+            return f"{asked}you predict {shown(self.guess)}; your prediction is locked"
         if self.guess is None:
             return f"{asked}{shown(self.actual)} (you made no prediction)"
         words = "right" if self.right else self._how_far()
@@ -70,11 +70,11 @@ class Prediction:
 
     def _how_far(self) -> str:
         if isinstance(self.guess, str) or isinstance(self.actual, str) or not self.actual:
-            return "not so"
+            return "not right"
         assert self.guess is not None
         ratio = self.guess / self.actual
         if ratio <= 0:
-            return "not so"
+            return "not right"
         size, factor = ("large", ratio) if ratio > 1 else ("small", 1 / ratio)
         return f"{factor:.3g} times too {size}"
 

@@ -88,7 +88,8 @@ def puzzle(
             right += 1
         else:
             wrong = (
-                wrong or f"With {where} your line says {_short(said)}; it is {_short(expected)}."
+                wrong
+                or f"With {where} your line gives {_short(said)}; right is {_short(expected)}."
             )
     return Puzzle(question, len(given), right, wrong)
 

@@ -102,7 +102,7 @@ class CheckReport:
         """How many cases passed, and where they ran."""
         good = sum(result.passed for result in self.results)
         where = f", on {' and on '.join(self.places)}" if self.places else ""
-        alone = " (one case alone)" if self.alone else ""
+        alone = " (only this case was run)" if self.alone else ""
         return f"{self.name}: {good} of {len(self.results)} cases passed{where}{alone}"
 
     @property

@@ -72,7 +72,7 @@ def _cause(report: Any, results: list[Any], picture: tuple[bytes, str] | None, f
     if report.function and not shown.hidden:
         name, case = (json.dumps(text, ensure_ascii=False) for text in (report.name, shown.name))
         line = f"check({name}, {report.function}, case={case})"
-        body.append(f"<p>This case alone: <code>{_told(line)}</code></p>")
+        body.append(f"<p>To run only this case: <code>{_told(line)}</code></p>")
     if others:
         names = _list(f"{_told(report.title_of(each))}<br>{_told(each.reason)}" for each in others)
         summary = f"<summary>{_told(report.the_same(len(others)))}</summary>"

@@ -40,7 +40,8 @@ _KEPT = "Each of the two calls alone is right: something is kept from the call b
 _NOT_WRITTEN = re.compile(r" raised NotImplementedError(?: +(\(.*\)))?\.?$")
 """What is said of the cells as they are handed out, which raise it without a word."""
 _PROGRAMS_OWN = (
-    "It is in the check's own program, which calls your function: do not skip or shorten it."
+    "This computation is in the check's own program, which calls your function: do not skip or "
+    "shorten it."
 )
 
 
@@ -72,7 +73,7 @@ def run_check(
     cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
     for case, is_hidden in cases:
         if timeouts >= MAX_TIMEOUTS:
-            reason = f"not run: {timeouts} cases before it took longer than their limit"
+            reason = f"not run, because {timeouts} earlier cases took longer than their limit"
             result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
         else:
             examination = _Examination(name, check, case, run, seed, results)
@@ -116,7 +117,9 @@ def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
     before = case.after.name if case.after is not None else None
     if not any(result.name == before and not result.passed for result in results):
         return ""
-    return f"The call before it, ‘{before}’, fails as a case of its own: look at that one first."
+    return (
+        f"The call before this one, ‘{before}’, also fails as a case of its own: look there first."
+    )
 
 
 class _Examination:
@@ -191,8 +194,8 @@ class _Examination:
         if observed.touched:
             raise Wrong(
                 observed.touched[0].rstrip("."),
-                "Until .wait() returns, its tensors belong to the network: whether what you do to "
-                "them comes before or after the transfer is chance.",
+                "Until .wait() returns, the tensors belong to the network: if you read or write "
+                "them earlier, it is chance whether that happens before or after the transfer.",
             )
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
@@ -232,7 +235,7 @@ class _Examination:
                     findings.setdefault(expectation.part, wrong)
                 except Exception:
                     self._trouble = traceback.format_exc()
-                    words = "what was sent is nothing that this check expects"
+                    words = "the messages have a form that this check does not expect"
                     findings.setdefault(expectation.part, Wrong(words))
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - findings.keys()
         if findings:
@@ -258,7 +261,7 @@ def _expect_few_empty(trace: Trace) -> None:
             raise Wrong(
                 f"rank {rank} takes part in {number} operations that carry nothing; the limit is "
                 f"{MAX_EMPTY} for each rank in a case",
-                "Empty messages and barriers carry no number, and still tell something.",
+                "Empty messages and barriers must not be used to pass on information.",
             )
 
 
@@ -272,8 +275,8 @@ def _computed_too_little(
         if (spent := sum(e.end - e.start for e in events)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
             return (
-                f"rank {rank} computes for {scale * spent:.4g} of the {scale * expected:.4g} "
-                f"{unit} that this check's program computes"
+                f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "
+                f"{unit} of computation in this check's program"
             )
     return ""
 
@@ -313,8 +316,8 @@ _LENGTHS = re.compile(
     r"elements of \2\b"
 )
 _OTHER_PIECE = (
-    " The two mean different pieces: what a rank sends in a step must be what the receiver counts "
-    "on in that step."
+    " The sender and the receiver mean different pieces: in each step, a rank must send the piece "
+    "that its receiver expects in that step."
 )
 
 

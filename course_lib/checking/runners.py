@@ -262,8 +262,8 @@ def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
     wanting, cores = round(os.getloadavg()[0]), os.cpu_count() or 1
     if wanting > 2 * cores:
         error.add_detail(
-            f"This may be the machine's fault: in the last minute {wanting} processes wanted its "
-            f"{cores} cores. End what you do not need, and check again."
+            f"This may be the machine's fault: in the last minute {wanting} processes wanted to "
+            f"run on its {cores} cores. End programs that you do not need, and check again."
         )
     return error
 

@@ -19,31 +19,31 @@ from course_lib.checking.on_ranks.effects import GENERATORS, tensors_in
 SENTENCES = {
     "changed": (
         "the function changes {name}, which must stay as it is",
-        "Work on a copy: x = x + 1 makes a new tensor, x += 1 writes into the one that came in.",
+        "Work on a copy: x = x + 1 makes a new tensor, but x += 1 changes the caller's tensor.",
     ),
     "aliases": (
-        "what comes back shares memory with {name}",
+        "the result shares memory with {name}",
         "Writing into one of them changes the other: return a copy (.clone()).",
     ),
     "history": (
-        "what comes back carries the graph of its computation (requires_grad)",
+        "the result carries the graph of its computation (requires_grad)",
         "Return a number (loss.item()), or a tensor without history (.detach()): the graph keeps "
         "all activations in memory.",
     ),
-    "asks": ("a tensor that came in requires a gradient after the call: it did not before", ""),
+    "asks": ("after the call, a tensor of the input requires a gradient", ""),
     "overwritten": (
-        "this call has changed what an earlier one returned",
+        "this call has changed the result of an earlier call",
         "Keep nothing from one call to the next: make new tensors.",
     ),
     "random": (
         "the function draws or seeds random numbers of the {name} generator",
-        "Others rely on its state. All random numbers come from the generator that is handed to "
-        "the function, or from one of your own.",
+        "Other code relies on the state of this generator. Draw random numbers only from the "
+        "generator that the function gets, or from one that you make.",
     ),
     "mode": (
-        "{name} came in one mode and is left in another",
-        "Leave every module in the mode in which it came. If you need the other one, note "
-        "model.training before, and set it back.",
+        "the function changes the mode of {name}: training or evaluation",
+        "Leave every module in the mode that it had before the call. If you need the other mode, "
+        "note model.training first, and restore it.",
     ),
     "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
     "trainable": (
@@ -51,12 +51,12 @@ SENTENCES = {
         "torch.no_grad() is enough: inside it nothing is recorded.",
     ),
     "inference": (
-        "the function puts what was made in torch.inference_mode() into {name}",
-        "Autograd can never work with it again: torch.no_grad() is enough.",
+        "the function puts tensors that were made in torch.inference_mode() into {name}",
+        "Autograd cannot work with such tensors: use torch.no_grad() instead.",
     ),
     "hooks": (
         "the function leaves hooks on {name}",
-        "They would run once more at every further call: remove them.",
+        "Hooks that stay run again at every later call: remove them.",
     ),
     "structure": ("the function adds, removes or replaces parameters or buffers of {name}", ""),
     "grad_mode": (

@@ -173,11 +173,11 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
         if before.world_size != case.world_size:
             raise ValueError(
                 f"in_turn=({i}, {j}), counted from 0: ‘{before.name}’ has "
-                f"{before.world_size} ranks and ‘{case.name}’ {case.world_size}; the same ranks go "
-                "through both"
+                f"{before.world_size} ranks and ‘{case.name}’ {case.world_size}; both must have "
+                "the same number of ranks"
             )
         if before.after is not None or case.after is not None:
-            raise ValueError(f"in_turn=({i}, {j}): one of the two comes after a case itself")
+            raise ValueError(f"in_turn=({i}, {j}): one of the two already comes after another case")
         made.append(replace(case, name=f"{case.name}, after ‘{before.name}’", after=before))
     return (*cases, *made)
 

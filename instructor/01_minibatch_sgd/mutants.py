@@ -304,7 +304,7 @@ returns_nothing: is None
     return total → return
 one_loss_for_all: 10 rows by 4
     loss_fn( → torch.nn.functional.cross_entropy(
-sets_the_mode: the model came in one mode
+sets_the_mode: changes the mode of the model
     model.zero_grad() → …; model.train()
 float32_only: dtype
     model(rows) → model(rows.float())
@@ -468,7 +468,7 @@ one_loss_for_all: batches of 12 of 16 rows
     loss_fn( → torch.nn.functional.cross_entropy(
 a_list: expected a number
     return total / num_batches → return [total / num_batches]
-evaluates: the model came in one mode
+evaluates: changes the mode of the model
     full = gradient → model.eval(); …
 own_generator: the same number in each of 24 calls
     total = 0.0 → total, mine = 0.0, torch.Generator().manual_seed(0)
@@ -777,7 +777,7 @@ returns_the_graph: carries the graph of its computation
     total += part.item() → total = total + part
 changes_the_rows: the function changes x, which must stay as it is
     total = 0.0 → total = 0.0; x *= 0
-sums_in_float32: fits into float32
+sums_in_float32: rounded to float32 on the way
     part.backward()
   → part.backward()
   → for param in model.parameters():
@@ -791,7 +791,7 @@ a_float32_tensor_comes_back passes
 edits_of(sgd_step__in_no_grad)("""
 into_the_copy_of_reshape: .contiguous() and .reshape() make a copy
     param -= lr * param.grad → param.reshape(-1).sub_(lr * param.grad.reshape(-1))
-a_rate_in_float32: it went through float32
+a_rate_in_float32: converted to float32
     lr * param.grad → torch.tensor(lr) * param.grad
 a_step_in_bfloat16: in every operation
     param -= lr * param.grad → param -= (lr * param.grad.bfloat16()).to(param.dtype)

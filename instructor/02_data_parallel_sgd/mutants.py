@@ -151,9 +151,9 @@ def average_gradients__all_at_once(params, group=None):
 
 
 edits_of(average_gradients__all_at_once)("""
-joins_again: the process group is there already
+joins_again: the caller has made the process group already
     grads = [param.grad for → dist.init_process_group("gloo"); …
-through_bfloat16: each number fits into bfloat16
+through_bfloat16: rounded to bfloat16 on the way
     grad /= dist.get_world_size(group) → …; grad.copy_(grad.bfloat16())
 divides_what_is_under_way (simulated): before its wait()
     handle.wait()
@@ -334,7 +334,7 @@ climbs: the sign is wrong
 clears_after_the_step: what .grad held before
     model.zero_grad() → pass
     return loss.item() → model.zero_grad(); return loss.item()
-rounds_the_rate: it went through float32
+rounds_the_rate: converted to float32
     lr * param.grad → torch.tensor(lr) * param.grad
 never_zeroes: zero_grad is missing
     model.zero_grad() → pass
@@ -375,7 +375,7 @@ ignores_the_loss: squared error
     loss_fn(model(x), y) → torch.nn.functional.cross_entropy(model(x), y)
 in_half: expected
     loss_fn(model(x), y) * len(x) / count → (…).half().to(x.dtype)
-sets_the_mode: the model came in one mode
+sets_the_mode: changes the mode of the model
     model.zero_grad() → …; model.train()
 changes_the_rows: changes x, which must stay as it is
     loss = share.detach().clone() → …; x.zero_()
@@ -505,7 +505,7 @@ def shard_bounds__goes_on_where_the_last_one_stopped(length, world_size, rank, k
     return start, kept["stop"]
 
 
-@fails("this call has changed what an earlier one returned")
+@fails("this call has changed the result of an earlier call")
 def average_gradients__one_buffer_for_all_calls(params, group=None, buffers={}):
     grads = {param: param.grad for param in params if param.grad is not None}
     size = sum(grad.numel() for grad in grads.values())
@@ -537,7 +537,7 @@ def average_gradients__leaves_hooks(params, group=None):
 
 
 edits_of(average_gradients__leaves_hooks)("""
-wants_gradients_of_gradients: a tensor that came in requires a gradient
+wants_gradients_of_gradients: a tensor of the input requires a gradient
     param.register_post_accumulate_grad_hook(lambda param: None) → param.grad.requires_grad_()
 """)
 edits_of(data_parallel_step__shares)("""
@@ -590,7 +590,7 @@ def average_gradients__functional_collective(params, group=None):
             param.grad = functional.wait_tensor(total) / dist.get_world_size(group)
 
 
-@fails("what was made in torch.inference_mode()")
+@fails("tensors that were made in torch.inference_mode()")
 def average_gradients__in_inference_mode(params, group=None):
     with torch.inference_mode():
         for param in params:

@@ -69,9 +69,9 @@ def tree_broadcast__to_all_children_at_once(tensor, src, group=None):
 edits_of(tree_broadcast__doubling)("""
 into_the_copy_of_reshape: make a copy, and the result went into the copy
     tensor.copy_(data) → tensor.reshape(-1).copy_(data.reshape(-1))
-never_received: what memory of torch.empty holds
+never_received: memory of torch.empty holds
     data = tensor.contiguous() → data = torch.empty(tensor.shape, dtype=tensor.dtype)
-through_bfloat16: each number fits into bfloat16
+through_bfloat16: rounded to bfloat16 on the way
     data = tensor.contiguous() → data = tensor.bfloat16().to(tensor.dtype).contiguous()
 ignores_the_source: 2 ranks, from rank 1
     dist.get_process_group_ranks(group).index(src) → 0
@@ -221,12 +221,12 @@ in_turns (simulated, grader): Send and receive at the same time
     receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k) → pass
     sending.wait() → pass
     receiving.wait() → pass
-keeps_the_next_chunk: chunk 1 of the sum, finished. You are number 0 and keep chunk 0
+keeps_the_next_chunk: chunk 1 of the finished sum. You are number 0 and keep chunk 0
     rank - step - 2 → rank - step - 1
     chunks[rank] → chunks[(rank + 1) % k]
-begins_with_its_own_chunk: Chunk 0 must arrive here in the last step
+begins_with_its_own_chunk: In the last step, chunk 0 must arrive here
     rank - step - 2 → rank - step - 1
-begins_with_the_next_chunk: arrives here in step 1 and must in the last, step 2
+begins_with_the_next_chunk: arrives here in step 1, but should arrive in the last step, 2
     rank - step - 2 → rank - step
 one_step_too_few: expected
     range(k - 1) → range(k - 2)
@@ -309,7 +309,7 @@ def ring_reduce_scatter__the_librarys(tensor, group=None):
     return total.flatten().tensor_split(k)[rank].clone()
 
 
-@fails("may talk to")
+@fails("may exchange messages only with")
 def ring_reduce_scatter__gathers_on_one_rank(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.flatten().clone()
@@ -432,7 +432,7 @@ one_result_for_all_calls: called twice
 """)
 
 
-@fails("may talk to")
+@fails("may exchange messages only with")
 def ring_all_gather__to_everybody(chunk, length, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     whole = chunk.new_empty(length)
@@ -555,7 +555,7 @@ adds_its_own: expected
     got + incoming → got + got
 float32_only (simulated, grader): float32
     torch.empty_like(got) → torch.empty(len(got))
-through_float32: rounded to that on the way
+through_float32: were rounded to float32 on the way
     tensor.flatten() → tensor.flatten().float()
 whole_world: 4 ranks in two groups
     (group) → ()
@@ -593,7 +593,7 @@ def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
     tensor.copy_(sum(copies))
 
 
-@fails("may talk to")
+@fails("may exchange messages only with")
 def ring_all_reduce__through_one_rank(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.flatten().contiguous()
@@ -848,7 +848,7 @@ def two_level_all_reduce__imports_the_reference(tensor, inside, between):
 
 
 edits_of(ring_all_reduce__in_one_loop)("""
-wants_gradients: a tensor that came in requires a gradient
+wants_gradients: a tensor of the input requires a gradient
     tensor.copy_(flat → tensor.requires_grad_(tensor.is_floating_point()).data.copy_(flat
 """)
 

@@ -219,7 +219,7 @@ sum_of_losses: the sum of the ranks' losses
     shown.item() / k → shown.item()
 returns_nothing: is missing
     return losses → return []
-sets_the_mode: the model came in one mode
+sets_the_mode: changes the mode of the model
     DistributedDataParallel(model, process_group=group) → …; model.train()
 wraps_every_epoch: Wrap the model once
     sampler.set_epoch(epoch)
@@ -322,9 +322,9 @@ everybody_everything: The ranks share the work
     rows = list(range(len(x)))[rank::k] → rows = list(range(len(x)))
 rank_0_everything: The ranks share the work
     rows = list(range(len(x)))[rank::k] → rows = list(range(len(x))) if rank == 0 else []
-stays_in_eval_mode: the model came in one mode
+stays_in_eval_mode: changes the mode of the model
     model.train(mode) → pass
-turns_training_on: the model came in one mode
+turns_training_on: changes the mode of the model
     model.train(mode) → model.train()
 in_training_mode: Expected more than 1 value per channel when training
     model.eval() → pass
@@ -749,7 +749,7 @@ averages_buffers: prediction
   → [(dist.all_reduce(b, group=group), b.div_(k)) for b in model.buffers() if b.dim()]
 in_training_mode: prediction
     model.eval() → pass
-stays_in_eval_mode: the model came in one mode
+stays_in_eval_mode: changes the mode of the model
     model.train(training) → pass
 sends_predictions: buffer 0 at the end
     process_group=group → …, forward_sync_buffers=False

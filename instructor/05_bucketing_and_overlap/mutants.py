@@ -177,9 +177,9 @@ parameters: a hook gets the parameter
     [torch.zeros_like(p) if p.grad is None else p.grad for p in params] → params
 forgets_to_wait: never waits for the handle
     work.wait() → pass
-waits_at_once (simulated, grader): 0 % of the time in all_reduce passes while it computes
+waits_at_once (simulated, grader): computes during 0 % of its time in all_reduce
     all_reduce(flat, group=group, async_op=True) → …; work.wait()
-starts_in_finish (simulated, grader): 0 % of the time in all_reduce passes while it computes
+starts_in_finish (simulated, grader): computes during 0 % of its time in all_reduce
     work = dist.all_reduce(flat, group=group, async_op=True) → pass
     work.wait() → dist.all_reduce(flat, group=group)
 whole_world: the mean over all 4 ranks, expected the mean over its group

@@ -138,7 +138,7 @@ def quantize__adds_to_u(x, u):
     return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
 
 
-@fails("it was rounded")
+@fails("were rounded")
 def quantize__in_the_dtype_of_x(x, u):
     scale = x.abs().max() / 127 if x.numel() else torch.zeros((), dtype=x.dtype)
     scaled = x.flatten() / torch.where(scale == 0, 1, scale)
@@ -157,7 +157,7 @@ def quantize__imports_the_reference(x, u):
     return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
 
 
-@fails("this call has changed what an earlier one returned")
+@fails("this call has changed the result of an earlier call")
 def quantize__into_the_same_memory(x, u, kept={}):  # noqa: B006
     x, u = x.float().flatten(), u.flatten()
     wire = kept.setdefault(len(x), torch.zeros(len(x) + 4, dtype=torch.uint8))
@@ -205,7 +205,7 @@ in_the_dtype_of_the_result: numbers
     [0]).to(dtype) → [0].to(dtype))
 flat: has shape
     reshape(shape) → clone()
-rounds_to_float16: fits into float16
+rounds_to_float16: rounded to float16 on the way
     .to(dtype) → .half().to(dtype)
 divides: numbers
     result.mul_(wire[:4].view(torch.float32)[0]) → result.div_(wire[:4].view(torch.float32)[0])
@@ -220,7 +220,7 @@ writes_into_the_wire: the function changes bytes
 """)
 
 
-@fails("this call has changed what an earlier one returned")
+@fails("this call has changed the result of an earlier call")
 def dequantize__into_the_same_memory(wire, shape, dtype, kept={}):  # noqa: B006
     scale, codes = wire[:4].clone().view(torch.float32), wire[4:].view(torch.int8)
     result = kept.setdefault((codes.numel(), dtype), torch.empty(codes.numel(), dtype=dtype))
@@ -357,7 +357,7 @@ list_in_order_of_size: not in the order of x
 """)
 
 
-@fails("this call has changed what an earlier one returned")
+@fails("this call has changed the result of an earlier call")
 def encode_top_k__into_the_same_memory(x, k, kept={}):  # noqa: B006
     x = x.float().flatten()
     places = x.abs().topk(k).indices.sort().values

@@ -167,10 +167,10 @@ buffers_for_all_calls (simulated): buffer of recv
 adds_nothing: nothing was mixed
     total = float(weights[rank, rank]) * data → total = data.clone()
     float(weights[rank, j]) * buffer → 0 * buffer
-ring_only (simulated, grader): may talk to
+ring_only (simulated, grader): may exchange messages only with
     if j != rank and weights[rank, j] > 0} → if k > 1 and j in ((rank + 1) % k, (rank - 1) % k)}
     if j != rank and weights[j, rank] > 0: → if k > 1 and j in ((rank + 1) % k, (rank - 1) % k):
-hears_everybody (simulated, grader): may talk to
+hears_everybody (simulated, grader): may exchange messages only with
     if j != rank and weights[rank, j] > 0} → if j != rank}
     if j != rank and weights[j, rank] > 0: → if j != rank:
 sends_before_it_receives (simulated, grader): waits in send
@@ -526,7 +526,7 @@ in_the_order_of_torch: spectral gap: expected
   → (torch.linalg.eigvals(weights.double()).abs()[1] if k > 1 else 0)
 needs_two_ranks: index 1 is out of bounds
     eigvals(rest).abs().max() → eigvals(weights.double()).abs().sort(descending=True).values[1]
-in_float32: fits into float32
+in_float32: rounded to float32 on the way
     weights.double() → weights.float()
     (k, k), 1 / k, dtype=torch.float64 → (k, k), 1 / k
 smallest: spectral gap: expected

@@ -132,7 +132,7 @@ class _Strict:
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         if dist.is_initialized():
             raise ValueError(
-                "init_process_group: the process group is there already, and belongs to the caller"
+                "init_process_group: the caller has made the process group already, so use that one"
             )
         self._join(*args, **kwargs)
 
@@ -189,7 +189,7 @@ class RankProgram:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         try:
             for place, leaf in leaves(value):
-                encode(leaf, without_numbers(place) or "what comes back")
+                encode(leaf, without_numbers(place) or "the result")
         except NotPlainError as error:
             return {"refused": str(error)}
         left = {

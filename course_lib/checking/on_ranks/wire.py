@@ -97,7 +97,7 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
         for key in value:
             if type(key) is not str or not _is_unicode(key):
                 raise NotPlainError(
-                    f"{path} has a key of type {_type(key)}; the keys of a dict are text"
+                    f"{path} has a key of type {_type(key)}; the keys of a dict must be text"
                 )
         return {
             "dict": [
@@ -106,7 +106,7 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
         }
     hint = ""
     if type(value).__module__ == "numpy":
-        hint = "; torch.as_tensor(...) makes a tensor of it, .item() a number"
+        hint = "; convert it with torch.as_tensor(...) to a tensor, or with .item() to a number"
     raise NotPlainError(
         f"{path} is of type {_type(value)}; return tensors, numbers, text, lists, tuples or dicts "
         f"of them{hint}"
@@ -143,7 +143,7 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise NotPlainError(
-            f"{path} is of type {_type(tensor)}, without plain data: {reason}"
+            f"{path} is of type {_type(tensor)}, whose data cannot be read: {reason}"
         ) from error
 
 

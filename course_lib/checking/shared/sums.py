@@ -114,8 +114,8 @@ MISTAKES: dict[str, _Of] = {
     "K times what this rank had: what arrives is never used": lambda ins, me: (
         len(ins) * ins[me]["tensor"]
     ),
-    "the sum and this rank's own numbers once more: a finished chunk replaces the one that is "
-    "there": lambda ins, me: total(ins) + ins[me]["tensor"],
+    "the sum and this rank's own numbers once more: do not add a finished chunk, write it over the "
+    "old one": lambda ins, me: total(ins) + ins[me]["tensor"],
     "twice the sum": lambda ins, me: 2 * total(ins),
     "the sum over this rank and its left neighbour only": lambda ins, me: (
         ins[me]["tensor"] + ins[me - 1]["tensor"]
@@ -160,12 +160,13 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
             return ""
         if len(parts) < k:
             told_parts = " and ".join(map(str, parts))
-            told.append(f"chunk {number} has the part of number {told_parts} only")
+            told.append(f"chunk {number} has only the part of number {told_parts}")
     if not told:
         return ""
     return (
-        f"Of the {k} chunks here {len(told)} are not finished: {told[0]}. The second half passes "
-        "on finished chunks only, and begins with the one that the first half has finished here."
+        f"On this rank, {len(told)} of the {k} chunks are not finished: {told[0]}. The second half "
+        "of the ring must pass on only finished chunks. A rank must first send the chunk that the "
+        "first half has finished on it."
     )
 
 
@@ -184,7 +185,7 @@ def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
         return {}
     words = (
         f"what was there before: the tensor is {case.form.layout}, so .contiguous() and .reshape() "
-        "make a copy, and the result went into the copy. Copy it back: tensor.copy_(…)"
+        "make a copy, and the result went into the copy. Copy the result back: tensor.copy_(…)"
     )
     return {words: in_calls("tensor", _own)(case, inputs, me)}
 
@@ -221,7 +222,7 @@ def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
         def part(theirs: Sequence[Any], me: int, number: int = number) -> Tensor:
             return _own(theirs, number)
 
-        words = f"the part of number {number} alone: every member adds its own"
+        words = f"the part of number {number} alone: every member must add its own part"
         if number != me:
             known[words] = _chunk(part)(case, inputs, me)
     return known
@@ -232,21 +233,22 @@ def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
     wanted = f"You are number {me} and keep chunk {me}"
     if parts == k:
         return (
-            f"chunk {number} of the sum, finished. {wanted}: each chunk number in your loop, of "
-            f"what you send and of what you add to, is {(number - me) % k} too large (modulo {k})"
+            f"chunk {number} of the finished sum. {wanted}: in your loop, the numbers of the chunk "
+            f"that you send and of the chunk that you add to are {(number - me) % k} too large "
+            f"(modulo {k})"
         )
     if number != me:
         held = "only your own part in it" if parts == 1 else f"the parts of {parts} of {k} in it"
-        return f"chunk {number} with {held}. {wanted}: it is the one that must arrive here last"
+        return f"chunk {number} with {held}. {wanted}: chunk {me} must be the last to arrive here"
     if parts == 1:
         return (
-            f"chunk {me} as you had it: no other part was added. Chunk {me} must arrive here in "
-            "the last step, finished but for your part: see which one does in your loop"
+            f"chunk {me} as you had it: no other part was added. In the last step, chunk {me} must "
+            "arrive here with all parts except yours: look which chunk arrives then in your loop"
         )
     return (
-        f"chunk {me} with the parts of {parts} of {k}, yours and those to your left. Either it "
-        f"arrives here in step {parts - 1} and must in the last, step {k - 1}; or somebody passes "
-        "on its own part without what it had received"
+        f"chunk {me} with the parts of {parts} of {k} members: you and those to your left. Either "
+        f"this chunk arrives here in step {parts - 1}, but should arrive in the last step, "
+        f"{k - 1}. Or a member passes on only its own part, without the parts that it has received"
     )
 
 

@@ -26,15 +26,15 @@ SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
 NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 UPDATE_MISTAKES: dict[str, Matrix] = {
-    "what you get when a shard of few rows counts as much as one of many": mean,
+    "the result if a shard of few rows counts as much as a shard of many rows": mean,
     "the sum of the shards' gradients, not the mean": MISTAKES[
         "the sum over the ranks, not the mean"
     ],
     "the sum over all rows: the division by B is missing": lambda rows: by_rows(rows) * rows.sum(),
-    "the right weights, and then divided by the number of ranks once more": (
+    "a step with the right gradient, divided by the number of ranks once more": (
         lambda rows: by_rows(rows) / len(rows)
     ),
-    "a step up the slope: the sign is wrong": lambda rows: -by_rows(rows),
+    "a step that makes the loss larger: the sign is wrong": lambda rows: -by_rows(rows),
     "a step with this rank's own gradient: average before the update": own,
     "a step with this rank's own share of the gradient: average before the update": (
         lambda rows: own(rows) * by_rows(rows)
@@ -48,9 +48,9 @@ UPDATE_MISTAKES: dict[str, Matrix] = {
 LOSS_MISTAKES: dict[str, Matrix] = {
     "the loss on this rank's own rows: average it as well": own,
     "this rank's share of the loss: add the shares up": lambda rows: own(rows) * by_rows(rows),
-    "the plain mean of the ranks' losses, whatever their rows": mean,
+    "the plain mean of the ranks' losses: weight each loss by its number of rows": mean,
     "the sum of the ranks' losses, not their mean": lambda rows: len(rows) * mean(rows),
-    "the loss of all rows together: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
+    "the sum of the losses of all rows: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
 }
 
 
@@ -162,7 +162,7 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     for times in (1, 2, 3, 4):
         name = "a step with the last step's gradient still in it: zero_grad is missing"
         mistakes[name + " " * (times - 1)] = steps(carry=times, at_first=times)
-        name = "a step with what .grad held before the first one: clear it before backward"
+        name = "a step with what .grad held before the first step: clear .grad before backward"
         mistakes[name + " " * (times - 1)] = steps(at_first=times)
     return looking_at(keys, equals(steps(), mistakes, **options))
 

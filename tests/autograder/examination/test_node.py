@@ -124,7 +124,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: Sandb
     report = examined(open_place, source, "average_gradients", "cpu", Limits(case=2.0)).report
     reasons = [result.reason for result in report.results]
     assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
-    assert "not run: 2 cases before it" in reasons[3]
+    assert "not run, because 2 earlier cases" in reasons[3]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")

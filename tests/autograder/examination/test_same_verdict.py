@@ -108,7 +108,7 @@ TOTAL = task(
     [
         (TOUCHES, "Ranks 0, 1 read the buffer of all_reduce #1 before its wait(): line"),
         (ENDLESS, "The case took longer than its limit of 1 s."),
-        (ENDLESS, f"not run: {MAX_TIMEOUTS} cases before it took longer than their limit"),
+        (ENDLESS, f"not run, because {MAX_TIMEOUTS} earlier cases took longer than their limit"),
     ],
 )
 def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:

@@ -157,4 +157,4 @@ def test_nan_has_more_than_one_cause() -> None:
     with pytest.raises(Wrong) as caught:
         expect_close(torch.full((2,), torch.nan).half(), torch.ones(2).half(), "x")
     assert "torch.empty" in caught.value.hint
-    assert "float16 is inf beyond 65504" in caught.value.hint
+    assert "float16 becomes inf beyond 65504" in caught.value.hint

@@ -41,7 +41,7 @@ def test_what_was_run_decides(mine: int, actual: Any, holds: int | None) -> None
     assert scored.right is (None if holds is None else mine == holds)
     assert str(scored).count("✓") == (holds is not None)
     if holds is None:
-        assert "no option foresaw that" in str(scored)
+        assert "no option says that" in str(scored)
     else:
         assert f"✓ {holds}. " in str(scored)
     assert all(reason in str(scored) for reason in WHY)
@@ -65,7 +65,7 @@ def test_the_first_guess_counts(capsys: Any) -> None:
 def test_without_a_guess_the_run_still_answers_and_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / ".desk").mkdir()
     told = guess("idle?", IDLE).score(0.25)
-    assert told.right is None and "The run shows 0.25: so it is 2." in str(told)
+    assert told.right is None and "The run shows 0.25: option 2 is right." in str(told)
     assert predictions.record() == []
 
 
@@ -78,7 +78,7 @@ def test_a_number_that_no_option_has(mine: Any) -> None:
 def test_too_few_options_and_too_few_reasons() -> None:
     with pytest.raises(ValueError, match="two options or more, got 1"):
         guess("idle?", ["none"])
-    with pytest.raises(ValueError, match="3 options need as many reasons, got 1"):
+    with pytest.raises(ValueError, match="one reason for each of the 3 options, got 1"):
         guess("idle?", IDLE).score(0.25, why=["so"])
 
 
@@ -86,7 +86,13 @@ def test_html_has_the_words_and_no_markup_of_theirs() -> None:
     odd = {"<b>n & m</b>": 1, "$x$ < 3": 2}
     html = guess("<i>which?</i>", odd, mine=1).score(2, why=["<u>a</u>", "b"])._repr_html_()
     text = unescape(re.sub(r"<style>.*</style>|</?[a-z][^>]*>", "", html, flags=re.DOTALL))
-    for words in ("<i>which?</i>", "<b>n & m</b>", "$x$ < 3", "<u>a</u>", "You guessed 1: not so."):
+    for words in (
+        "<i>which?</i>",
+        "<b>n & m</b>",
+        "$x$ < 3",
+        "<u>a</u>",
+        "You guessed option 1: not right.",
+    ):
         assert words in text
     assert "tex2jax_ignore" in html
 

@@ -96,10 +96,10 @@ def test_two_mutants_may_have_the_same_edits(tmp_path: Path) -> None:
         ("one\n    found = 0 → found = 1", "'one': expected ‘mistake: words of the report’"),
         ("one (home): here\n    found = 0 → found = 1", "expected ‘mistake: words"),
         ("    found = 0 → found = 1", "expected ‘mistake: words"),
-        ("one: here\n    found = 2 → found = 1", "total__one: total__in_turn has no 'found = 2'"),
-        ("one: here\n    = 0\n  → = 1\n  → pass", "total__one: total__in_turn has no '= 0'"),
+        ("one: here\n    found = 2 → found = 1", "the source of total__in_turn has no 'found = 2'"),
+        ("one: here\n    = 0\n  → = 1\n  → pass", "the source of total__in_turn has no '= 0'"),
         ("one: here\n    found = 0", "'found = 0': expected a →"),
-        ("in_turn: here\n    found = 0 → found = 1", "total__in_turn is there already"),
+        ("in_turn: here\n    found = 0 → found = 1", "there is already a mutant total__in_turn"),
     ],
 )
 def test_a_text_that_says_no_mutant_is_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -18,7 +18,10 @@ def fresh(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_the_first_guess_counts(capsys: Any) -> None:
-    assert repr(predict("bytes", 3_000_000)) == "bytes: you predict 3,000,000; locked"
+    assert (
+        repr(predict("bytes", 3_000_000))
+        == "bytes: you predict 3,000,000; your prediction is locked"
+    )
     again = predict("bytes", 4)
     assert again.guess == 3_000_000
     assert "Your first prediction counts: 3,000,000." in capsys.readouterr().out
@@ -31,10 +34,10 @@ def test_the_first_guess_counts(capsys: Any) -> None:
         (100, torch.tensor(100.0), "right"),
         (200, 100, "2 times too large"),
         (50, 100, "2 times too small"),
-        (-1, 100, "not so"),
+        (-1, 100, "not right"),
         ("last", "Last", "right"),
-        ("first", "last", "not so"),
-        (1, 0, "not so"),
+        ("first", "last", "not right"),
+        (1, 0, "not right"),
     ],
 )
 def test_a_guess_is_scored_against_what_was_run(guess: Any, actual: Any, words: str) -> None:

@@ -36,7 +36,7 @@ def test_the_first_wrong_case_is_told_with_both_values() -> None:
     made = puzzle("Who?", lambda rank: rank - 1, truth=lambda rank: (rank - 1) % 3,
                   cases=[{"rank": 1}, {"rank": 0}, {"rank": 2}])  # fmt: skip
     assert (made.right, made.total) == (2, 3)
-    assert "Right in 2 of 3 cases. With rank=0 your line says -1; it is 2." in repr(made)
+    assert "Right in 2 of 3 cases. With rank=0 your line gives -1; right is 2." in repr(made)
 
 
 def test_an_error_in_the_line_is_told_and_counts_as_wrong() -> None:

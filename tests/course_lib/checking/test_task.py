@@ -130,7 +130,7 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
         (lambda x, group=None: total(x.mul_(2), group), "changes x"),
         (lambda x, group=None: total(x, group).requires_grad_(), "carries the graph"),
         (lambda x, group=None: total(x, group).add_(torch.empty_like(x)), "memory of torch.empty"),
-        (lambda x, group=None: total(x, group).bfloat16().to(x.dtype), "fits into bfloat16"),
+        (lambda x, group=None: total(x, group).bfloat16().to(x.dtype), "rounded to bfloat16"),
         (lambda x, group=None: total(x.transpose(0, 1).view(-1), group), ".reshape works, and"),
         (lambda x, group=None: (torch.rand(1), total(x, group))[1], "numbers of the torch gener"),
         (lambda x, group=None: (torch.set_grad_enabled(False), total(x, group))[1], "disabled"),
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said(function: Any, words: str) -> None:
 def test_an_alias_of_the_input_is_found() -> None:
     cases = [Case("1 rank", 1)]
     report = run(lambda x, group=None: x, sum_task(cases=cases))
-    assert "what comes back shares memory with x" in report.reason
+    assert "the result shares memory with x" in report.reason
 
 
 def test_what_may_change_may_come_back() -> None:
@@ -263,7 +263,7 @@ def test_after_two_cases_out_of_time_a_check_stops_and_says_so() -> None:
 
     report = run(endless, sum_task(seconds=0.5))
     assert "limit of 0.5 s" in report.results[1].reason
-    assert "not run: 2 cases before it" in report.results[2].reason
+    assert "not run, because 2 earlier cases" in report.results[2].reason
     assert "Ranks(…, timeout" not in str(report)
 
 
@@ -318,7 +318,7 @@ def test_an_expectation_that_fails_costs_its_case_and_is_kept_for_the_author() -
 
     report = run(total, sum_task(expects=[Expectation(careless)]))
     assert [result.passed for result in report.results] == [False, True, True, True]
-    assert report.results[0].reason == "what was sent is nothing that this check expects"
+    assert report.results[0].reason == "the messages have a form that this check does not expect"
     assert "ZeroDivisionError" in report.results[0].trouble
     assert report.parts == {"values": True, "communication": False}
 
@@ -336,7 +336,7 @@ def in_the_first_group(x: torch.Tensor, group: Any = None, kept: dict[int, Any] 
 @pytest.mark.parametrize(
     ("function", "pair", "words"),
     [
-        (into_one_buffer, (1, 1), "this call has changed what an earlier one returned"),
+        (into_one_buffer, (1, 1), "this call has changed the result of an earlier call"),
         (in_the_first_group, (2, 3), "pass group=group to every call"),
     ],
 )
@@ -392,7 +392,7 @@ def behind_a_barrier(x: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 def test_cases_in_turn_have_as_many_ranks() -> None:
     with pytest.raises(
-        ValueError, match="‘one’ has 1 ranks and ‘two’ 2; the same ranks go through"
+        ValueError, match="‘one’ has 1 ranks and ‘two’ 2; both must have the same number"
     ):
         sum_task(cases=[Case("one", 1), Case("two", 2)], in_turn=[(0, 1)])
 
@@ -439,5 +439,5 @@ def test_a_case_in_turn_is_named_plainly() -> None:
     cases = [Case("one", 2), Case("two", 2)]
     made = sum_task(cases=cases, in_turn=[(0, 1), (1, 1)]).cases[2:]
     assert [case.name for case in made] == ["two, after ‘one’", "two, after ‘two’"]
-    with pytest.raises(ValueError, match="comes after a case itself"):
+    with pytest.raises(ValueError, match="already comes after another case"):
         sum_task(cases=made, in_turn=[(0, 0)])

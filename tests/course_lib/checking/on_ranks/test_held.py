@@ -203,7 +203,7 @@ def test_a_forged_count_costs_its_case(forged: Any) -> None:
         return observed
 
     report = run_check("t/chunk", reduce_scatter_check(), forger, seed="1")
-    assert "does not say what it holds" in report.reason
+    assert "does not say how many bytes it holds" in report.reason
     assert not any(result.trouble for result in report.results)
 
 

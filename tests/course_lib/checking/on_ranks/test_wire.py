@@ -182,7 +182,7 @@ class Sly(float):
         ({"\udfff": 1}, "result has a key"),
         (10**5000, "result is an integer of more than 1024 bits"),
         ({"w": torch.eye(2).to_sparse()}, r"result\['w'\] is not a dense tensor"),
-        (torch.empty(3, device="meta"), "without plain data"),
+        (torch.empty(3, device="meta"), "whose data cannot be read"),
         (torch.ones(2).to(torch.float8_e5m2), "float8_e5m2; return one of"),
         ([0] * 2**20, "too many separate values"),
     ],
