@@ -49,9 +49,9 @@ class Constants:
             at = f" ({where[:80]})" if where else ""
             raise TapeError(
                 f"{nbytes:,} bytes come from nowhere{at}{before}: no operator on the tape made "
-                f"them, and only {MAX_CONSTANT:,} such bytes are allowed in all. NumPy, files, "
-                "other threads and precomputed numbers are not on the tape; torch.randperm and "
-                "torch.randint are"
+                f"them, and only {MAX_CONSTANT:,} such bytes are allowed in all. Numbers from "
+                "NumPy, files, other threads or earlier work are not on the tape. Numbers from "
+                "torch.randperm and torch.randint are on it"
             )
 
     def take_line(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Constants:
             )
 
     def _before(self) -> str:
-        return f", after {self.nbytes:,} others" if self.nbytes else ""
+        return f", after {self.nbytes:,} other such bytes" if self.nbytes else ""
 
 
 def _names(told: Any) -> int:

@@ -115,7 +115,7 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         _, scores, labels, _, _, ignored, _ = args
         here = labels[labels != ignored]
         if bool(((here < 0) | (here >= scores.shape[-1])).any()):
-            raise ValueError("a label is not the number of a class")
+            raise ValueError("each label must be the number of a class")
     elif name.endswith("softmax_backward_data"):
         grad, result, *_ = args
         if grad.shape != result.shape:

@@ -34,11 +34,11 @@ def estimate_table(
     lines += [
         "",
         f"{'a rank holds':24}{held / 1e9:12.1f} GB  of {cluster.memory / 1e9:.0f}"
-        + ("" if held <= cluster.memory else ": does not fit"),
+        + ("" if held <= cluster.memory else ": too much, this layout does not fit"),
         f"  {'weights and state':22}{result.memory.weights_and_state / 1e9:12.1f} GB",
         f"  {'activations':22}{result.memory.activations / 1e9:12.1f} GB",
-        f"{'and sends':24}{sum(result.traffic[:5]) / 1e9:12.2f} GB  "
-        f"{result.traffic.between / 1e9:.2f} of them between nodes",
+        f"{'a rank sends':24}{sum(result.traffic[:5]) / 1e9:12.2f} GB  "
+        f"{result.traffic.between / 1e9:.2f} GB of it between nodes",
     ]
     return "\n".join(lines)
 

@@ -87,10 +87,10 @@ def search(
         progress(len(tried), len(tried))
     if not best:
         raise ValueError(
-            f"no layout fits on {ranks} devices: the smallest needs {smallest / 1e9:.1f} GB of "
-            f"{cluster.memory / 1e9:.0f} per device, and {SPARE:.0%} must stay free"
+            f"no layout fits on {ranks} devices: the smallest needs {smallest / 1e9:.1f} GB per "
+            f"device. A device has {cluster.memory / 1e9:.0f} GB, and {SPARE:.0%} must stay free"
             if tried
-            else f"no layout on {ranks} devices cuts a batch of {batch} sequences evenly"
+            else f"no layout on {ranks} devices divides a batch of {batch} sequences equally"
         )
     first = sorted(best.values(), key=lambda each: each[:2])[:most]
     return [_found(model, cluster, layout) for _, _, layout in first]

@@ -90,11 +90,11 @@ def parser() -> argparse.ArgumentParser:
     add(steps, "epochs", "passes over the training set", type=int)
     add(steps, "steps", "optimizer steps in total, instead of --epochs", type=int)
     add(steps, "lr", "learning rate of AdamW", type=float)
-    add(steps, "weight_decay", "of AdamW", type=float)
+    add(steps, "weight_decay", "weight decay of AdamW", type=float)
     add(steps, "clip_norm", "largest norm of a gradient; no clipping by default", type=float)
     add(steps, "seed", "seed of the initial weights and the order of examples", type=int)
     how = made.add_argument_group("how")
-    add(how, "ddp", "whose DistributedDataParallel", choices=get_args(DDPName))
+    add(how, "ddp", "the DistributedDataParallel to use", choices=get_args(DDPName))
     add(how, "precision", "number format of matrix products", choices=get_args(PrecisionName))
     text = "auto: use GPUs if every rank of this machine can have one (auto)"
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
@@ -175,7 +175,7 @@ def main() -> int:
         # connection closed, and torchrun restarts all of them.
         what = f"failed\n{traceback.format_exc()}"
         if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
-            what = "lost the connection to another rank, which has ended: look for its error\n"
+            what = "lost the connection to another rank. Look for the error of that rank\n"
         _complain(f"{PROGRAM}: rank {_rank()} {what}")
         leave(1)
     else:

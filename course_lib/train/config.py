@@ -94,7 +94,7 @@ class TrainConfig:
         # PyTorch's generators take 64 bits. An epoch has at least one step.
         epochs = self.epochs if self.steps is None else self.steps
         largest = 2**63 - epochs
-        expected = f"0 … {largest}, because each of up to {epochs} epochs takes the next seed"
+        expected = f"0 to {largest}, because each of up to {epochs} epochs takes the next seed"
         _require(self, "seed", 0 <= self.seed <= largest, expected)
         if self.model == "transformer":
             divides = self.width % self.heads == 0

@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def kill(rank: int, pid: int, step: int) -> None:
         if rank == options.kill and step == options.at_step:
-            print(f"rank {rank} has taken step {step}: SIGKILL")
+            print(f"rank {rank} has taken step {step}, and is now killed with SIGKILL")
             os.kill(pid, signal.SIGKILL)
 
     outcome = supervise(options.ranks, options.steps, on_step=kill)
@@ -249,9 +249,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = each[options.ranks]
         said = f"steps {first[0]} to {first[-1]} with {options.ranks} ranks" if first else "nothing"
         if alone:
-            said += f", steps {alone[0]} to {alone[-1]} with fewer"
+            said += f", steps {alone[0]} to {alone[-1]} with fewer ranks"
         print(f"rank {rank}: {said}{', then died' if rank in outcome.died else ''}")
-    print(f"largest difference between the survivors' weights and one process: {off(outcome):.1e}")
+    print(
+        "largest difference between the survivors' weights and those of one process: "
+        f"{off(outcome):.1e}"
+    )
     return 0
 
 

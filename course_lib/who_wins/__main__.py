@@ -60,21 +60,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="how often each algorithm trains (5; --quick: 2)")
+    add("--seeds", type=int, help="seeds to train each algorithm with (5; --quick: 2)")
     add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
     add("--target", type=float, default=default.target, help="the loss to reach (%(default)s)")
     add(
         "--steps", type=int, default=default.steps, help="give up after so many steps (%(default)s)"
     )
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
-    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="trainings at a time")
+    add(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of trainings that run at the same time",
+    )
     add(
         "--folder",
         type=Path,
         default=Path("work/who_wins"),
         help="folder for the results (%(default)s)",
     )
-    add("--tune", action="store_true", help="try settings instead, and print a table")
+    add(
+        "--tune",
+        action="store_true",
+        help="instead of the map, try settings of each algorithm, and print a table",
+    )
     add("--write", action="store_true", help=f"write --tune's results to {FILE.name}, for the map")
     add("--figure", type=Path, help="draw the map to this file")
     add("--json", action="store_true", help="print JSON instead of tables")
@@ -123,7 +132,11 @@ def _map(options: argparse.Namespace) -> int:
     print(assumptions(problem, seeds), map_table(cells), sep="\n\n", end="\n\n")
     print(steps_table(steps, updates), end="\n\n")
     if len(set(names) & set(COMPARED_BY_BAGUA)) > 1:
-        print("Beside BAGUA (among the families that it compares):", bagua_text(cells), sep="\n\n")
+        print(
+            "Compared with the paper on BAGUA (only the families of algorithms in that paper):",
+            bagua_text(cells),
+            sep="\n\n",
+        )
     return 0
 
 

@@ -92,7 +92,7 @@ def test_the_layouts_of_llama_3_are_among_the_ten_best(name: str) -> None:
 
 def test_a_model_that_fits_nowhere_says_what_it_would_take() -> None:
     huge = Transformer(layers=100, width=16384, heads=64, vocabulary=50000)
-    with pytest.raises(ValueError, match=r"the smallest needs .* GB of 86"):
+    with pytest.raises(ValueError, match=r"the smallest needs .* GB per device. A device has 86"):
         search(huge, SELENE, ranks=8, batch=8)
-    with pytest.raises(ValueError, match="cuts a batch of 3 sequences evenly"):
+    with pytest.raises(ValueError, match="divides a batch of 3 sequences equally"):
         search(Transformer(7, 64, 1, 10), SELENE, ranks=512, batch=3)
