@@ -91,7 +91,7 @@ def ring_attention(
     if queries.shape[-2] != expected:
         raise ValueError(
             f"rank {rank} of {world_size} must have {expected} of the {length} tokens, "
-            f"got {queries.shape[-2]} tokens: positions_of says which"
+            f"got {queries.shape[-2]} tokens: positions_of(…) returns the tokens of a rank"
         )
     result: Tensor = _RingAttention.apply(queries, keys, values, all_pieces, causal, group)  # type: ignore[no-untyped-call]
     return result

@@ -58,17 +58,17 @@ class Link(NamedTuple):
 
 
 def message_time(nbytes: float, network: Network) -> float:
-    """Return α + n/β, and 2o, the seconds of one message of n = `nbytes`."""
+    """Return o + α + n/β + o: the seconds of one message of n = `nbytes`."""
     return _first(network) + _each(nbytes, network)
 
 
 def _first(network: Network) -> float:
-    """Return α' = α + o, which messages that start at once pay together."""
+    """Return α' = α + o: messages that start at the same time pay it together, once."""
     return network.latency + network.overhead
 
 
 def _each(nbytes: float, network: Network) -> float:
-    """Return b = o + n/β, for which a message of n = `nbytes` occupies each of its ends."""
+    """Return b = o + n/β: so long a message of n = `nbytes` occupies its sender and receiver."""
     return network.overhead + nbytes / network.bandwidth
 
 
@@ -113,7 +113,7 @@ def all_to_all_time(nbytes: float, world_size: int, network: Network) -> float:
 
 
 def central_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
-    """Return 2α + 2(K-1) n/β seconds: all passes one rank's link, in and out; 0 for K = 1."""
+    """Return 2α + 2(K-1) n/β seconds: all bytes pass one rank's link, in and out; 0 for K = 1."""
     return 2 * naive_broadcast_time(nbytes, world_size, network)
 
 

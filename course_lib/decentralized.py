@@ -126,8 +126,8 @@ def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
             "the elements of a mixing matrix must be finite numbers that are 0 or more"
         )
     for name, dim, why in (
-        ("row", 1, "ranks that agree would not stay where they are"),
-        ("column", 0, "mixing would move the mean over the ranks"),
+        ("row", 1, "mixing would change values that are equal on all ranks"),
+        ("column", 0, "mixing would change the mean over the ranks"),
     ):
         sums = matrix.sum(dim)
         wrong = (sums - 1).abs() > 1e-6

@@ -103,7 +103,9 @@ def average_gradients(replicas: Sequence[nn.Module], weights: Sequence[float]) -
     than another.
     """
     if len(weights) != len(replicas):
-        raise ValueError(f"{len(replicas)} replicas need as many weights, not {len(weights)}")
+        raise ValueError(
+            f"there must be one weight for each of the {len(replicas)} replicas, got {len(weights)}"
+        )
     for params in zip(*(replica.parameters() for replica in replicas), strict=True):
         if all(param.grad is None for param in params):
             continue

@@ -169,13 +169,13 @@ def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.Proce
 
     Nodes hold `ranks_per_node` consecutive ranks each. `between` joins the ranks that have the same
     number in their nodes. All ranks must call, since PyTorch makes groups together; call once, and
-    keep them. Raises ValueError if the nodes do not come out full.
+    keep them. Raises ValueError if a node would not be full.
     """
     rank, world_size = place_in(None)
     if ranks_per_node < 1 or world_size % ranks_per_node:
         raise ValueError(
             f"{world_size} ranks do not fill nodes of {ranks_per_node} ranks: every node must hold "
-            "as many ranks, so that each chunk has a counterpart on the other nodes"
+            "the same number of ranks. Use a number of ranks that ranks_per_node divides"
         )
     nodes = [range(i, i + ranks_per_node) for i in range(0, world_size, ranks_per_node)]
     across = [range(i, world_size, ranks_per_node) for i in range(ranks_per_node)]

@@ -69,7 +69,7 @@ def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
     Raises TypeError if the tensor is sparse, ValueError if elements share memory (`expand`).
     """
     if tensor.is_sparse:
-        raise TypeError("sparse tensors have no fixed length to cut: send tensor.to_dense()")
+        raise TypeError("sparse tensors cannot be cut into chunks: send tensor.to_dense()")
     tensor = tensor.detach()
     as_it_lies = not (tensor.is_conj() or tensor.is_neg())  # else these are still to be applied
     if tensor.is_contiguous() and as_it_lies:

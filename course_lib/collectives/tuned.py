@@ -122,7 +122,7 @@ class TunedAllReduce:
         return min(self.times[nearest], key=self.times[nearest].__getitem__)
 
     def _measure(self, tensor: Tensor, repeats: int) -> dict[str, float]:
-        """Return for each algorithm the median seconds of an all-reduce, of the slowest rank each.
+        """Return for each algorithm the median of the slowest rank's seconds for an all-reduce.
 
         The algorithms take turns, so that what else the machine does meanwhile hits them alike.
         """

@@ -31,7 +31,7 @@ def width_for(values: int) -> int:
     for width in WIDTHS:
         if values <= 1 << width:
             return width
-    raise ValueError(f"a byte has 256 values, not {values}")
+    raise ValueError(f"a byte can tell at most 256 values apart, got {values}")
 
 
 def for_numpy(tensor: Tensor) -> bool:

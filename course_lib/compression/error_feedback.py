@@ -89,7 +89,7 @@ class ErrorFeedback(Compressor):
         if residual.numel() != x.numel():
             raise ValueError(
                 f"the earlier tensors of key {key!r} had {residual.numel()} elements, this tensor "
-                f"has {x.numel()}: give every stream of tensors a key of its own"
+                f"has {x.numel()}: use another key for tensors of another size"
             )
         return residual
 

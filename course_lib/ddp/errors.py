@@ -37,8 +37,8 @@ def second_backward(name: str) -> RuntimeError:
         f"backward() reached '{name}' a second time after one forward; its gradient was already "
         "averaged",
         "Call the wrapped model before each backward(), and not its .module. To add up gradients, "
-        "put all but the last forward and backward in `with model.no_sync():`. Where reentrant "
-        "checkpointing goes through shared weights several times, and alike in every step, wrap "
+        "put all but the last forward and backward in `with model.no_sync():`. If reentrant "
+        "checkpointing uses shared weights several times, in the same way in every step, wrap "
         "the model with static_graph=True.",
         "Expected to mark a variable ready only once.",
     )
@@ -55,9 +55,9 @@ def sparse_gradient(name: str) -> RuntimeError:
 def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError:
     """Return the error for a gradient of another dtype or shape than its place in the bucket."""
     return _error(
-        f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but was "
-        f"{tuple(view.shape)} {view.dtype} when it was wrapped",
-        "Change dtype or shape first (model.half(), say), and wrap the model then.",
+        f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but the parameter "
+        f"was {tuple(view.shape)} {view.dtype} when it was wrapped",
+        "Change dtype or shape first (with model.half(), for example), and then wrap the model.",
     )
 
 
@@ -65,7 +65,7 @@ def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> Runtim
     """Return the error for a parameter that lies in memory in another order than at first."""
     return _error(
         f"'{name}' has the strides {tuple(now)}, but had {tuple(then)} when it was wrapped",
-        "Change the memory format first (model.to(memory_format=…)), and wrap the model then.",
+        "Change the memory format first (model.to(memory_format=…)), and then wrap the model.",
     )
 
 

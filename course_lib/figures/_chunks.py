@@ -100,7 +100,7 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     if len(sends) != len(grids) - 1:
         raise ValueError(
             f"history has {len(grids)} moments, so each rank must send {len(grids) - 1} messages; "
-            f"in the trace it sends {len(sends)}"
+            f"in the trace, a rank sends {len(sends)}"
         )
     columns = 4 if len(grids) > 5 else 3
     figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)

@@ -140,9 +140,9 @@ def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: 
         raise ValueError(f"these values make {count} drawings; a page holds {MOST}: give fewer")
     for name, value in first.items():
         if value not in values.get(name, []):
-            raise ValueError(f"first says {name}={value!r}, which no slider has")
+            raise ValueError(f"first asks for {name}={value!r}, but no slider has this value")
     if play is not None and play not in values:
-        raise ValueError(f"play={play!r} is no parameter: there are {', '.join(values)}")
+        raise ValueError(f"play must be one of the parameters {', '.join(values)}; got {play!r}")
 
 
 def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:

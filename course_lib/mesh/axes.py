@@ -67,7 +67,7 @@ def make_mesh(**sizes: int) -> Mesh:
     world_size = dist.get_world_size()
     if math.prod(sizes.values()) != world_size:
         shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ValueError(f"{shape} does not multiply to the number of ranks, {world_size}")
+        raise ValueError(f"the product {shape} must be {world_size}, the number of ranks")
     places = list(itertools.product(*(range(size) for size in sizes.values())))
     mine = dict(zip(sizes, places[dist.get_rank()], strict=True))
     together = [*((axis,) for axis in AXES), ("data", "expert")]

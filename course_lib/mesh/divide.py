@@ -113,6 +113,9 @@ def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """
     parts = mesh.sizes["data"] * mesh.sizes["expert"]
     if len(whole) % parts:
-        raise ValueError(f"a batch of {len(whole)} rows does not divide into {parts} equal parts")
+        raise ValueError(
+            f"a batch of {len(whole)} rows cannot be divided into {parts} equal parts: use a "
+            f"multiple of {parts}"
+        )
     mine = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
     return whole.chunk(parts)[mine]

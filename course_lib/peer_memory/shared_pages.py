@@ -145,5 +145,5 @@ class SpinBarrier:
         if time.monotonic() - self._waiting_since > self.timeout:
             raise TimeoutError(
                 f"rank {self.rank} waited {self.timeout:g} s at a shared-memory barrier for rank "
-                f"{other} of the group: it has died, or called all_reduce less often"
+                f"{other} of the group: rank {other} has died, or called all_reduce less often"
             )

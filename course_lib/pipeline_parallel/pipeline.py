@@ -152,7 +152,7 @@ class Pipeline(nn.Module):
         micro_batches = self.schedule.micro_batches
         if len(batch) % micro_batches or not len(batch):
             raise ValueError(
-                f"{len(batch)} {name} do not divide into {micro_batches} equal micro-batches: "
+                f"{len(batch)} {name} cannot be divided into {micro_batches} equal micro-batches: "
                 f"use a multiple of {micro_batches} (drop_last=True in a DataLoader)"
             )
         known = self._batch.setdefault(name, batch.shape)

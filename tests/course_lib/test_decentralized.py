@@ -180,7 +180,7 @@ def test_random_pairs_pair_everybody_and_differ_from_step_to_step():
         (torch.full((4, 4), float("nan")), "numbers that are 0 or more"),
         (2 * torch.eye(4) - torch.full((4, 4), 0.25), "numbers that are 0 or more"),
         (torch.eye(4).roll(1, 0) * 0.5, "row 0 sums to 0.5, not 1"),
-        (torch.eye(4)[[0, 0, 2, 3]], "column 0 sums to 2, not 1, so mixing would move the mean"),
+        (torch.eye(4)[[0, 0, 2, 3]], "column 0 sums to 2, not 1, so mixing would change the mean"),
     ],
 )
 def test_a_matrix_that_does_not_mix_is_refused(matrix, why):

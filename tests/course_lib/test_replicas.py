@@ -203,7 +203,7 @@ def test_impossible_batches_are_refused():
             data_parallel_gradients(replicas, cross_entropy, *wrong)
     with pytest.raises(ValueError, match="no replicas"):
         data_parallel_gradients([], cross_entropy, x, y)
-    with pytest.raises(ValueError, match="as many weights"):
+    with pytest.raises(ValueError, match="one weight for each"):
         average_gradients(replicas, [1.0])
 
 

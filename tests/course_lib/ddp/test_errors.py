@@ -76,7 +76,10 @@ def _fail(_: Tensor) -> None:
         ("sparse", r"rank \d: the gradient of 'weight' is sparse"),
         ("second backward", r"rank \d: backward\(\) reached '\d\..*' a second time"),
         ("the module itself", "and not its .module"),
-        ("dtype", r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but was .*float64"),
+        (
+            "dtype",
+            r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but the parameter .*float64",
+        ),
         ("frozen, then not", r"'0\.weight' was frozen when it was wrapped"),
         ("two hooks", "there is a comm hook already"),
         ("a hook without a tensor", "must hold the reduced vector"),

@@ -237,8 +237,8 @@ def wrong(what):
     ("what", "said"),
     [
         ("axis", "axes must be among data, pipeline, expert, tensor"),
-        ("product", "data 3 does not multiply to the number of ranks, 2"),
-        ("micro-batches", "12 inputs do not divide into 7"),
+        ("product", "data 3 must be 2, the number of ranks"),
+        ("micro-batches", "12 inputs cannot be divided into 7"),
     ],
 )
 def test_errors_say_what_is_wrong(ranks_of, what, said):

@@ -218,7 +218,7 @@ def wrong(case):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("divide", "12 inputs do not divide into 5 equal micro-batches"),
+        ("divide", "12 inputs cannot be divided into 5 equal micro-batches"),
         ("shape", r"inputs had shape \(12, 4\), now \(6, 4\)"),
         ("missing", "needs the inputs, got inputs=None"),
         ("stages", "2 ranks and 2 stages, but there are 2 ranks and 3 stages"),
