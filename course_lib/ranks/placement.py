@@ -80,7 +80,8 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
         blocks = max(1, _BLOCKS_PER_GPU // -(-world_size // gpus))
         shares = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks)}
         return Placement(devices, "nccl", why, shares)
-    why = f"{shared}; NCCL {told or 'is absent,'} does not allow it, so gloo through the CPU"
+    missing = f"NCCL {told} does not allow it" if told else "there is no NCCL"
+    why = f"{shared}; {missing}, so gloo through the CPU"
     why += "; with metered=False, send and recv of a GPU's tensors fail"
     return Placement(devices, "gloo", why)
 

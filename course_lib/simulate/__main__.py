@@ -44,8 +44,8 @@ examples:
 """
 
 _LLAMA_3 = (
-    "mean time between failures of a device; 5.8: 419 interruptions of 16,384 GPUs in 54 days "
-    "(Llama 3, table 5)"
+    "mean time between failures of a device, in years (default: 5.8, from 419 interruptions of "
+    "16,384 GPUs in 54 days: Llama 3, table 5)"
 )
 
 
@@ -102,7 +102,10 @@ def _parser() -> argparse.ArgumentParser:
         "--restart", type=float, default=600.0, help="seconds to start again after a failure"
     )
     failing.add_argument(
-        "--stall", type=float, default=180.0, help="seconds that other replicas stop when one fails"
+        "--stall",
+        type=float,
+        default=180.0,
+        help="seconds that the other replicas wait when a replica fails",
     )
     failing.add_argument(
         "--repair-hours", type=float, default=24.0, help="hours to repair a device"

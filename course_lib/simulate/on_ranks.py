@@ -50,7 +50,9 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
     if layout.context > 1 or layout.shards < layout.holders or layout.tensor_overlap:
         raise LayoutError("context, shard and tensor_overlap work only in estimate()")
     if layout.recompute == "full" and layout.recomputed < 1:
-        raise LayoutError("recomputed below 1 works only in estimate(): here all layers are equal")
+        raise LayoutError(
+            "recomputed below 1 works only in estimate(): step_on_ranks treats all layers alike"
+        )
     if layout.chunks > 1 and layout.data > 1 and layout.overlap:
         raise LayoutError("with several chunks per rank, use overlap=False")
     if layout.layers_of_a_rank(model) * layout.pipeline != model.layers:
