@@ -348,7 +348,7 @@ def test_places_that_do_not_exist() -> None:
 
 
 def test_what_a_function_returned_is_refused_with_what_was_meant(ranks: Ranks) -> None:
-    with pytest.raises(TypeError, match=r"ranks\.run\(f, x\), not ranks\.run\(f\(x\)\).*type list"):
+    with pytest.raises(TypeError, match=r"ranks\.run\(f, x\), not ranks\.run\(f\(x\)\).*a list"):
         ranks.run([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="It got None"):
+    with pytest.raises(TypeError, match="it got None"):
         ranks.run(None)  # type: ignore[arg-type]
