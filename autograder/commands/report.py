@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -40,7 +40,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
-        print(f"autograder report: nothing is graded: run autograder grade {name}", file=sys.stderr)
+        print(
+            f"autograder report: no submission is graded yet: run autograder grade {name}",
+            file=sys.stderr,
+        )
         return 2
     report = class_report(name, verdicts, notebooks)
     page = folders.data / "report" / f"{name}.html"
