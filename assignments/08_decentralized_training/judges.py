@@ -320,7 +320,7 @@ MISTAKES: dict[str, Step] = {
         x.mean(0, keepdim=True) - lr * g(x)
     ),
     "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
-    "mixing without those of little weight: whoever's weight is not 0 is heard": (
+    "mixing without ranks of little weight: hear every rank whose weight is not 0": (
         lambda w, x, lr, g, old: torch.where(w > 0.1, w, 0) @ x - lr * g(x)
     ),
     "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),

@@ -120,7 +120,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     if python := [path for path in made if path.endswith(".py")]:
         raise ReleaseError(
             f"{folder / python[0]} would be handed out, but students get no Python file from "
-            f"instructor/. If students need this file, move it to assignments/{name}/."
+            f"instructor/. Move files for students to assignments/{name}/."
         )
     for path in (path for path in made if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)

@@ -324,7 +324,7 @@ def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -
         for score, reason in zip((right, wrong, crashing), reasons, strict=True)
     ]
     assert made.wrong(checks).startswith(words) and bool(made.wrong(checks)) == bool(words)
-    checks[2] = CheckVerdict("02/t", 0, 4, "It took longer than its limit.", [])
+    checks[2] = CheckVerdict("02/t", 0, 4, "The case took longer than its limit.", [])
     assert made.wrong(checks), "a crash that is not found is no crash"
 
 
