@@ -65,7 +65,8 @@ def _overview(verdict: Verdict) -> str:
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
     damaged = damage(notes)
     notes = [note for note in notes if note not in damaged]
-    notes += [_without_hidden(limit, verdict) for limit in getattr(verdict, "limits", ())]
+    limits = getattr(verdict, "limits", ())
+    notes += [f"limit reached: {_without_hidden(limit, verdict)}" for limit in limits]
     told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (

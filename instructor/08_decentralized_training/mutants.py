@@ -64,9 +64,9 @@ in_float32: has dtype torch.float32
     world_size, dtype=torch.float64 → world_size
 two_hops: are not linked
     return weights → … @ weights
-counts_the_links_first: The links were walked twice
+counts_the_links_first: Your code walks the links twice
     neighbours = [set() for _ in range(world_size)] → …; number = sum(1 for _ in links)
-walks_twice: The links were walked twice
+walks_twice: Your code walks the links twice
     weights = torch.zeros(world_size, world_size, dtype=torch.float64)
   → degree = torch.zeros(world_size)
   → for i, j in links:

@@ -181,7 +181,9 @@ def test_nobody_is_graded_where_the_inputs_cannot_be_drawn() -> None:
     def inputs(case: Case, generator: Any) -> Any:
         raise IndexError("beyond the shapes")
 
-    with pytest.raises(AuthorError, match="02/f: the inputs of the case 'public' could not be made"):
+    with pytest.raises(
+        AuthorError, match="02/f: the inputs of the case 'public' could not be made"
+    ):
         run(right, check=replace(CHECK, inputs=inputs))
 
 
