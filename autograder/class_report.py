@@ -206,7 +206,7 @@ def as_text(report: ClassReport) -> str:
             lines += [f"  {len(r.students):3} × {r.words}  ({_some(r)})" for r in task.reasons]
             parts.append("\n".join(lines))
     if report.guesses:
-        lines = ["predictions: question: right answer; guesses (number of students)"]
+        lines = ["predictions, each with the right answer; guesses (number of students)"]
         for each in report.guesses:
             told = ", ".join(f"{guess} ({count})" for guess, count in each.guesses)
             lines.append(f"  {each.question}: {each.actual}; {told}")

@@ -139,7 +139,7 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _MOODLE.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that Moodle does not make"))
+            into.refused.append(Refused("", entry.path, "has a name that is not from Moodle"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
         # Versions before 4.1 want the underscore at the end, later ones allow it.
@@ -159,7 +159,7 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _CANVAS.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that Canvas does not make"))
+            into.refused.append(Refused("", entry.path, "has a name that is not from Canvas"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         who.late = who.late or match["late"] is not None

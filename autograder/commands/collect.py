@@ -29,7 +29,7 @@ from autograder.files import write_whole
 DESCRIPTION = """\
 Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
 notebook per student), or the zip that Moodle or Canvas makes of all submissions. Unsafe files are
-refused. A table says what was refused and why, and who is late. You can run it as often as you
+refused. A table says what was refused and why, and who is late. You can collect as often as you
 like: the latest submission counts, and earlier ones are kept in grading/earlier."""
 EXAMPLES = """\
 examples:
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="format",
         choices=FORMATS,
         default="",
-        help="format of SOURCE (default: recognised by the names of its files)",
+        help="format of the source (default: recognised by the names of its files)",
     )
     parser.add_argument(
         "--roster",

@@ -17,8 +17,8 @@ from autograder.files import write_whole
 
 DESCRIPTION = """\
 Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
---fill, the file that Canvas or Moodle exported is filled in: this keeps its numbers of students and
-assignments. Cells that a spreadsheet would read as a formula are quoted."""
+--fill, grades are written into the file that Canvas or Moodle exported, which has the right numbers
+of students and assignments. Cells that a spreadsheet would read as a formula are quoted."""
 EXAMPLES = """\
 examples:
   autograder export

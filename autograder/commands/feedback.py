@@ -16,9 +16,9 @@ from autograder.course import data_folder, load_config
 
 DESCRIPTION = """\
 Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
-what was examined, which case failed first and why, and how many hidden cases there were. It has the
-points for written questions with your comments, the late penalty, and questions about the grade
-with your answers. No submission can make the page run a script or fetch anything.
+what was examined, which case failed first and why, and how many hidden cases there were. It also
+has the points for written questions with your comments, the late penalty, and questions about the
+grade with your answers. No submission can make the page run a script or fetch anything.
 nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
 the exchange. For Moodle and Canvas, give --zip with the zip of submissions that was collected: the
 pages are packed under the names by which the system finds each student."""

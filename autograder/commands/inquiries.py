@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("show", "print a question, its answers, and the task's verdict"),
         ("ask", "record a question on a student's behalf, for example one that came by mail"),
         ("answer", "answer a question"),
-        ("close", "end a thread; a new question opens it again"),
+        ("close", "close a question; a new text of the student opens it again"),
     ):
         action = actions.add_parser(name, help=told)
         for argument in ("student", "assignment", "task"):

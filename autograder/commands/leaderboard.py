@@ -43,8 +43,8 @@ ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
     "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
     "score, bytes, gradients, distance from the speed of light. An interrupted run continues where "
-    "it was. Changed submissions are timed again. So are those that "
-    "ran out of time, if --seconds grew."
+    "it was. Changed submissions are timed again, and also those that ran out of time, if "
+    "--seconds is larger now."
 )
 
 

@@ -17,8 +17,8 @@ from autograder.pool.outcome import Outcome
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
-    "before you say so. The inputs are drawn from the same seeds as before. Only submissions with "
-    "a booked verdict appear as changed; others are graded for the first time."
+    "before you say so. The inputs are drawn from the same seeds as before. A submission whose "
+    "points were not booked counts as graded for the first time, not as changed."
 )
 
 

@@ -126,7 +126,8 @@ class Budget:
         words = f"the submission used up its {self.limits.submission:g} s"
         if self.waited < 1:
             return words
-        words += f", in {self.used + self.waited:.0f} s by the clock, because it waited for a core"
+        took = self.used + self.waited
+        words += f"; this took {took:.0f} s by the clock, because it waited for a core"
         if self.waited < self.used:
             return words
         return f"{words}. This machine was busy: grade this submission again, with fewer --jobs"
