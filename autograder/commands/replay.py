@@ -29,9 +29,9 @@ from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
 
 DESCRIPTION = (
-    "Examine a submission again with the inputs of its verdict. The command prints every case, also "
-    "hidden ones in full, so its output is for instructors only. It draws the timeline of the first "
-    "case that failed, or of --case, as a PNG. It books nothing."
+    "Examine a submission again with the inputs of its verdict. The command prints every case, "
+    "also hidden ones in full, so its output is for instructors only. It draws the timeline of the "
+    "first case that failed, or of --case, as a PNG. It books nothing."
 )
 
 
