@@ -479,7 +479,7 @@ from_the_first_seed: the same number in each of 24 calls
 always_10_batches: no 2 batches can give that
     range(num_batches): → range(10):
     / num_batches → / 10
-batches_of_an_epoch: drawn anew from all rows
+batches_of_an_epoch: anew from all rows
     for _ in range(num_batches):
   → order = [
   →     b

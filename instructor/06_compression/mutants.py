@@ -768,7 +768,7 @@ does_not_wait: never waits for the handle of
 edits_of(compressed_all_reduce__messages)("""
 encodes_again_for_the_length passes
     [wires[rank]] * k → [encode(shards[rank])] * k
-own_shard_as_it_was: decode its wire, too
+own_shard_as_it_was: encode and decode it, too
     total += decode( → total += own if wire is wires[rank] else decode(
 alone_once: ✗ 1 rank
     sums = swap(result, wires) → sums = swap(result, wires) if k > 1 else wires
