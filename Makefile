@@ -15,7 +15,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 .DEFAULT_GOAL := demo
 .PHONY: demo test test-all coverage lab formgrader doctor site slides pdf lint bench gpu help
 
-demo: .venv/ready  ## the course end to end: release, six submissions, grading, feedback, a table
+demo: .venv/ready  ## the course end to end: release, grade six submissions, feedback, a table
 	@.venv/bin/python -m autograder demo
 
 # Most tests wait for processes half of their time. A worker that has nothing left takes half of
@@ -24,15 +24,15 @@ demo: .venv/ready  ## the course end to end: release, six submissions, grading, 
 WORKERS ?= 4
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: .venv/ready  ## the default tests, about 10 minutes; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests, 10 to 15 minutes; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
-test-all: .venv/ready  ## and the large ones: every assignment, every mistake, whole classes; hours
+test-all: .venv/ready  ## all tests, also large ones (every mistake, whole classes): hours
 	@$(PYTEST) -m '' $(ARGS)
 
 # Workers, ranks and servers are measured too, so it takes about twice as long as the tests alone.
 COVERAGE = .venv/bin/python -m coverage
-coverage: .venv/ready  ## which lines the tests run, of what decides grades and of the fabric
+coverage: .venv/ready  ## which lines the tests run, of the grader and of simulated ranks
 	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
 	@$(COVERAGE) erase
 	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES)); tests=$$?; \
@@ -48,7 +48,7 @@ lab: .venv/ready  ## JupyterLab on your desk, work/, with your copies of lecture
 formgrader: .venv/ready  ## JupyterLab for instructors, with nbgrader's panels
 	@.venv/bin/python -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/instructor $(ARGS)
 
-doctor: .venv/ready  ## whether this machine has what the course needs, and what to do if not
+doctor: .venv/ready  ## test whether this machine has what the course needs; say what to do
 	@.venv/bin/python -m course_lib.learner doctor $(ARGS)
 
 # Built from committed outputs: nothing runs, and nothing is fetched once Sphinx is there.
@@ -58,7 +58,7 @@ site: .venv/ready  ## the course as web pages, in _site/html
 	@$(SPHINX)
 	@.venv/bin/python docs/site/build.py $(ARGS)
 
-slides: .venv/ready  ## the lectures as slides, in _site/slides; some: ARGS=lectures/03_collectives.ipynb
+slides: .venv/ready  ## lectures as slides, in _site/slides; one: ARGS=lectures/03_collectives.ipynb
 	@$(SPHINX)
 	@.venv/bin/python docs/site/decks.py $(ARGS)
 
@@ -71,13 +71,13 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 
-bench: .venv/ready  ## ours beside others' in one run; writes benchmarks/results/ (about 45 minutes)
+bench: .venv/ready  ## measure our code beside others', into benchmarks/results/: about 45 minutes
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
 	  all_reduce training_step step_profile memory sampler simulation compression sharding grading; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 # Installs nothing: a lent machine may have neither a network nor pip, only PyTorch for CUDA.
-gpu:  ## all that needs an NVIDIA GPU, at most 9 minutes; ARGS=--emulated tries it on the CPU
+gpu:  ## test and measure on an NVIDIA GPU, at most 9 minutes; on the CPU: ARGS=--emulated
 	@PYTHONPATH=. $(if $(wildcard .venv/ready),.venv/bin/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
 
 help:  ## this list
@@ -96,8 +96,8 @@ endif
 # done or outdated. Yours is completed, again if that was interrupted, and never removed.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "make: needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
-	  echo "make: name another one, for example: make PYTHON=python3.12" >&2; exit 1; }
+	  echo "make: the course needs Python 3.11 or newer, but $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "make: name another Python, for example: make PYTHON=python3.12" >&2; exit 1; }
 	@if [ -e .venv ] && [ ! -e .venv/building ] && [ ! -e .venv/ready ]; then \
 	  touch .venv/made_by_hand; fi
 	@if [ ! -e .venv/made_by_hand ] && { [ -e .venv/building ] || \
@@ -115,8 +115,9 @@ endif
 	@$(PIP) --quiet --retries 1 --no-deps '$(TORCH)' $(INDEX)
 	@if [ -n "$(INDEX)" ] && [ "$$(uname)" = Linux ] && \
 	  grep -qE '^Requires-Dist: (nvidia|cuda)-' .venv/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
-	  echo "  no CPU wheel came from $(CPU_WHEELS): PyPI's brings 5 GB of CUDA libraries." >&2; \
-	  echo "  Ctrl-C stops here; make CPU_WHEELS=<another index> looks elsewhere." >&2; fi
+	  echo "  No torch for the CPU came from $(CPU_WHEELS)." >&2; \
+	  echo "  PyPI's torch, which comes next, brings 5 GB of CUDA libraries. To avoid them, stop" >&2; \
+	  echo "  with Ctrl-C and name another index: make CPU_WHEELS=ADDRESS" >&2; fi
 	@echo "  2/2 JupyterLab, nbgrader, the course and its tests"
 	@$(PIP) -qq --editable '.[test]'
 	@rm -f .venv/building && echo "$(BUILT_FROM)" > $@

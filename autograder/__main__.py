@@ -16,16 +16,16 @@ COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
     "leaderboard": "time the submissions of the capstone and write the leaderboard",
     "new": "write a first version of a new assignment, which passes its tests and can be released",
-    "release": "make assignments/, which students get, from instructor/",
+    "release": "make the notebooks that students get, in assignments/, from instructor/",
     "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
     "grade": "grade all submissions, several at a time, and book the points in the gradebook",
-    "status": "show what is submitted, graded, outdated, failed and booked",
+    "status": "show how many submissions are graded, outdated, failed and booked",
     "regrade": "grade again after you mended a check; compare old and new points before booking",
     "replay": "examine one submission again from its verdict, with explanations and a timeline",
     "feedback": "write the page that each student reads about their submission",
     "report": "show how the class did: points per task, frequent reasons, predictions",
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
-    "similar": "list solutions that look alike, side by side",
+    "similar": "list pairs of solutions that look alike, and show them side by side",
     "inquiries": "manage students' questions about their grades, and the answers",
 }
 """The line of each command in `autograder --help`. The module of that name in `autograder.commands`
@@ -61,7 +61,7 @@ def _in_the_way() -> str:
         spec = PathFinder.find_spec(name)
         if spec is not None and spec.submodule_search_locations is None:
             return (
-                f"{spec.origin} hides the package {name}: rename that file, or take its "
+                f"{spec.origin} hides the package {name}: rename this file, or take its "
                 "folder out of PYTHONPATH"
             )
     return ""
@@ -83,7 +83,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     course = argparse.ArgumentParser(add_help=False)
     course.add_argument(
-        "--course", type=Path, help="the course folder (default: searched from here upwards)"
+        "--course", type=Path, help="the course folder (default: this folder or one above it)"
     )
     module: ModuleType | None = None
     for name, told in COMMANDS.items():

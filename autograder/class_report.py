@@ -192,7 +192,7 @@ def as_text(report: ClassReport) -> str:
         (t.task, f"{t.points:g}", t.passed, t.partly, f"{t.mean:.2f}", f"{t.seconds:.1f} s")
         for t in report.tasks
     ]
-    header = ("task", "points", "all of them", "some", "mean", "check takes (median)")
+    header = ("task", "points", "got all", "got some", "mean", "check's time (median)")
     parts.append(format_rows(header, rows))
     most = max((count for _, count in report.histogram()), default=0)
     bars = [
@@ -202,11 +202,11 @@ def as_text(report: ClassReport) -> str:
     parts.append(format_rows(("points", "students", ""), bars))
     for task in report.tasks:
         if task.reasons:
-            lines = [f"{task.task}: most frequent reasons"]
+            lines = [f"{task.task}: most frequent reasons for failures"]
             lines += [f"  {len(r.students):3} × {r.words}  ({_some(r)})" for r in task.reasons]
             parts.append("\n".join(lines))
     if report.guesses:
-        lines = ["predictions: the answer, then the guesses"]
+        lines = ["predictions, each with the right answer; guesses (number of students)"]
         for each in report.guesses:
             told = ", ".join(f"{guess} ({count})" for guess, count in each.guesses)
             lines.append(f"  {each.question}: {each.actual}; {told}")
@@ -219,8 +219,8 @@ def _summary(report: ClassReport) -> str:
     if report.scores:
         scores = list(report.scores.values())
         told += (
-            f"; of {report.max_score:g} points from checks the median is {median(scores):g}, "
-            f"the mean {sum(scores) / len(scores):.2f}"
+            f"; points from checks, of {report.max_score:g}: median {median(scores):g}, "
+            f"mean {sum(scores) / len(scores):.2f}"
         )
     if report.ungraded:
         told += f"; not graded yet: {', '.join(report.ungraded)}"
@@ -272,19 +272,21 @@ def as_page(report: ClassReport) -> str:
     return web_page(
         f"{report.assignment}: the class",
         f"""<p>{escape(_summary(report))}</p>
-<table><caption>Tasks. A bar is the class: blue with all points, grey with some.
-</caption><thead><tr><th>task</th><th class="n">points</th><th class="n">all of them</th>
-<th class="n">some</th><th class="n">mean</th><th class="n">check takes (median)</th></tr></thead>
+<table><caption>Tasks. A bar shows the class: blue for students with all points of the task, grey
+for students with some.</caption><thead><tr><th>task</th><th class="n">points</th>
+<th class="n">got all</th><th class="n">got some</th><th class="n">mean</th>
+<th class="n">check's time (median)</th></tr></thead>
 <tbody>{tasks}</tbody></table>
 <h2>How many students have how many points?</h2><table><thead><tr><th class="n">points</th>
 <th class="n">students</th><th class="wide"></th></tr></thead><tbody>{bins}</tbody></table>
 <h2>Why did tasks fail?</h2>
-<p>The simplest failed case of each student, visible ones first. Reasons that differ only in numbers
-are one; the words are those of one of these students.</p>{reasons or "<p>None did.</p>"}
+<p>Each student counts once per task, with the simplest case that failed: a visible case, if one
+failed. Reasons that differ only in numbers are counted together, in the words that one of these
+students got.</p>{reasons or "<p>No task failed.</p>"}
 <h2>What did students predict?</h2>"""
         + (
-            "<table><thead><tr><th>question</th><th>answer</th><th>guesses (students)</th></tr>"
-            f"</thead><tbody>{guesses}</tbody></table>"
+            "<table><thead><tr><th>question</th><th>right answer</th>"
+            f"<th>guesses (number of students)</th></tr></thead><tbody>{guesses}</tbody></table>"
             if guesses
             else "<p>No submitted notebook shows a scored prediction.</p>"
         ),

@@ -111,7 +111,7 @@ def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/all_reduce.*``."""
     parser = arguments(__doc__, rounds=7)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="largest tensor, in bytes")
     options = parser.parse_args()
     measured = {}
     for world_size in options.world_sizes:
@@ -123,8 +123,8 @@ def main() -> None:
     text = "\n\n".join(
         [
             "# All-reduces beside gloo's",
-            f"Time by gloo's, float32, medians of {options.rounds} interleaved rounds; below 1 is "
-            "faster. " + sentence("python benchmarks/all_reduce.py"),
+            f"Time divided by gloo's time: below 1 is faster. float32, medians of {options.rounds} "
+            "interleaved rounds. " + sentence("python benchmarks/all_reduce.py"),
             *(table(world_size, results) for world_size, results in measured.items()),
         ]
     )

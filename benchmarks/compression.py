@@ -213,8 +213,12 @@ def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
     parser = arguments(__doc__, rounds=7)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--only-codecs", action="store_true", help="no training; writes nothing")
-    only.add_argument("--only-training", action="store_true", help="no codecs; writes nothing")
+    only.add_argument(
+        "--only-codecs", action="store_true", help="measure no training; write no file"
+    )
+    only.add_argument(
+        "--only-training", action="store_true", help="measure no codecs; write no file"
+    )
     options = parser.parse_args()
     if options.only_training:
         print("\n".join(training(max(options.rounds // 3, 1))[0]))
@@ -254,14 +258,15 @@ def main() -> None:
             "1.1 million parameters, 4 CPU ranks, an emulated link of 100 MB/s; SGD until the loss "
             f"on held-back digits is below {LOSS}. Others used {100 * exchanging:.0f} % meanwhile.",
             "",
-            "| hook | steps | seconds | ÷ PyTorch's fp16 | ms a step | of them the link's |",
+            "| hook | steps | seconds | ÷ PyTorch's fp16 | ms per step | of these, link |",
             "|---|---|---|---|---|---|",
             *trained,
             "",
-            "The link's are derived: a rank's bytes by the bandwidth. The rest of a step is the "
-            "network's forward and backward, the hook's own work, for which 4 ranks have the cores "
-            "above, and the wait for the last of them. fp16 has next to no work and half of the "
-            "bytes; what we save on the link has to be more than encoding and decoding take.",
+            "The time on the link is derived: a rank's bytes divided by the bandwidth. The rest of "
+            "a step is forward and backward, the hook's own work, for which 4 ranks share the "
+            "cores above, and the wait for the slowest rank. fp16 needs hardly any work and sends "
+            "half of the bytes. Another hook is faster only if it saves more time on the link than "
+            "its encoding and decoding take.",
         ]
     )
     publish("compression", text, series | more, options.write)

@@ -106,8 +106,8 @@ def main() -> None:
         [
             "# From a failure to its explanation",
             "",
-            f"Seconds, {K} ranks, medians of {options.rounds} rounds; last column: the next call, "
-            "on fresh ranks. " + sentence("python benchmarks/failures.py"),
+            f"Seconds, {K} ranks, medians of {options.rounds} rounds. Last column: the time of the "
+            "next call, on fresh ranks. " + sentence("python benchmarks/failures.py"),
             "",
             "| what goes wrong | explained after | lowest – highest | target | next call |",
             "|---|---|---|---|---|",

@@ -72,7 +72,7 @@ class Outcome:
     """How a part ended."""
 
     part: Part
-    said: str = "not started: the time of the whole run was up"
+    said: str = "not started: no time was left"
     good: bool = False
 
 
@@ -138,10 +138,10 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
             end_session(process.pid)
             process.wait()
     took = f"{time.monotonic() - began:.0f} s"
-    last = (log.read_text(errors="replace").strip().splitlines() or ["without a word"])[-1]
+    last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     outcome.good = status in (0, NOT_THERE)
     outcome.said = {
-        None: f"was ended after {took}; the rows until then follow",
+        None: f"reached its time limit and was ended after {took}; the rows until then follow",
         0: f"done in {took}",
         NOT_THERE: f"not run: {last}",
     }.get(status, f"failed after {took}: {last}")
@@ -180,7 +180,7 @@ def run_here(name: str, folder: Path, emulated: bool, seconds: float) -> int:
             traceback.print_exc()
             return 1
     if not good:
-        print("a row says FAILED")
+        print("at least one row says FAILED")
     return 0 if good else 1
 
 

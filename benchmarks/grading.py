@@ -226,16 +226,17 @@ def report(
 | `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
 | stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
 
-Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). A class of {told.count};
-stock nbgrader graded {told.size} of them in a round. Assignment {ASSIGNMENT}.
+Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had {told.count}
+submissions; stock nbgrader graded {told.size} of them in a round. Assignment {ASSIGNMENT}.
 
 Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
 
-Sandbox: a cell stands after {cell:.0f} ms and is gone after {cell_gone:.0f} ms, a fork of the same
-server outside after {bare:.0f} and {bare_gone:.0f} ms; of pairs, one right after the other, the
-median difference is {1000 * statistics.median(more):.0f} ms. A submission has {cells} cells and
-takes {told.seconds:.2f} s in its worker: *derived*, as if cells were made one after the other, the
-sandbox costs **{100 * share:.0f} %** of it (target at most {100 * SANDBOX:g} %).
+Sandbox: a cell is ready after {cell:.0f} ms and gone after {cell_gone:.0f} ms. A fork of the same
+server without a sandbox is ready after {bare:.0f} ms and gone after {bare_gone:.0f} ms. Cells and
+forks were measured in pairs: the median difference is {1000 * statistics.median(more):.0f} ms. A
+submission has {cells} cells and takes {told.seconds:.2f} s in its worker. *Derived*, as if cells
+were made one after the other: the sandbox costs **{100 * share:.0f} %** of this time (target at
+most {100 * SANDBOX:g} %).
 """
     series = {
         "a submission, autograder grade (s)": ours,
@@ -254,7 +255,9 @@ def main() -> None:
     """Measure, print, and write if asked to."""
     parser = arguments(__doc__, rounds=2)
     parser.add_argument("--class-size", type=int, default=12)
-    parser.add_argument("--stock-size", type=int, default=2, help="of them, graded by nbgrader")
+    parser.add_argument(
+        "--stock-size", type=int, default=2, help="number of these that stock nbgrader grades, too"
+    )
     options = parser.parse_args()
     count = options.class_size
     ours: list[float] = []

@@ -48,8 +48,12 @@ def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     ``--rounds`` (that many unless told) and ``--write``.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--write", action="store_true", help="also to benchmarks/results/")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="number of rounds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the results to benchmarks/results/, too"
+    )
     return parser
 
 

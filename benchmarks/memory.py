@@ -69,8 +69,8 @@ def main() -> None:
         [
             "# Peak memory of a training step",
             "",
-            "MiB of tensors on a rank at the peak of five steps, activations included, the model "
-            "itself not; in parentheses by the model's size. 1.00 would be the gradients alone. "
+            "MiB of tensors on a rank at the peak of five steps, with activations, without the "
+            "model itself. In parentheses: divided by the model's size; gradients alone are 1.00. "
             f"K = 2, medians of {options.rounds} rounds. "
             + sentence("python benchmarks/memory.py"),
             "",

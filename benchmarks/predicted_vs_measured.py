@@ -204,11 +204,11 @@ def table(case: Case, rounds: list[Times], slowdown: float) -> str:
         [
             f"## {case.world_size} ranks, {network}",
             "",
-            f"Sharing the cores slows computation by {slowdown:.2f}, measured without "
-            "communication: the first row is what was fitted, the others are predicted. The "
-            f"ranking, measured and predicted, is {ranking}.",
+            f"The ranks share the cores, which makes computation {slowdown:.2f} times slower. This "
+            "factor was fitted to the first row, without communication; the other rows are "
+            f"predicted. The ranking, measured and predicted, is {ranking}.",
             "",
-            "| gradients | measured (ms) | simulated (ms) | error | over the rounds "
+            "| gradients | measured (ms) | simulated (ms) | error | range over the rounds "
             "| formula (ms) | error |",
             "|---|---|---|---|---|---|---|",
             *rows,
@@ -219,8 +219,8 @@ def table(case: Case, rounds: list[Times], slowdown: float) -> str:
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/``, with a figure."""
     parser = arguments(__doc__, rounds=5)
-    parser.add_argument("--steps", type=int, default=9, help="per round and strategy")
-    parser.add_argument("--cases", type=int, default=len(CASES), help="only so many of them")
+    parser.add_argument("--steps", type=int, default=9, help="steps per round and strategy")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="number of cases")
     options = parser.parse_args()
     parameters = sum(p.numel() for p in model().parameters())
     parts = [

@@ -45,8 +45,8 @@ def main() -> None:
         [
             "# Samplers",
             "",
-            "One epoch's shuffled indices of one rank, one after the other; medians of "
-            f"{options.rounds} interleaved rounds; the same indices. "
+            "The time to list one epoch's shuffled indices of one rank. Both give the same "
+            f"indices. Medians of {options.rounds} interleaved rounds. "
             + sentence("python benchmarks/sampler.py"),
             "",
             "| examples | K | ours (ms) | torch (ms) | ratio |",

@@ -170,12 +170,12 @@ def main() -> None:
         [
             "# Sharded states and weights beside PyTorch's",
             f"Over gloo, fused AdamW, medians of {SETS} × {options.rounds} interleaved rounds of "
-            f"{STEPS} steps ({SETS} sets of ranks, one after the other). The ratio, with its "
-            "quartiles, is to PyTorch's of the same kind: ZeRO-1 and 2 to its "
-            "ZeroRedundancyOptimizer, fully sharded to FSDP2; below 1 is faster. CPU: the ratio of "
-            "CPU time, of all ranks together. State: numbers of optimizer state on the rank with "
-            "most, by the mean. Last column: the largest difference of a weight to torch DDP's "
-            "after all steps.\n" + sentence("python benchmarks/sharding.py"),
+            f"{STEPS} steps ({SETS} sets of ranks, one after the other). Ratio, with its "
+            "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 and 2 are "
+            "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. CPU: the same "
+            "ratio for the CPU time of all ranks together. State: optimizer state on the rank with "
+            "most, divided by the mean over the ranks. Weights: the largest difference of a "
+            "weight to torch DDP's after all steps.\n" + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
     )

@@ -126,10 +126,10 @@ def main() -> None:
     text = "\n\n".join(
         [
             "# Training steps beside PyTorch's DDP",
-            f"Time by that of PyTorch's DDP over gloo, medians of {SETS} × {options.rounds} "
-            f"interleaved rounds of {STEPS} steps ({SETS} sets of ranks, one after the other), "
-            f"with the quartiles; below 1 is faster. Last column: the "
-            f"largest difference of a weight to PyTorch's after all of them.\n"
+            f"Ratio, with its quartiles: time divided by that of PyTorch's DDP over gloo; below 1 "
+            f"is faster. Medians of {SETS} × {options.rounds} interleaved rounds of {STEPS} steps "
+            f"({SETS} sets of ranks, one after the other). Weights: the largest difference of a "
+            f"weight to PyTorch's after all steps.\n"
             + sentence("python benchmarks/training_step.py"),
             *(table(name, each["seconds"], each["differences"]) for name, each in measured.items()),
         ]

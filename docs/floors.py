@@ -232,7 +232,7 @@ def _with_parts(room: str) -> str:
 def main() -> None:
     """Draw, and print the line of Markdown that shows each drawing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=PAGE.parent, help="the folder")
+    parser.add_argument("--to", type=Path, default=PAGE.parent, help="folder of the pictures")
     to = parser.parse_args().to
     graph = imports()
     theirs = {room_of(module) for module in graph if module.startswith("autograder.")}

@@ -245,8 +245,15 @@ PICTURES: dict[str, Callable[[], DescribedFigure]] = {
 def main() -> None:
     """Draw all pictures, or those named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=HERE, help="the folder (default: docs/)")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}")
+    parser.add_argument(
+        "--to", type=Path, default=HERE, help="folder of the pictures (default: docs/)"
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"pictures to draw, of {', '.join(PICTURES)} (default: all)",
+    )
     options = parser.parse_args()
     for name in options.names or PICTURES:
         figure = PICTURES[name]()

@@ -84,10 +84,10 @@ def test_the_figure_is_the_first_after_the_section(cards: ModuleType, tmp_path: 
 @pytest.mark.parametrize(
     ("card", "complaint"),
     [
-        (CARD.replace("- **Bug**", "**Bug**"), "of this form"),
-        (CARD.replace("Formula", "Equation"), "of this form"),
-        (CARD + " more" * 60, "words, more than 60"),
-        (CARD.replace("#The-ring,", "#The-tree,"), "no figure after"),
+        (CARD.replace("- **Bug**", "**Bug**"), "in this form"),
+        (CARD.replace("Formula", "Equation"), "in this form"),
+        (CARD + " more" * 60, "words; at most 60"),
+        (CARD.replace("#The-ring,", "#The-tree,"), "but no figure follows"),
     ],
 )
 def test_what_is_wrong_with_a_card_is_said(

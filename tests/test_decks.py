@@ -92,7 +92,7 @@ def test_a_lecture_that_is_not_there_or_has_no_title_is_named(tmp_path: Path) ->
     path.write_text(v4.writes(v4.new_notebook()), encoding="utf-8")
     done = decks(path, "--to", tmp_path)
     assert done.returncode == 1
-    assert "02_blank.ipynb does not begin with a title" in done.stderr
+    assert "02_blank.ipynb has no title for its first slide" in done.stderr
 
 
 DRAWS = "fig, ax = plt.subplots()\nax.plot(losses)\nshow(fig, alt='It falls.')"
@@ -272,7 +272,7 @@ def test_the_printed_page_has_still_figures_and_unfolded_answers(load, moving: P
 def test_without_a_browser_nothing_is_printed_and_it_is_said(tmp_path: Path) -> None:
     done = pdf(LECTURE, "--to", tmp_path / "course.pdf", "--browser", "no-such-browser")
     assert done.returncode == 1 and not (tmp_path / "course.pdf").exists()
-    assert "there is no no-such-browser here. Install Chromium" in done.stderr
+    assert "there is no no-such-browser here to print the PDF. Install Chromium" in done.stderr
 
 
 @needs_browser

@@ -157,7 +157,7 @@ def rates(
 
 RATE_MISTAKES = {
     "peak · t/W: the first step would do nothing": rates(lambda t, w: t / w),
-    "the peak: nothing rises": rates(lambda t, w: 1.0),
+    "the peak: during the warm-up the rate must rise": rates(lambda t, w: 1.0),
     "a cosine of t/T: count the steps behind the warm-up, t - W of T - W": rates(
         passed=lambda t, w, total: t / total
     ),
@@ -172,11 +172,9 @@ RATE_MISTAKES = {
     },
     "a cosine without the 1 + before it": rates(falling=lambda p: math.cos(math.pi * p) / 2),
     "a cosine without the ½ before it": rates(falling=lambda p: 1 + math.cos(math.pi * p)),
-    "a cosine, where half of 1 plus it is asked for": rates(
-        falling=lambda p: math.cos(math.pi * p)
-    ),
+    "the cosine alone, not ½ (1 + cosine)": rates(falling=lambda p: math.cos(math.pi * p)),
     "a cosine without π": rates(falling=lambda p: (1 + math.cos(p)) / 2),
-    "a cosine of (t + 1 - W)/(T - W): step W is its first, with the peak": rates(
+    "a cosine of (t + 1 - W)/(T - W): in step W the rate is still the peak": rates(
         passed=lambda t, w, total: (t + 1 - w) / (total - w)
     ),
     "a cosine of (t - W)/T: T - W steps are behind the warm-up": rates(

@@ -115,7 +115,7 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
     first, second = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
     if len(first) > 1 and _same_batches(first, second):
-        hint = "Every epoch is shuffled anew: the generator's next draw is another order."
+        hint = "Shuffle anew in every epoch: the generator's next draw is another order."
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
@@ -124,7 +124,7 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
     many = values[0][MANY]
     epochs = inputs[0]["epochs"]
     if many is None or many.shape != (epochs, sum(map(len, first)), 2):
-        raise Wrong(f"{asked}: not all epochs have as many rows")
+        raise Wrong(f"{asked}: some epochs have more rows than others")
     if not many.numel():
         return
     if not 0 <= int(many[..., 0].min()) <= int(many[..., 0].max()) < len(first):
@@ -138,7 +138,7 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
     rest = [n % size] if n % size and not drop else []
     sizes, right = [len(batch) for batch in batches], [size] * (n // size) + rest
     if sizes != right:
-        hint = "Only a last batch that is shorter is left out, and with drop_last=True only."
+        hint = "Leave out a batch only if drop_last=True, and only a shorter one at the end."
         if sizes[: n // size] != right[: n // size]:
             hint = f"Each batch has batch_size = {size} rows; only the last one may have fewer."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
@@ -147,7 +147,7 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
         raise Wrong(f"{asked}: rows {min(rows)} to {max(rows)} occur, expected 0 to {n - 1}")
     if repeated := sorted(row for row in set(rows) if rows.count(row) > 1):
         row = repeated[0]
-        hint = "Without replacement: a row that was drawn is not there to be drawn again."
+        hint = "Draw without replacement: no row may be drawn again in the same epoch."
         raise Wrong(f"{asked}: row {row} comes {rows.count(row)} times in one epoch", hint)
 
 
@@ -236,7 +236,7 @@ MISTAKES: dict[str, Factors] = {
     "what the weight micro_batch_size / B gives, though the last one has fewer rows": (
         lambda rows, micro: torch.full_like(rows, micro) / rows.sum()
     ),
-    "that of the last micro-batch: it has wiped out the others": last,
+    "the gradient of the last micro-batch: it has wiped out the others": last,
     "the last micro-batch's share: it has wiped out the others": (
         lambda rows, micro: last(rows, micro) * share(rows, micro)
     ),
@@ -474,14 +474,14 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         near = chance / max(theory, 1e-30)  # by chance, relative
         close = [name for name, other in others.items() if abs(first - other) <= near * other]
         right = (
-            "It is the mean of |g_B - ∇F|², over num_batches batches that are drawn anew from all "
-            "rows, and over all parameters together."
+            "The variance is the mean of |g_B - ∇F|² over num_batches batches, each drawn anew "
+            "from all rows; |…|² sums over all parameters."
         )
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
             f"{chance:.2g}",
             # Near is not equal: where it is near to several, it tells nothing.
-            f"This is about {close[0]}. If that is not what you compute: {right}"
+            f"Your number is about {close[0]}. If you compute something else: {right}"
             if len(close) == 1
             else right,
         )
@@ -530,13 +530,13 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
     if all(len(set(drawn)) == 1 for drawn in seen):
         hint = (
-            "num_batches of them, each drawn anew from all rows: not one alone, and not the next "
+            "Draw num_batches batches, each anew from all rows: not one alone, and not the next "
             "one of an epoch."
         )
-        raise Wrong(f"{asked}: in no call the batches miss by different lengths", hint)
+        raise Wrong(f"{asked}: in every call, |g_B - ∇F|² is the same for all batches", hint)
     if missing := sorted(set(different) - {each for drawn in seen for each in drawn}):
-        hint = "Each row may be in a batch with each other one."
-        raise Wrong(f"{asked}: no batch misses by |g_B - ∇F|² = {missing[0]:.5g}", hint)
+        hint = "Any two rows may meet in a batch."
+        raise Wrong(f"{asked}: no batch has |g_B - ∇F|² = {missing[0]:.5g}", hint)
 
 
 def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
@@ -545,7 +545,9 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
         spread = (torch.stack(drawn) - torch.stack(drawn).mean(0)).square().sum().item()
         for divisor in (count, max(1, count - 1)):
             if abs(spread / divisor - got) <= near:
-                return "This is the spread around the batches' own mean: ∇F is of all rows."
+                return (
+                    "This is the spread around the batches' own mean: ∇F is the mean of all rows."
+                )
     return ""
 
 

@@ -261,7 +261,7 @@ SOURCE_MISTAKES = {
     "the tensor of number src of the group: src is a rank of the whole world": held_by(
         lambda inputs, me: inputs[me]["src"] if inputs[me]["src"] != me else None
     ),
-    "the tensor as it was before: nothing arrived, or it took itself for the source": held_by(
+    "the tensor as it was: nothing arrived, or this rank took itself for the source": held_by(
         lambda inputs, me: me
     ),
     "the tensor of the group's first rank: src is another": held_by(lambda inputs, me: 0),
@@ -315,7 +315,7 @@ def places_of_chunks(case, inputs, me, value):
     place = me if me in wrong else min(wrong)
     told = f"Place {place} of the vector holds {wrong[place]}, and it should hold chunk {place}"
     if wrong[place] != "nothing":
-        return f"{told}: whatever arrives from number r, or was passed on for it, is chunk r."
+        return f"{told}. Chunk r is the chunk of number r, also if another rank has passed it on."
     if place == me:
         return f"{told}, your own. Send that one first: it is the only one you have."
     return f"{told}. In each of K - 1 steps a rank passes on what has just come to it."

@@ -344,7 +344,7 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
             raise Wrong(
                 f"rank {members[0]}: {MODEL}: a key is {strange[0]!r}, but the keys "
                 f"must be {', '.join(right)}",
-                "The module inside, ddp.module, has these names: nothing need be cut off.",
+                "The state of the module inside, ddp.module, has these keys: do not change them.",
             )
 
 

@@ -169,8 +169,8 @@ def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
                 raise Wrong(
                     f"rank {rank}: the model was given row {others[0]}, which is in none of this "
                     "rank's batches",
-                    "The ranks share the work: each takes its own batches, and what the others "
-                    "find in theirs comes as their gradients.",
+                    "The ranks share the work: each takes only its own batches, and gets from the "
+                    "others only their gradients.",
                 )
 
 

@@ -183,14 +183,14 @@ def waiting(*shapes, **options):
 
 EARLY = "Launch a bucket in the hook that completes it, with async_op=True; wait in finish."
 TOO_LATE = {
-    "interrupted": "No bucket leaves during backward. Do some in the other cases? Then no_sync did "
-    "not end here, where an exception leaves no_sync: try: yield, finally: …",
-    "quiet": "No bucket leaves during backward. Do some in the other cases? Then another model's "
-    "no_sync counts here: each model needs a count of its own.",
+    "interrupted": "No bucket leaves during backward. If buckets leave in the other cases: here an "
+    "exception leaves no_sync, and your no_sync does not end then (try: yield, finally: …).",
+    "quiet": "No bucket leaves during backward. If buckets leave in the other cases: here another "
+    "model is in no_sync, and each model needs a count of its own.",
     "": "No bucket leaves during backward: launch it in the hook that completes it. A hook that is "
     "made in a loop must keep its own bucket, not the loop's last.",
 }
-IN_TIME = "Launch each bucket as soon as it is complete, go on, and wait in finish only."
+IN_TIME = "Launch each bucket as soon as it is complete, go on, and wait only in finish."
 FASTER = f"Expected: {FACTOR} times faster than hooks that call one blocking all_reduce each."
 ONCE = (
     "Each bucket leaves once per step, a tied parameter is in it once, and no_sync sends nothing."

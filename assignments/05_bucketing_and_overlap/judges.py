@@ -198,16 +198,16 @@ def _a_step_late(share: Callable[[int], float]) -> Oracle:
 
 
 _NOT_THERE = (
-    "this rank's own gradient divided by the number of ranks: the others added nothing (was theirs "
-    "not there yet when it was sent?)"
+    "this rank's own gradient divided by the number of ranks: the others added nothing (did they "
+    "send before their gradient was there?)"
 )
 RIGHT_AT_FIRST = (
-    "Step 0 is as it should be, a later step is not: let finish() set back all that your hooks "
-    "count or keep, so that each step begins anew."
+    "Step 0 is right, a later step is not: let finish() reset all that your hooks count or keep, "
+    "so that each step begins anew."
 )
 ONLY_AT_FIRST = (
-    "An all-reduce begins during the backward of step 0, and of no later step: let finish() set "
-    "back all that your hooks count or keep."
+    "An all-reduce begins during the backward of step 0, but of no later step: let finish() reset "
+    "all that your hooks count or keep."
 )
 _BEFORE = "the mean of the step before"
 _ANEW = "let finish() clear what it keeps, so that each step begins anew"

@@ -192,11 +192,11 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
             if not torch.equal(found, first):
                 raise Wrong(
                     f"rank {rank} draws other places than rank {members[0]}",
-                    "All ranks must draw from the same seed, or they add what does not fit.",
+                    "All ranks must draw from the same seed: they must add the same places.",
                 )
         for seed, places in zip(seeds, first, strict=True):
             if not torch.equal(places, first[seeds.index(seed)]):
-                raise Wrong(f"seed {seed} draws other places when it comes again")
+                raise Wrong(f"seed {seed} draws other places the second time")
         if math.comb(n, k) > LIKELY:
             _drawn_anew(seeds, first)
         if len(seeds) >= ENOUGH:
@@ -204,8 +204,8 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
 
 
 _HINTS = {
-    True: "Only what was drawn is sent.",
-    False: "Draw k different places: without putting them back.",
+    True: "Keep only the k places that were drawn.",
+    False: "Draw k different places: draw without replacement.",
 }
 
 
@@ -215,7 +215,7 @@ def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
             if seeds[j] != seed and torch.equal(places[i], places[j]):
                 raise Wrong(
                     f"seeds {seeds[j]} and {seed} draw the same places",
-                    "Another seed must give another draw: use all of the number, as it is.",
+                    "Another seed must give another draw: use the whole seed, unchanged.",
                 )
 
 
@@ -227,8 +227,8 @@ def _drawn_equally_often(places: Tensor, expected: float) -> None:
         raise Wrong(
             f"place {worst} is drawn for {often[worst]:.0%} of {len(places)} seeds, expected "
             f"{expected:.0%}",
-            "Each seed draws other places, each place equally often: only then is the result right "
-            "on average.",
+            "Over many seeds, each place must be drawn equally often: only then is the result "
+            "right on average.",
         )
     n = len(often)
     together, both = drawn.T @ drawn / len(places), expected * (n * expected - 1) / max(n - 1, 1)
@@ -238,8 +238,8 @@ def _drawn_equally_often(places: Tensor, expected: float) -> None:
         raise Wrong(
             f"places {i} and {j} are drawn together for {together[i, j]:.0%} of {len(places)} "
             f"seeds, expected {both:.0%}",
-            "All sets of k places are equally likely: a block of neighbours is no such draw. Take "
-            "the first k of torch.randperm, or random.sample.",
+            "All sets of k places must be equally likely, not only blocks of neighbours. Take the "
+            "first k of torch.randperm, or random.sample.",
         )
 
 

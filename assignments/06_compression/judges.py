@@ -479,11 +479,11 @@ def compressed_sum(
 equals_compressed_sum = equals(
     compressed_sum(),
     {
-        "a sum to which your own shard was added as it was: decode its wire, too": compressed_sum(
+        "a sum with your own shard as it was: encode and decode it, too": compressed_sum(
             parts=_own_exactly
         ),
-        "the right sums, but your own shard's was kept as it was: decode its wire, too, or the "
-        "ranks end with different bits": compressed_sum(sums=_own_exactly),
+        "the right sums, but the sum of your own shard was kept as it was: decode its wire, too, "
+        "or the ranks end with different bits": compressed_sum(sums=_own_exactly),
         "Σ C(x): the sums are sent as they are, not compressed": compressed_sum(sums=_exactly),
         "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
         "the tensor as it was before the call: write the result into it": in_calls(

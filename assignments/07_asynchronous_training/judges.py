@@ -59,7 +59,9 @@ AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
     "the version that was pulled, not how old it is": lambda e: [
         n - age for n, age in enumerate(ages(e))
     ],
-    "what it is if each worker pulls right after its push: it may pull later": _since_the_last_push,
+    "the right list if each worker pulled right after its push: a worker may pull later": (
+        _since_the_last_push
+    ),
 }
 
 

@@ -85,11 +85,13 @@ MIXING_MISTAKES = {
         lambda w: w - w.diag().diag() + torch.eye(len(w)).double()
     ),
     "the neighbours' share without this rank's own": mixed(lambda w: w - w.diag().diag()),
-    "mixing without those of little weight: whoever's weight is not 0 is heard": mixed(
+    "mixing without ranks of little weight: hear every rank whose weight is not 0": mixed(
         lambda w: torch.where(w > 0.1, w, 0)
     ),
-    "the plain sum over whom it hears: weigh each": mixed(lambda w: (w > 0).double()),
-    "the plain mean over whom it hears: weigh each": mixed(
+    "the plain sum over the ranks that this one hears: weigh each": mixed(
+        lambda w: (w > 0).double()
+    ),
+    "the plain mean over the ranks that this one hears: weigh each": mixed(
         lambda w: (w > 0).double() / (w > 0).sum(1, keepdim=True)
     ),
 }
@@ -122,10 +124,10 @@ def gap_program(spectral_gap, mine, given):
 
 
 GAP_MISTAKES = {
-    "|λ₂|, the second largest of the absolute values: the gap is what it lacks to 1": gap(
+    "|λ₂|, the second largest of the absolute values: the gap is 1 - |λ₂|": gap(
         lambda w: absolute_eigenvalues(w)[0]
     ),
-    "the gap to a real part: of a complex eigenvalue |λ| = √(re² + im²)": gap(
+    "1 minus a real part: for a complex eigenvalue, |λ| = √(re² + im²)": gap(
         lambda w: 1 - second(torch.linalg.eigvals(w).real.abs())
     ),
     "the gap by eigvalsh: it is for symmetric matrices only": gap(
@@ -161,16 +163,14 @@ def choice_program(choose_graph, mine, given):
 
 CHOICE_MISTAKES = {
     "the time of one step less: T is rounded up": chosen(whole=math.floor),
-    "the time if rows are counted, whom a rank hears: count columns, to whom it sends": chosen(
+    "the time if row i, whom rank i hears, is counted: count column i, to whom it sends": chosen(
         heard=heard_by_one
     ),
     "the time if only the messages of rank 0 are counted: take the largest of all columns": chosen(
         heard=sent_by_rank_0
     ),
-    "the time if a column has one message less than it has numbers that are not 0: a rank's own "
-    "weight may be 0, and is not to be subtracted then": chosen(
-        heard=lambda w: int((w != 0).sum(0).max()) - 1
-    ),
+    "the time if 1 is always subtracted for a rank's own weight: it may be 0, and then there is "
+    "nothing to subtract": chosen(heard=lambda w: int((w != 0).sum(0).max()) - 1),
     "the time if every rank sends one message in a step: count a column": chosen(heard=lambda w: 1),
     "the time if a rank also sends a message to itself: it does not": chosen(
         heard=lambda w: int((w > 0).sum(0).max())

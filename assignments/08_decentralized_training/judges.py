@@ -320,7 +320,7 @@ MISTAKES: dict[str, Step] = {
         x.mean(0, keepdim=True) - lr * g(x)
     ),
     "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
-    "mixing without those of little weight: whoever's weight is not 0 is heard": (
+    "mixing without ranks of little weight: hear every rank whose weight is not 0": (
         lambda w, x, lr, g, old: torch.where(w > 0.1, w, 0) @ x - lr * g(x)
     ),
     "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
@@ -368,8 +368,8 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
     if case.form.iterable == "generator" and between in ({0.0}, {1.0}) and len(links) > 1:
         raise Wrong(
             f"each link has the weight {between.pop():.0f}",
-            "The links were walked twice, and a generator is empty then: make a list of them "
-            "first, links = list(links).",
+            "Your code walks the links twice, but a generator is empty after the first time: make "
+            "a list of them first, links = list(links).",
         )
     degree = [sum(i in link for link in links) for i in range(k)]
     for i in range(k):

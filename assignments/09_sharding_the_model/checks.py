@@ -46,14 +46,14 @@ def layer(out, inp, *rows, bias=True, before=False):
 OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
 MEAN = "the mean over the ranks of dY_r A_r: dX is their sum"
 RESIDUAL = (
-    "a sum that takes in the gradient of other uses of x, which is complete on every rank: put the "
-    "sum behind what your layer does, not on x itself"
+    "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
+    "only the gradient that comes back through your layer"
 )
 TWICE = "K times the right one: dY is equal on all ranks, and needs no sum on the way back"
 ASSIGNED = (
     "the gradient of this backward alone: backward adds to what an earlier one has left in .grad"
 )
-COPY = "what slices of a copy keep, the whole copy: cut first, then .clone()"
+COPY = "the whole copy, which slices of a copy keep: cut first, then .clone()"
 PARTS_OF_A_BIAS = (
     "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before"
 )

@@ -163,7 +163,7 @@ def judge_score(race, score):
             )
         elif max(scored) < math.log(race.classes):
             hint = (
-                "It trains, and not far enough: take more steps, average more often, or change the "
+                "It trains, but not far enough: take more steps, average more often, or change the "
                 "learning rate. rehearse(train, Race()) tells you the loss in a moment."
             )
         else:

@@ -18,7 +18,7 @@ from typing import Any
 from autograder.collection.times import read_stamp, stamp
 from autograder.files import write_whole
 
-NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "older: kept aside"
+NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "kept aside, older"
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def place(
             target.rename(kept)
         _write(target, files, when)
         record.keep(student, sha256, late)
-        told = f"{REPLACED}; the earlier one is in {kept.relative_to(places.data.parent)}"
+        told = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
         return told + (
-            "; the earlier one was GRADED: grade again" if places.was_graded(student) else ""
+            "; that submission was GRADED: grade again" if places.was_graded(student) else ""
         )
     _write(target, files, when)
     record.keep(student, sha256, late)

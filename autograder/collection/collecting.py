@@ -155,7 +155,7 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
         if not found:
             raise SourceError(
                 f"there is no exchange in {top}: no student has used nbgrader submit yet, or "
-                "the exchange lies elsewhere. In that case give its path with --from exchange"
+                "the exchange is in another folder. If so, give that folder and --from exchange"
             )
         path, format = found[0], "exchange"
     entries: Sequence[Entry] = list_source(path)
@@ -216,7 +216,7 @@ def _time(
         if due is None:
             return ["LATE, but no deadline is known: give --due"]
         hand_in.when = due + timedelta(seconds=1)
-        return ["LATE; Canvas does not say by how much, so it counts as one second"]
+        return ["LATE; Canvas does not say how late, so it counts as one second late"]
     return []
 
 
@@ -244,7 +244,7 @@ def _take(
             hand_in.when = places.time(student)  # the time from an earlier source
         late = days_late(hand_in.when, due)
         is_last = each is good[-1][1]
-        what = "would be taken" if is_last else "earlier: kept aside"
+        what = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
             what = place(places, record, student, each.files, hand_in.when, late)
         elif write:

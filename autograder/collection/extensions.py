@@ -31,7 +31,9 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
         return {}
     header, rows = read_table(path)
     if missing := [name for name in _COLUMNS if name not in header]:
-        raise SourceError(f"{path} has no column {missing[0]}: it needs {', '.join(_COLUMNS)}")
+        raise SourceError(
+            f"{path} has no column {missing[0]}: it needs the columns {', '.join(_COLUMNS)}"
+        )
     found = {}
     for number, row in rows:
         cells = dict(zip(header, (cell.strip() for cell in row), strict=False))

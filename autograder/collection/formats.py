@@ -101,7 +101,8 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
     _READERS[format](entries, assignment, gathered)
     if not gathered.hand_ins and not gathered.refused:
         raise SourceError(
-            f"the source has no submission of {assignment} in the format {format}: see --from"
+            f"the source has no submission of {assignment} in the format {format}. If this format "
+            "is wrong, give the right one with --from"
         )
     return gathered
 
@@ -138,7 +139,7 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _MOODLE.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "does not have a name that Moodle gives"))
+            into.refused.append(Refused("", entry.path, "has a name that is not from Moodle"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
         # Versions before 4.1 want the underscore at the end, later ones allow it.
@@ -158,12 +159,14 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     for entry in entries:
         match = _CANVAS.fullmatch(entry.path)
         if match is None:
-            into.refused.append(Refused("", entry.path, "does not have a name that Canvas gives"))
+            into.refused.append(Refused("", entry.path, "has a name that is not from Canvas"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         who.late = who.late or match["late"] is not None
         if match["typed"]:
-            into.refused.append(Refused(who.name, entry.path, "is text typed into Canvas, no file"))
+            into.refused.append(
+                Refused(who.name, entry.path, "is text typed into Canvas, not a file")
+            )
             continue
         file, number = match["file"], int(match["number"])
         if number < numbers.get((who.system_id, file), -1):
@@ -195,7 +198,9 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         who, _, file = entry.path.partition("/")
         if not file:
             if not who.endswith((".ipynb", ".zip")):
-                into.refused.append(Refused("", who, "lies beside the students' folders"))
+                into.refused.append(
+                    Refused("", who, "lies beside the students' folders: whose is it?")
+                )
                 continue
             file, who = who, re.sub(r"\.(ipynb|zip)$", "", who)
             who = who.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
@@ -214,7 +219,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         if stamp is not None and not stamp.refusal:
             hand_in.when = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
             if hand_in.when is None:
-                hand_in.notes.append("timestamp.txt holds no time, so it is ignored")
+                hand_in.notes.append("timestamp.txt has no time in it, so it is ignored")
     into.hand_ins += found.values()
 
 

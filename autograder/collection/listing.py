@@ -195,7 +195,7 @@ def _name_refusal(path: str) -> str:
     """Return why a name is refused, or an empty string."""
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or (len(path) > 1 and path[1] == ":"):
-        return "has a path that leads outside"
+        return "has a path that leads out of the submission"
     if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS for c in path):
         return "has a name with control characters"
     if len(path.encode("utf-8", "replace")) > 1000 or any(

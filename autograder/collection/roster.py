@@ -103,8 +103,8 @@ def read_roster(path: Path) -> Roster:
     }
     if places["student_id"] is None and places["email"] is None:
         raise SourceError(
-            f"{path} has no column of student ids: name that column student_id. Its first line "
-            f"is: {', '.join(header)}"
+            f"{path} has no column of student ids: give one column the name student_id. The "
+            f"file's first line is: {', '.join(header)}"
         )
     students: dict[str, Student] = {}
     for number, row in rows:

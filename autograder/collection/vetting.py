@@ -53,7 +53,7 @@ def vet_hand_in(
         if entry.path == "timestamp.txt":
             if not own_stamp:
                 vetted.refused.append(
-                    (entry.path, "was written by the student: it cannot set the time")
+                    (entry.path, "was written by the student, so the time in it does not count")
                 )
             continue
         limit = MAX_NOTEBOOK if entry.path in names else MAX_FILE
@@ -84,14 +84,14 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
     if suffix in _ARCHIVES:
         return "is an archive inside an archive" if "/" in entry.path else "is an archive"
     if suffix not in KINDS:
-        return f"is of a kind that is not needed ({suffix or 'no suffix'})"
+        return f"is a kind of file that is not needed ({suffix or 'no suffix'})"
     if target in vetted.files:
-        return "is a second file of that name"
+        return "has the same name as another file"
     above = {str(path) for path in PurePosixPath(target).parents}
     if above & set(vetted.files) or any(name.startswith(f"{target}/") for name in vetted.files):
-        return "has the name of a folder"
+        return "has the same name as a folder"
     if len(vetted.files) >= MAX_FILES:
-        return f"is beyond the limit of {MAX_FILES} files"
+        return f"is too many: at most {MAX_FILES} files are taken"
     return ""
 
 
@@ -146,7 +146,7 @@ def _notebook_names(
         latest = max(copies, key=lambda e: (e.modified, _number(e.name), e.path.count("/") == 0))
         counts[latest.path] = f"{name}.ipynb"
         if len(copies) > 1:
-            vetted.notes.append(f"{latest.path!r} counts: the latest of {len(copies)} copies")
+            vetted.notes.append(f"{latest.path!r} was taken: the latest of {len(copies)} copies")
         elif latest.name != f"{name}.ipynb" and latest.path != said:
             vetted.notes.append(f"{latest.name!r} was taken as {name}.ipynb")
     return counts
@@ -179,11 +179,11 @@ def _as_utf8(name: str, data: bytes, vetted: Vetted) -> bytes:
         text = data.decode(json.detect_encoding(data))  # strict: a damaged file is not changed
         content = json.loads(text)
     except (ValueError, RecursionError):
-        vetted.notes.append(f"{name} is damaged: grading uses what it can read of it")
+        vetted.notes.append(f"{name} is damaged: grading uses the part that can be read")
         return data
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        vetted.notes.append(f"{name} has no cells: grading uses what it can read of it")
+        vetted.notes.append(f"{name} has no list of cells: grading uses the part that can be read")
     plain = text.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
     if plain != data:
-        vetted.notes.append(f"{name} was not in plain UTF-8")
+        vetted.notes.append(f"{name} was converted to plain UTF-8")
     return plain

@@ -15,8 +15,8 @@ _HEAD = """\
 # The kill matrix
 
 These tables have wrong solutions that people write, also lazy ones, and right ones that differ from
-ours. ✗: the check refuses it there, with these words; ✓: it passes there; empty: not tried there.
-`tests/test_assignments.py` and `tests/autograder/examination/` run every one of them.
+ours. ✗: the check refuses the solution there, with these words; ✓: the solution passes there;
+empty: not tried there. `tests/test_assignments.py` and `tests/autograder/examination/` run all.
 
 Made by `python -m autograder release`.
 

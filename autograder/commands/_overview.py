@@ -20,19 +20,19 @@ _PLACES = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "
 _HEAD = """\
 # Assignments
 
-One folder for each, to be copied and worked in: `make lab` does so. `checks.py` beside the notebook
-is what its cells check with; `judges.py`, where there is one, has its longer judges.
+One folder for each assignment. `make lab` copies them to your desk, where you work. Beside each
+notebook lies `checks.py`, with its checks; some have longer judges in `judges.py`.
 
-Before it was handed out, each assignment's checks were tried with solutions that people write,
-wrong ones, all of which must be refused, and right ones, all of which must pass: on simulated
-ranks, on CPU ranks, and in the grader's sandbox.
+Before an assignment was handed out, its checks were tried with wrong and with right solutions that
+people write: on simulated ranks, on CPU ranks, and in the grader's sandbox. They must refuse all
+wrong ones, and pass all right ones.
 
 | assignment | tasks | points | time | wrong, refused | right, passed | tried |
 |---|---|---|---|---|---|---|
 """
 _FOOT = """
-*Tasks* are those that a check examines; *points* are theirs, and those of questions that a person
-reads. `make test-all` tries all of them again, `make test` a part. Made by
+*Tasks* are those that a check examines. *Points* are for these tasks + for questions that a person
+reads. `make test-all` tries all solutions again, `make test` some of them. Made by
 `python -m autograder release`.
 """
 

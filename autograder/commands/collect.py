@@ -29,7 +29,7 @@ from autograder.files import write_whole
 DESCRIPTION = """\
 Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
 notebook per student), or the zip that Moodle or Canvas makes of all submissions. Unsafe files are
-refused. A table says what was refused and why, and who is late. You can run it as often as you
+refused. A table says what was refused and why, and who is late. You can collect as often as you
 like: the latest submission counts, and earlier ones are kept in grading/earlier."""
 EXAMPLES = """\
 examples:
@@ -44,14 +44,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     parser.add_argument("source", help="the word exchange, or the path of a folder or a zip")
     parser.add_argument(
         "--from",
         dest="format",
         choices=FORMATS,
         default="",
-        help="format of the source (default: recognised by the names in it)",
+        help="format of the source (default: recognised by the names of its files)",
     )
     parser.add_argument(
         "--roster",
@@ -64,13 +64,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--due",
         metavar="TIME",
         help='deadline, such as "2026-11-20 23:59 +0800"; it is written into the gradebook '
-        "(default: the gradebook's)",
+        "(default: the deadline in the gradebook)",
     )
     parser.add_argument(
         "--timezone",
         metavar="ZONE",
-        help="the course's time zone, such as Asia/Hong_Kong, for times that name none; it is kept "
-        "in grading/timezone for next time, and times are shown in it (default: UTC is shown)",
+        help="the course's time zone, such as Asia/Hong_Kong. Times without a zone are read in it, "
+        "and all times are shown in it; grading/timezone keeps it for next time (default: times "
+        "are shown in UTC)",
     )
     parser.add_argument(
         "--file-times",
@@ -80,7 +81,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only print what would be done; change nothing"
     )
-    parser.add_argument("--all", action="store_true", help="also print submissions without remarks")
+    parser.add_argument(
+        "--all", action="store_true", help="print every submission, not only those with remarks"
+    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

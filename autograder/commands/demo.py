@@ -68,14 +68,14 @@ class Made:
         """Return one sentence for each difference between the verdict and what it must be."""
         found = []
         if unknown := set(self.wrong) - {check.task for check in verdict.checks}:
-            found.append(f"{', '.join(sorted(unknown))} was not graded")
+            found.append(f"not graded: {', '.join(sorted(unknown))}")
         for check in verdict.checks:
             got = f"{check.task} got {check.score:g} of {check.max_score:g}"
             words = self.wrong.get(check.task)
             if words is None and check.score < check.max_score:
-                found.append(f"{got}, but its solution is right ({check.reason})")
+                found.append(f"{got}, but the solution is right (reason: {check.reason})")
             elif words is not None and check.score >= check.max_score:
-                found.append(f"{got}, but its solution is wrong")
+                found.append(f"{got}, but the solution is wrong")
             elif words is not None and words not in check.reason:
                 found.append(
                     f"{got} because {check.reason!r}, but the reason must contain {words!r}"
@@ -144,8 +144,8 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         raise DemoError(
             f"these points are wrong:\n\n{table(results)}\n\n"
             + "\n".join(unexpected)
-            + "\n\nDo not grade here before this is mended. Test the machine with: course "
-            "doctor --grading. If you changed the solution, mutants.py or checks.py in "
+            + "\n\nDo not grade on this machine before the demo succeeds. Test the machine with: "
+            "course doctor --grading. If you changed the solution, mutants.py or checks.py in "
             f"{source} or {handed_out(source)}, check your change."
         )
     return results
@@ -228,9 +228,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="run solutions that have passed on the grader's simulated network once more, on real "
-        "ranks: gloo (cpu) or GPUs; nbgrader autograde takes this as --Examine.on=cpu (default: no "
-        "real ranks)",
+        help="run the solutions that passed on the grader's simulated network a second time, on "
+        "real ranks: gloo (cpu) or GPUs; in nbgrader autograde the option is --Examine.on=cpu "
+        "(default: no second run)",
     )
 
 
@@ -244,7 +244,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")
-    print("Task 4 needs a person: grade its 3 points by hand in formgrader. Start formgrader with")
+    print("Task 4 is graded by hand, in formgrader; it has 3 points. Start formgrader with")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0

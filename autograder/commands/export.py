@@ -17,8 +17,8 @@ from autograder.files import write_whole
 
 DESCRIPTION = """\
 Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
---fill, the file that Canvas or Moodle exported is filled in: this keeps its numbers of students and
-assignments. Cells that a spreadsheet would read as a formula are quoted."""
+--fill, grades are written into the file that Canvas or Moodle exported, which has the right numbers
+of students and assignments. Cells that a spreadsheet would read as a formula are quoted."""
 EXAMPLES = """\
 examples:
   autograder export
@@ -68,24 +68,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", nargs="?", help="its name (default: all)")
+    parser.add_argument("assignment", nargs="?", help="the assignment's name (default: all)")
     parser.add_argument(
         "--for",
         dest="system",
         choices=("plain", "canvas", "moodle"),
         default="plain",
-        help="the system that reads the file; for moodle, one assignment makes a grading "
-        "worksheet, all assignments make a file for Grades > Import (default: plain)",
+        help="the system that reads the file. For moodle, the file is a grading worksheet if you "
+        "name an assignment, else a file for Grades > Import (default: plain)",
     )
     parser.add_argument(
-        "--fill", type=Path, metavar="CSV", help="the file that the system exported, to fill in"
+        "--fill", type=Path, metavar="CSV", help="fill in this file, which the system exported"
     )
     parser.add_argument(
-        "--title", default="", help="title of the assignment's column in the system"
+        "--title", default="", help="title of the assignment's column in Canvas or Moodle"
     )
     parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
-        "--zero", action="store_true", help="write 0 if nothing was submitted (default: empty)"
+        "--zero", action="store_true", help="write 0 if nothing was submitted (default: nothing)"
     )
     parser.add_argument(
         "--tasks", action="store_true", help="in the plain file, add a column for each task"
@@ -136,7 +136,7 @@ def _report(grades: list[Grade], to: Path) -> None:
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
         print(f"{name}: {told}; with a late penalty: {late}")
         if counts[BY_HAND]:
-            print("  to be read: written questions have no points yet: run make formgrader")
+            print("  to be read: written questions have no points yet. Give them: make formgrader")
         if counts[NOT_GRADED]:
-            print(f"  not graded: run autograder grade {name}")
+            print(f"  not graded: run autograder grade {name}, then export again")
     print(f"written: {to}")

@@ -16,9 +16,9 @@ from autograder.course import data_folder, load_config
 
 DESCRIPTION = """\
 Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
-what was examined, which case failed first and why, and how many hidden cases there were. It has the
-points for written questions with your comments, the late penalty, and questions about the grade
-with your answers. No submission can make the page run a script or fetch anything.
+what was examined, which case failed first and why, and how many hidden cases there were. It also
+has the points for written questions with your comments, the late penalty, and questions about the
+grade with your answers. No submission can make the page run a script or fetch anything.
 nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
 the exchange. For Moodle and Canvas, give --zip with the zip of submissions that was collected: the
 pages are packed under the names by which the system finds each student."""
@@ -92,8 +92,8 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     found, _, system = hand_ins_by_student(root, assignment, source)
     if system not in UPLOAD:
         raise FeedbackError(
-            f"{source} has the form {system}, and --zip is for zips of Moodle and Canvas. Hand the "
-            "pages out from grading/feedback, or with nbgrader release_feedback"
+            f"{source} has the form {system}, and --zip is only for zips of Moodle and Canvas. "
+            "Hand out the pages in grading/feedback yourself, or with nbgrader release_feedback"
         )
     to, without = data / "feedback" / f"{assignment}_for_{system}.zip", []
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -119,13 +119,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", nargs="?", default="", help="its name (default: all)")
+    parser.add_argument(
+        "assignment", nargs="?", default="", help="the assignment's name (default: all)"
+    )
     parser.add_argument("--student", default="*", help="one student's id (default: all)")
     parser.add_argument(
         "--zip",
         dest="source",
         metavar="SUBMISSIONS",
-        help="the zip of submissions from Moodle or Canvas: pack the pages into a zip for it",
+        help="the zip of submissions from Moodle or Canvas; the pages are packed into a zip that "
+        "this system can read",
     )
 
 
@@ -133,7 +136,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     warnings.filterwarnings("ignore", module="nbgrader.api")
     if arguments.source and not arguments.assignment:
-        print("autograder feedback: give ASSIGNMENT with --zip", file=sys.stderr)
+        print("autograder feedback: --zip needs ASSIGNMENT", file=sys.stderr)
         return 2
     try:
         missing = feedback(root, arguments.assignment, arguments.student)
@@ -146,7 +149,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
         print(f"{name}: {pages} pages in {folder}")
         if students:
-            print(f"  no page could be written for: {', '.join(students)}; grade them again")
+            print(f"  no page could be written for: {', '.join(students)}; grade these again")
     if packed:
         to, system, without = packed
         if without:

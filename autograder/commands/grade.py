@@ -29,7 +29,9 @@ DESCRIPTION = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", nargs="?", help="its name (default: the only one with submissions)"
+        "assignment",
+        nargs="?",
+        help="the assignment's name (default: the only one with submissions)",
     )
     add_choices(parser)
 
@@ -52,9 +54,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="run solutions that have passed on the grader's simulated network once more, on real "
-        "ranks: gloo (cpu) or GPUs; with gpu, one submission at a time uses all GPUs (default: as "
-        "nbgrader_config.py says)",
+        help="run the solutions that passed on the grader's simulated network a second time, on "
+        "real ranks: gloo (cpu) or GPUs; with gpu, one submission at a time uses all GPUs "
+        "(default: as nbgrader_config.py says)",
     )
     slurm.add_options(parser)
 
@@ -76,12 +78,14 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
         submitted = Folders.of(root, config).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
         if len(there) != 1:
-            told = f"name an assignment that has submissions: {', '.join(there) or 'there is none'}"
+            told = f"name one of the assignments with submissions: {', '.join(there)}"
+            if not there:
+                told = "no assignment has submissions: run autograder collect first"
             print(f"autograder {arguments.command}: {told}", file=sys.stderr)
         assignment = there[0] if len(there) == 1 else ""
     jobs = arguments.jobs
     if settings.on == "gpu" and jobs > 1:
-        print("on GPUs: one submission at a time")
+        print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1
     return assignment, settings, jobs
 
@@ -114,7 +118,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         count = len(outcomes)
         lines = [
             *phases.without_notebook(folders, assignment, only),
-            "booked already, and nothing has changed since",
+            "all points are booked, and nothing has changed since",
             f"graded: {count} ({count} of them unchanged since the last grading); "
             "could not be graded: 0",
         ]

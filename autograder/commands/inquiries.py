@@ -25,10 +25,9 @@ from autograder.inquiries.thread import (
 )
 
 DESCRIPTION = """\
-Keep questions about grades in one file for each student and task:
-grading/inquiries/STUDENT/ASSIGNMENT/TASK.md. A student asks with a text file named after the task,
-TASK.md, submitted like any other file. The next autograder feedback shows question and answer
-under that task."""
+Keep students' questions about grades, in one file for each student and task:
+grading/inquiries/STUDENT/ASSIGNMENT/TASK.md. To ask, a student submits a text file that has the
+task's name, TASK.md. The next autograder feedback shows question and answer under that task."""
 EXAMPLES = """\
 examples:
   autograder inquiries dates 02_data_parallel_sgd --from "2026-11-25 00:00" \\
@@ -50,7 +49,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="list the questions that wait for an answer")
-    listed.add_argument("assignment", nargs="?", default="", help="its name (default: all)")
+    listed.add_argument(
+        "assignment", nargs="?", default="", help="the assignment's name (default: all)"
+    )
     listed.add_argument(
         "--all", action="store_true", help="also list answered and closed questions"
     )
@@ -70,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("show", "print a question, its answers, and the task's verdict"),
         ("ask", "record a question on a student's behalf, for example one that came by mail"),
         ("answer", "answer a question"),
-        ("close", "end a thread; a new question opens it again"),
+        ("close", "close a question; a new text of the student opens it again"),
     ):
         action = actions.add_parser(name, help=told)
         for argument in ("student", "assignment", "task"):
@@ -80,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             text.add_argument("--text", help="the text")
             text.add_argument("--file", type=Path, help="a file with the text")
     for name in ("take", "ask"):
-        told = "take the question also outside the dates, or from a student who submitted nothing"
+        told = "take questions even outside the dates, and from students who submitted nothing"
         actions.choices[name].add_argument("--anyway", action="store_true", help=told)
 
 
@@ -152,7 +153,8 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         names = _names(arguments)
         if not (data / "submitted" / names[0] / names[1]).is_dir() and not arguments.anyway:
             raise InquiryError(
-                f"{names[0]} has submitted nothing for {names[1]} (--anyway takes the question)"
+                f"{names[0]} has submitted nothing for {names[1]}. To take the question anyway, "
+                "add --anyway"
             )
         thread = read_thread(data, *names)
     else:
@@ -162,7 +164,7 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InquiryError(f"cannot read {arguments.file}: {error.strerror}") from error
     if not thread.add(STUDENT if arguments.action == "ask" else INSTRUCTOR, text):
-        print("this text was recorded already; nothing was changed")
+        print("nothing was changed: this text is recorded already")
         return 0
     print(f"{thread.status}: {write_thread(data, thread)}")
     if arguments.action == "answer":
@@ -181,7 +183,8 @@ def _known(root: Path, data: Path, arguments: argparse.Namespace) -> Thread:
     names = _names(arguments)
     if not thread_path(data, *names).is_file():
         raise InquiryError(
-            f"{names[0]} asked nothing about {names[2]} of {names[1]}: see inquiries list --all"
+            f"{names[0]} asked nothing about {names[2]} of {names[1]}. All questions are shown by "
+            "autograder inquiries list --all"
         )
     return read_thread(data, *names)
 
@@ -213,7 +216,7 @@ def _must_be_open(data: Path, arguments: argparse.Namespace) -> None:
     if (
         why := why_not(read_dates(data, arguments.assignment), course_zone(data))
     ) and not arguments.anyway:
-        raise InquiryError(f"{why} (--anyway takes the question)")
+        raise InquiryError(f"{why}. To take questions anyway, add --anyway")
 
 
 _ACTIONS = {

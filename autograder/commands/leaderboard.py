@@ -43,8 +43,8 @@ ASSIGNMENT = "10_capstone"
 DESCRIPTION = (
     "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
     "score, bytes, gradients, distance from the speed of light. An interrupted run continues where "
-    "it was. Changed submissions are timed again. So are those that "
-    "ran out of time, if --seconds grew."
+    "it was. Changed submissions are timed again, and also those that ran out of time, if "
+    "--seconds is larger now."
 )
 
 
@@ -103,7 +103,7 @@ def leaderboard(
         raise BoardError(
             f"nobody has submitted {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
         )
-    title = f"The race, {'the final' if final else 'so far'}"
+    title = f"The race: {'final results' if final else 'results so far'}"
     with SandboxedPlace(masked_from(hidden.MASKED)) as place:
         ready(place)
         try:
@@ -182,7 +182,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--submitted",
         type=Path,
-        help=f"folder of NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: nbgrader's)",
+        help=f"folder with NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: grading/submitted)",
     )
     parser.add_argument(
         "--to", type=Path, help="folder of the leaderboard (default: grading/leaderboard)"
@@ -191,7 +191,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plays",
         type=int,
         default=3,
-        help="number of draws; an entry must reach the target on each (default: 3)",
+        help="number of random draws of the problem; an entry must reach the target on each "
+        "(default: 3)",
     )
     parser.add_argument(
         "--seconds",
@@ -202,7 +203,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="forget known times, draw a new seed, time all submissions again",
+        help="delete the known times, draw a new seed, and time all submissions again",
     )
 
 

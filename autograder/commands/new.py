@@ -209,7 +209,7 @@ def _cell(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="name of its folder, such as 12_my_topic")
+    parser.add_argument("assignment", help="name of the new folder, such as 12_my_topic")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -221,9 +221,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     name = folder.name
     print(f"Written: {folder}\n")
-    print("  make formgrader                   edit the notebook; two of the files lie beside it")
+    print(
+        "  make formgrader                   edit the notebook, hidden.py and mutants.py beside it"
+    )
     print(f"  assignments/{name}/checks.py      the check, which students get")
     print(f'  make test-all ARGS="tests/test_assignments.py -k {name}"')
     print("  autograder release                make the students' version, and the kill matrix")
-    print("  README.md                         add its row; nothing else in the course changes")
+    print(
+        "  README.md                         add a row for it; nothing else in the course changes"
+    )
     return 0

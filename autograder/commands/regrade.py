@@ -17,8 +17,8 @@ from autograder.pool.outcome import Outcome
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
-    "before you say so. The inputs are drawn from the same seeds as before. Only submissions with "
-    "a booked verdict appear as changed; others are graded for the first time."
+    "before you say so. The inputs are drawn from the same seeds as before. A submission whose "
+    "points were not booked counts as graded for the first time, not as changed."
 )
 
 
@@ -84,8 +84,8 @@ def table(found: Sequence[Change]) -> str:
     gain = sum(each.after > (each.before or 0) for each in moved)
     lose = sum(each.after < (each.before or 0) for each in moved)
     lines.append(
-        f"{gain} gain, {lose} lose, {len(known) - gain - lose} keep their points, "
-        f"{len(found) - len(known)} were not booked before"
+        f"students: {gain} gain, {lose} lose, {len(known) - gain - lose} keep their "
+        f"points, {len(found) - len(known)} had no points before"
     )
     return "\n".join(lines)
 
@@ -93,14 +93,16 @@ def table(found: Sequence[Change]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", nargs="?", help="its name (default: the only one with submissions)"
+        "assignment",
+        nargs="?",
+        help="the assignment's name (default: the only one with submissions)",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--all", action="store_true", help="examine every submission again")
+    which.add_argument("--all", action="store_true", help="grade every submission again")
     which.add_argument(
         "--changed",
         action="store_true",
-        help="only submissions whose code or checks changed since grading",
+        help="grade only submissions whose code or checks changed since grading",
     )
     parser.add_argument("--book", action="store_true", help="book the new points without asking")
     grade.add_choices(parser)
@@ -122,7 +124,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         folders = Folders.of(root, load_config(root))
         print(f"\n{table(changes(folders, assignment, outcomes))}\n")
         if not (arguments.book or _agreed()):
-            print(f"Nothing was booked. To book it: autograder grade {assignment}")
+            print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
             return status
         unbooked = phases.book_class(root, assignment, arguments.student, settings)
     except phases.ERRORS as error:

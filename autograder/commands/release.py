@@ -119,8 +119,8 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     made, folder = files(scratch / "release" / name), find_sources(root) / name
     if python := [path for path in made if path.endswith(".py")]:
         raise ReleaseError(
-            f"{folder / python[0]}: students get no Python from here. Move files for students to "
-            f"assignments/{name}/, which has the only copy."
+            f"{folder / python[0]} would be handed out, but students get no Python file from "
+            f"instructor/. Move files for students to assignments/{name}/."
         )
     for path in (path for path in made if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)
@@ -167,7 +167,7 @@ def _differing(made: dict[str, bytes], there: dict[str, bytes]) -> list[str]:
 
 def _describe(made: dict[str, bytes], changed: list[str], write: bool) -> str:
     if not made:
-        return f"no source ({'removed' if write else 'DIFFERS'}: {', '.join(changed)})"
+        return f"not in instructor/ ({'removed' if write else 'DIFFERS'}: {', '.join(changed)})"
     how = f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}" if changed else "unchanged"
     return f"{', '.join(made)} ({how})"
 
@@ -186,7 +186,7 @@ def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", nargs="*", help="folder, such as 02_data_parallel_sgd (default: all)"
+        "assignment", nargs="*", help="assignment, such as 02_data_parallel_sgd (default: all)"
     )
     parser.add_argument(
         "--check",

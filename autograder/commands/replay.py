@@ -29,9 +29,9 @@ from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
 
 DESCRIPTION = (
-    "Examine a submission again with the inputs of its verdict. Prints every case, also hidden "
-    "ones in full: it is for instructors. Draws the timeline of the first case that failed, or of "
-    "--case, to a PNG. Books nothing."
+    "Examine a submission again with the inputs of its verdict. The command prints every case, "
+    "also hidden ones in full, so its output is for instructors only. It draws the timeline of the "
+    "first case that failed, or of --case, as a PNG. It books nothing."
 )
 
 
@@ -116,8 +116,8 @@ def _notebook(folders: Folders, old: Verdict, path: Path) -> Any:
     ):
         return notebook
     raise ReplayError(
-        f"the code that was examined is neither beside {path} nor at {submitted}: "
-        "the student has submitted again, or the code was moved"
+        f"the code that was examined is gone: it is neither beside {path} nor at {submitted}. "
+        "Perhaps the student has submitted again, or somebody moved the code"
     )
 
 
@@ -136,13 +136,13 @@ def explained(old: Verdict, new: Verdict) -> str:
             lines.append(f"  {mark} {case['name']}{hidden}  {case['seconds']:.2f} s")
             told = "\n".join(part for part in (case["reason"], case["detail"]) if part)
             lines += [f"      {line}" for line in told.splitlines()]
-    lines += [f"\nlimit met: {limit}" for limit in new.limits]
+    lines += [f"\nlimit reached: {limit}" for limit in new.limits]
     before = {check.name: check.score for check in old.checks}
     moved = [c for c in new.checks if before.get(c.name) != c.score]
     if old.checks_sha256 not in ("", new.checks_sha256):
-        lines.append("\nThe checks have changed since the verdict.")
+        lines.append("\nThe checks have changed since the verdict was given.")
     if moved:
-        lines.append("Points that differ from the verdict:")
+        lines.append("Points, in the verdict → now:")
         lines += [f"  {c.name}: {before.get(c.name, 0):g} → {c.score:g}" for c in moved]
     else:
         lines.append("\nThe points are the same as in the verdict.")
@@ -166,7 +166,7 @@ def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
     failed = {c["name"] for check in new.checks for c in check.cases if not c["passed"]}
     hits = [name for name in traces if name.partition(": ")[2] in failed]
     if failed and traces and not hits:
-        print("No failed case had sent a message; the last case is drawn instead.")
+        print("No failed case sent a message, so the last case with messages is drawn instead.")
     return (hits or list(traces)[-1:] or [""])[0]
 
 
@@ -177,9 +177,9 @@ def _listed(traces: dict[str, Trace]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "verdict", type=Path, help="a file below grading/verdicts or grading/graded"
+        "verdict", type=Path, help="a verdict: a file below grading/verdicts or grading/graded"
     )
-    parser.add_argument("--case", default="", help="the case to draw: a part of its name")
+    parser.add_argument("--case", default="", help="the case to draw: its name, or a part of it")
     parser.add_argument("--figure", type=Path, help="output PNG (default: beside the verdict)")
 
 
@@ -196,7 +196,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             traces[name].plot(title=f"{old.student}, {name}").savefig(figure, dpi=150)
             print(f"Timeline of {name!r}: {figure}")
         else:
-            print("No case communicated: there is no timeline to draw.")
+            print("No case sent a message, so there is no timeline to draw.")
     except (
         *(ReplayError, ValueError, OSError, SandboxUnavailable, MachineFailure, AuthorError),
     ) as error:

@@ -15,8 +15,9 @@ from autograder.pool.class_list import NothingToGrade, handed_in, students
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
 frequent reasons for failures with the students who got them, the time of each check, and what
-students predicted. The points are those from checks that were booked last. The same is written as a
-page, grading/report/ASSIGNMENT.html. Reads only; it names students, so never hand it out."""
+students predicted. The points are those from checks that were booked last. The same report is
+written as a page, grading/report/ASSIGNMENT.html. It names students, so never hand it out. The
+command changes no grades."""
 EXAMPLES = """\
 examples:
   autograder report 02_data_parallel_sgd"""
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -40,7 +41,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
-        print(f"autograder report: nothing is graded: run autograder grade {name}", file=sys.stderr)
+        print(
+            f"autograder report: no submission is graded yet: run autograder grade {name}",
+            file=sys.stderr,
+        )
         return 2
     report = class_report(name, verdicts, notebooks)
     page = folders.data / "report" / f"{name}.html"

@@ -88,11 +88,11 @@ def _released(root: Path, data: Path, assignment: str, names: list[str]) -> dict
 def _answers(released: NotebookNode, path: Path) -> list[tuple[str, str]]:
     """Return name and source of a student's answers and of code cells that they added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
-        raise ValueError(f"it is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
+        raise ValueError(f"the file is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
     # nbformat joins the lines of a source, which Jupyter writes as a list.
     submitted: NotebookNode = nbformat.reads(text_of(path.read_bytes()), as_version=4)
     if not isinstance(submitted, dict) or not isinstance(submitted.get("cells"), list):
-        raise ValueError("it is JSON, but not a notebook: it has no list of cells")
+        raise ValueError("the file is JSON, but not a notebook: it has no list of cells")
     stubs = {_plain(cell).strip() for cell in _code(released)}
     own = [
         cell for cell in _code(rebuild(released, submitted)) if _plain(cell).strip() not in stubs
@@ -129,14 +129,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     parser.add_argument("--top", type=int, default=30, help="largest number of pairs (default: 30)")
     parser.add_argument(
         "--at-least",
         type=float,
         default=0.5,
         metavar="SHARE",
-        help="leave out pairs that are less alike, from 0 to 1 (default: 0.5)",
+        help="list only pairs that are at least so much alike, from 0 to 1 (default: 0.5)",
     )
 
 
@@ -163,5 +163,5 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         data_folder(root) / "similar", arguments.assignment, comparison, cells, damaged
     )
     print(text_report(arguments.assignment, comparison, damaged))
-    print(f"side by side: {page}")
+    print(f"all pairs side by side: {page}")
     return 0

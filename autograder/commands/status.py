@@ -19,9 +19,8 @@ from autograder.settings import Settings
 
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "
-    "(graded with other code or checks than now), failed (because of the machine or a check), "
-    "booked (with points, perhaps older, in the gradebook), or waiting for a person. "
-    "Changes nothing."
+    "(code or checks changed after grading), failed (the machine or a check failed), booked (the "
+    "gradebook has points, perhaps older ones), or to be graded by hand. Changes nothing."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
@@ -56,7 +55,7 @@ def row(found: list[Standing]) -> tuple[int, ...]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", nargs="?", help="its name (default: all)")
+    parser.add_argument("assignment", nargs="?", help="the assignment's name (default: all)")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

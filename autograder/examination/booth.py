@@ -53,7 +53,7 @@ def _play(
                 raise TapeError(f"playing the tape takes more than {SECONDS:g} s") from None
             except WireError:
                 raise TapeError(
-                    "the tape cannot be played: the process that plays it gives no valid answer"
+                    "the tape cannot be played: the process that plays it gave no valid answer"
                 ) from None
             except EOFError:
                 why = place.why_ended(cell)

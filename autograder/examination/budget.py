@@ -126,10 +126,11 @@ class Budget:
         words = f"the submission used up its {self.limits.submission:g} s"
         if self.waited < 1:
             return words
-        words += f", which took {self.used + self.waited:.0f} s because it waited for a core"
+        took = self.used + self.waited
+        words += f"; this took {took:.0f} s by the clock, because it waited for a core"
         if self.waited < self.used:
             return words
-        return f"{words}. This machine was busy: grade the submission again, with fewer at once"
+        return f"{words}. This machine was busy: grade this submission again, with fewer --jobs"
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` is `moment`; 0 once it is."""
@@ -149,7 +150,7 @@ class Budget:
         left = self.left
         if left <= 0:
             raise OutOfTime(
-                f"The submission has used up its {self.limits.submission:g} s: this was not run."
+                f"Not run, because the submission has used up its {self.limits.submission:g} s."
             )
         return Deadline(self, min(seconds, left))
 

@@ -38,7 +38,9 @@ GRACE = 0.5
 """Seconds that the other ranks get to say what happened to them, once one has failed."""
 
 
-_LOOP = "A rank that still runs computes, sleeps or loops: look for a loop that does not end."
+_LOOP = (
+    "A rank that still runs is computing, sleeping or in a loop: look for a loop that does not end."
+)
 
 
 class SubmissionError(RanksError):

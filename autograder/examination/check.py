@@ -35,11 +35,11 @@ TIME, MEMORY = "time", "memory"
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
-    ((DeadlockError,), "The ranks wait for one another, or left communication behind."),
-    ((MismatchError,), "The ranks entered operations that do not fit together."),
-    ((RankTimeout,), "It took longer than its limit."),
+    ((DeadlockError,), "The ranks wait for one another, or did not finish a communication."),
+    ((MismatchError,), "The ranks called operations that do not fit together."),
+    ((RankTimeout,), "The case took longer than its limit."),
     ((RankError,), "A rank raised an exception, or its process ended."),
-    ((RanksError,), "The ranks did not come to an end."),
+    ((RanksError,), "The ranks did not end."),
 )
 """A student reads only this of a failed hidden case: it cannot reveal its inputs."""
 _WRONG = "The result or the behaviour of the function is wrong in this case."
@@ -153,8 +153,8 @@ class _Guard:
         except Exception as error:
             trace = traceback.format_exc()[-3500:]
             raise MachineFailure(
-                f"The grader itself failed in {self._name}. No student loses points by it. Please "
-                f"report this: {trace}"
+                f"The grader itself failed in {self._name}. No student loses points by this error. "
+                f"Please report it: {trace}"
             ) from error
 
     def _inputs(self, case: Case, generator: Any) -> Sequence[Plain]:
@@ -162,7 +162,7 @@ class _Guard:
             return self._check.inputs(case, generator)
         except Exception as error:
             raise AuthorError(
-                f"{self._name}: the inputs of {case.name!r} could not be made"
+                f"{self._name}: the inputs of the case {case.name!r} could not be made"
             ) from error
 
 

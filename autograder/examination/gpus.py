@@ -32,8 +32,8 @@ class GpusUnavailable(SandboxUnavailable):
 
     def __init__(self) -> None:
         self.reason = (
-            "GPU ranks were asked for, but PyTorch sees no GPU here. Ask for CPU ranks, or for no "
-            "real ranks at all: the grader's own network needs no GPU."
+            "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
+            "out: the grader's own network needs no GPU."
         )
         RuntimeError.__init__(self, self.reason)
 

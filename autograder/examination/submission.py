@@ -241,15 +241,15 @@ class Submission:
         try:
             answer = self._ask_notebook(Frame.TAKE, {"name": function})
         except _NotebookEnded as ended:
-            why = str(ended).replace("the cell", "it", 1)
+            why = str(ended).replace("the cell", "reading it", 1)
             return SubmissionError(
-                f"{function} could not be read from the notebook: {why}. All names that the "
-                "function uses are sent with it: do not keep large objects in global names."
+                f"{function} could not be read from the notebook: {why}. All global names that the "
+                "function uses are read with it, so keep no large objects in them."
             )
         packed = answer.get("function")
         if isinstance(packed, bytes):
             return packed
-        why = _text(answer.get("error")) or f"{function} was not handed over"
+        why = _text(answer.get("error")) or f"{function} could not be read from the notebook"
         return SubmissionError(f"{why}{self._cell_that_should_define(function)}")
 
     def _cell_that_should_define(self, function: str) -> str:
@@ -257,7 +257,7 @@ class Submission:
         for number, source, error in reversed(self._stopped):
             if re.search(rf"\b{re.escape(function)}\b", source):
                 said = error.removeprefix("the cell ")
-                return f". Cell {number}, which names it, did not run to its end: {said}"
+                return f". Cell {number}, in which it occurs, did not run to its end: {said}"
         return ""
 
 

@@ -241,7 +241,9 @@ def _described(error: BaseException, labels: dict[str, str]) -> Failure:
         failure = describe(error.with_traceback(None), labels)
         return replace(failure, where="") if not isinstance(error, SyntaxError) else failure
     except BaseException:
-        return Failure(type(error).__name__, "its message cannot be shown", "", "", False, None)
+        return Failure(
+            type(error).__name__, "the exception's message cannot be shown", "", "", False, None
+        )
 
 
 def _is_theirs(name: str, labels: dict[str, str]) -> bool:

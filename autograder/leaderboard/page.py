@@ -49,8 +49,8 @@ def page(entries: Sequence[Entry], race: Race, title: str, plays: int) -> str:
 <title>{escape(title)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
 <p>{_about(race, plays)}</p>
-<div class="wide"><table><caption>The score is virtual time: the same on every machine. A bar is
-the score; its left part is the speed of light.</caption>
+<div class="wide"><table><caption>The score is virtual time: the same on every machine. A bar shows
+the score; the left part of the bar shows the speed of light.</caption>
 <thead><tr>{head}</tr></thead><tbody>
 {rows}
 </tbody></table></div>{empty}
@@ -59,10 +59,10 @@ the score; its left part is the speed of light.</caption>
 <p class="f">T = max over ranks k of max(F<sub>k</sub>/φ, S<sub>k</sub>/β, R<sub>k</sub>/β)</p>
 <p>F: floating-point operations of the rank, S and R: bytes that it sends and receives,
 φ = {DEVICE.flops:.3g} per second, β = {race.bandwidth:.3g} bytes per second. The distance is the
-score divided by T. It comes from launches ({1e6 * LAUNCH:g} µs each), memory traffic, latency and
-waiting.</p>
+score divided by T. It is above 1 because of launches ({1e6 * LAUNCH:g} µs each), memory traffic,
+latency and waiting.</p>
 <p>The bytes are those of the rank that sends most. Entries that were disqualified, missed the
-target or could not be run stay here, with the reason, but have no place.</p>
+target or could not be run stay here, with the reason, but have no place in the order.</p>
 </body></html>
 """
 

@@ -55,7 +55,7 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     seed = Unicode(
         "",
-        help="Draw the cases' inputs from this seed. Default: a secret seed; the verdict keeps it.",
+        help="Draw the cases' inputs from this seed. Default: a secret seed; it is in the verdict.",
     ).tag(config=True)
 
     def preprocess(

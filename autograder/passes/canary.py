@@ -104,8 +104,8 @@ class Canary:
         solution = source / path.name
         if not solution.is_file():
             raise AuthorError(
-                f"there is no {solution}: the grader needs this solution, to grade it first and "
-                "see that this machine grades correctly"
+                f"there is no {solution}. The grader grades this solution first, to see that this "
+                "machine grades correctly: restore the file"
             )
         given = nbformat.read(path, as_version=4)
         nb = rebuild(given, solved(given, nbformat.read(solution, as_version=4)))
@@ -248,8 +248,8 @@ class Canaries:
         examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
         if wrong := canary.wrong(verdict.checks):
             raise CanaryError(
-                f"{wrong}. This machine, or the check, is broken. Grades that this process made "
-                "since the last good canaries do not count. Test the machine with: course doctor "
+                f"{wrong}. So this machine, or the check, is broken. Grades that this process made "
+                "since its last successful test do not count. Test the machine with: course doctor "
                 "--grading; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
@@ -290,7 +290,7 @@ def try_out(root: Path) -> str:
                 f"{source.name}: a right, a wrong and a crashing solution "
                 f"got the right points, in {canaries.seconds:.1f} s"
             )
-    raise LookupError("no assignment has its solution in this copy of the course")
+    raise LookupError("this copy of the course has no assignment with a solution to test with")
 
 
 if __name__ == "__main__":

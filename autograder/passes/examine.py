@@ -195,8 +195,8 @@ def examine_cells(
             what = cell.metadata.nbgrader.grade_id
             if what not in checks:
                 raise LookupError(
-                    f"the test cell '{what}' has no check of that name in checks.py; "
-                    f"there are: {', '.join(checks)}"
+                    f"the test cell '{what}' has no check with this name in checks.py; "
+                    f"the names there are: {', '.join(checks)}"
                 )
             examined = _examine(what, checks, hidden, submission, verdict, log)
             points = float(cell.metadata.nbgrader.points)

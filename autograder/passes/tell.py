@@ -65,12 +65,13 @@ def _overview(verdict: Verdict) -> str:
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
     damaged = damage(notes)
     notes = [note for note in notes if note not in damaged]
-    notes += [_without_hidden(limit, verdict) for limit in getattr(verdict, "limits", ())]
+    limits = getattr(verdict, "limits", ())
+    notes += [f"limit reached: {_without_hidden(limit, verdict)}" for limit in limits]
     told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (
-        f"{first}**What was examined?** Your functions ran in a sandbox, on several ranks, with "
-        "cases that you have (visible) and others (hidden). Questions that a person reads are "
+        f"{first}**What was examined?** Your functions ran in a sandbox, on several ranks. You "
+        "have the visible cases; the hidden cases are others. Questions that a person reads are "
         "not in this table.\n\n"
         "| task | points | cases passed | first failure |\n|---|---|---|---|\n"
         + "\n".join(rows)
@@ -156,11 +157,11 @@ def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
 
 def caption_of(trace: Mapping[str, Any]) -> str:
     """Return the caption of the picture, in a line."""
-    case = f"in the case “{trace['case']}”" if trace.get("case") else "in it"
+    case = f" “{trace['case']}”" if trace.get("case") else ""
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
-        f"The simplest visible case that failed after something was sent: what each rank "
-        f"did {case}, on the clock of the grader's network.{part}"
+        f"What each rank did in the case{case}, the simplest visible one that failed after a "
+        f"message was sent. Times are on the clock of the grader's network.{part}"
     )
 
 

@@ -86,7 +86,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             told.append(f"{name!r} is not an ordinary file, so it was set aside")
         elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
             told.append(
-                "timestamp.txt holds no time, so it was set aside: the submission has no time"
+                "timestamp.txt has no time in it, so it was set aside: the submission has no time"
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             told.append(f"{name!r} is too large, so it was set aside")
@@ -98,7 +98,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             continue
         set_aside(path, folder)
     if many:
-        told.append(f"only {MAX_FILES} files may be submitted: {many} more were set aside")
+        told.append(f"only {MAX_FILES} files may be submitted: {many} more files were set aside")
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -128,7 +128,7 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
         problem, content = "is a link, and was refused", None
     elif info.st_size > MAX_NOTEBOOK:
-        problem, content = f"is larger than {MAX_NOTEBOOK} bytes", None
+        problem, content = f"is larger than {MAX_NOTEBOOK // 2**20} MiB", None
     else:
         problem, content = _read(path.read_bytes())
     if not problem:
@@ -183,7 +183,7 @@ def _read(data: bytes) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         return _cut_off(text)
     if long_numbers:
-        return f"holds a number of more than {_MAX_DIGITS} digits", content
+        return f"has a number with more than {_MAX_DIGITS} digits", content
     try:
         nbformat.reads(json.dumps(content), as_version=4)
         ordinary = isinstance(content.get("metadata"), dict) and (

@@ -239,7 +239,7 @@ class Bench:
             why = _told(error)
         else:
             if self._canaries.sandbox != before:
-                why = "the sandbox ended before test submissions could confirm correct grading"
+                why = "the sandbox ended before a test could show that it grades correctly"
         for draft in drafts:
             try:
                 self._tell(draft.drop(why) if why else draft.keep())

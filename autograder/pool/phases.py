@@ -33,9 +33,10 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 
 TO_DO = """\
-Nobody got a zero for this, and nothing of it is booked. Look at the reason: you may need room on
-the disk, more memory, or fewer --jobs. Test whether this machine grades correctly with
-`course doctor --grading`. Then give the same command again: graded submissions stay graded."""
+No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
+you may need room on the disk, more memory, or fewer --jobs. Test whether this machine grades
+correctly: `course doctor --grading`. Then give the same command again: graded submissions stay
+graded."""
 
 
 class GradeError(RuntimeError):
@@ -97,7 +98,7 @@ def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> 
             lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
             expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
             told.append(
-                f"{student}: {expected} is missing; there is: {', '.join(lies) or 'nothing'}"
+                f"{student}: {expected} is missing; submitted: {', '.join(lies) or 'nothing'}"
             )
     return told
 
@@ -115,8 +116,8 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         stale = [s.student for s in all_ if s.outdated and not s.failed]
         if stale:
             print(
-                f"code or checks have changed since these were graded: {', '.join(stale)}. "
-                "Give the same command again"
+                f"code or checks have changed since these submissions were graded: "
+                f"{', '.join(stale)}. Give the same command again"
             )
         waiting = [found for found in all_ if found.complete and not found.booked]
         if not waiting:
@@ -135,7 +136,9 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 def _tell_penalties(changed: int) -> None:
     if changed:
-        print(f"late penalties renewed for {changed} submissions, by today's deadline and policy")
+        print(
+            f"late penalties changed for {changed} submissions, to fit today's deadlines and policy"
+        )
 
 
 @contextlib.contextmanager

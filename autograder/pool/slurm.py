@@ -123,7 +123,9 @@ def grade_all(
         if not chunks:
             break
         array = _Array(root, chunks, settings, cluster, folder / f"{time.time_ns()}", again)
-        print(f"Slurm: array {array.id} of {len(chunks)} jobs; logs in {array.folder}", flush=True)
+        print(
+            f"Slurm: job array {array.id} of {len(chunks)} jobs; logs in {array.folder}", flush=True
+        )
         for outcome in array.outcomes():
             if outcome.path in outcomes:
                 continue  # of a job that Slurm itself moved to another node

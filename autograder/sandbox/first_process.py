@@ -53,7 +53,7 @@ def _reported_pid(info: IO[bytes], timeout: float) -> int:
     while select.select([info], [], [], max(0.0, deadline - time.monotonic()))[0]:
         piece = info.read(4096)
         if not piece:
-            raise OSError("it ended at once, and its output says why")
+            raise OSError("it ended at once; its output says why")
         said += piece
         with contextlib.suppress(ValueError):
             return int(json.loads(said)["child-pid"])

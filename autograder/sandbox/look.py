@@ -30,7 +30,7 @@ def ready(place: SandboxedPlace) -> None:
         raise SandboxUnavailable(_short(str(error)), advice="") from None
     if hidden := told.get("hidden"):
         raise SandboxUnavailable(
-            f"The sandbox's user may not read files that it needs: {', '.join(map(str, hidden))}. "
+            f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
             f"Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
             advice="",
         )

@@ -77,8 +77,8 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
         shared = [folder for folder in _SHARED if Path(folder).is_relative_to(prefix)]
         if prefix not in (Path("/"), Path("/usr")) and shared:
             raise SandboxUnavailable(
-                f"This Python's folder is {prefix}, and others keep their files in {shared[0]}: "
-                "student code would see them. Make a virtual environment in a folder of its own.",
+                f"This Python's folder is {prefix}, and other people's files are in {shared[0]}: "
+                "student code would see these. Make a virtual environment in a folder of its own.",
                 advice="",
             )
         if beside_packages(package) and prefix == package.parent:
@@ -93,8 +93,8 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
         lies = Path(spec.origin).absolute() if spec is not None and spec.origin else None
         if lies is not None and not any(lies.is_relative_to(folder) for folder in shown):
             raise SandboxUnavailable(
-                f"The package {name} lies in {lies.parents[1]}, but the sandbox shows only those "
-                f"of {sys.prefix}. Install the course in a virtual environment, with pip.",
+                f"The package {name} is in {lies.parents[1]}, but the sandbox shows only packages "
+                f"in {sys.prefix}. Install the course in a virtual environment, with pip.",
                 advice="",
             )
     if beside_packages(package) and os.pathsep in str(package):

@@ -1,17 +1,17 @@
 """The error for a machine on which student code cannot be run safely."""
 
 _HELP = """Student code is never run without a sandbox. To get one:
-  Linux:           the course brings bubblewrap for x86_64 and aarch64: pip install -e .
-                   on others install the system's, 0.8 or later: apt-get install bubblewrap
+  Linux:           on x86_64 and aarch64, bubblewrap comes with the course: pip install -e .
+                   on other processors, install version 0.8 or later: apt-get install bubblewrap
   macOS, Windows:  grade on a Linux machine, in WSL 2 or in a Linux container
-If bubblewrap is installed but may not start, allow user namespaces:
+If bubblewrap is installed but is not allowed to start, allow user namespaces:
   sysctl -w kernel.unprivileged_userns_clone=1               (older Debian)
   sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu 24.04 and later)
   sysctl -w user.max_user_namespaces=10000                   (where it is 0)
   docker run --privileged ...                                (in a container)
-AppArmor's profile for the system's bubblewrap (Ubuntu 25.04 and later) is not enough: ranks get
+AppArmor's profile for bubblewrap (Ubuntu 25.04 and later) does not allow enough, because ranks get
 namespaces of their own inside the sandbox.
-`course doctor --grading` tests all that grading needs of this machine."""
+`course doctor --grading` tests whether this machine has all that grading needs."""
 
 
 class SandboxUnavailable(RuntimeError):

@@ -41,7 +41,10 @@ def own_uid() -> Iterator[int]:
                 lock.bind(f"\0sgd-to-ddp-sandbox-{uid}")
                 break
         else:
-            raise SandboxUnavailable(f"{len(UIDS)} sandboxes are open on this machine already.")
+            raise SandboxUnavailable(
+                f"{len(UIDS)} sandboxes are open on this machine already: wait until others end.",
+                advice="",
+            )
         yield uid
 
 
@@ -61,8 +64,8 @@ def make_sure_of_uids() -> None:
             ]
             if not all(any(uid in span for span in spans) for uid in UIDS):
                 raise SandboxUnavailable(
-                    f"This root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
-                    f"and each sandbox needs one of these. Start the container with 65536 {kind}s "
+                    f"Here, root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
+                    f"but each sandbox needs one of these. Start the container with 65536 {kind}s "
                     f"(on the host, usermod {option} 100000-165535 USER allows that), or grade "
                     "outside the container as an ordinary user.",
                     advice="",

@@ -9,9 +9,10 @@ from autograder.collection.tables import format_rows
 from autograder.similarity.compare import Comparison, Pair
 
 WARNING = (
-    "This is no proof. Solutions to the same short task are naturally alike, more so after a "
-    "lecture that shows how. Read both, ask both, and think of a third source that both may have "
-    "used: lecture, book, library, forum. The report shows who shares text, never who wrote it."
+    "This list is no proof of copying. Solutions to the same short task are naturally alike, more "
+    "so after a lecture that shows how. Read both, ask both students, and think of a third source "
+    "that both may have used: lecture, book, library, forum. The report shows who shares text, "
+    "never who wrote it."
 )
 MAX_LINES = 400
 """Number of lines of a cell that are shown."""

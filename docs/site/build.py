@@ -126,9 +126,9 @@ def build(site: Path) -> int:
     (site / "index.html").write_text(HOME.format(first=FIRST), encoding="utf-8")
     (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
     subprocess.run([sys.executable, HERE / "cards.py", "--to", site / "cards.pdf"], check=True)
-    print("3/3 following every link ...", flush=True)
+    print("3/3 testing every link ...", flush=True)
     wrong = [f"broken link: {each}" for each in broken_links(site)]
-    wrong += [f"fetched from elsewhere: {each}" for each in remote_resources(site)]
+    wrong += [f"a page needs a file from the network: {each}" for each in remote_resources(site)]
     for each in wrong:
         print(each, file=sys.stderr)
     if not wrong:
@@ -141,7 +141,10 @@ def main() -> int:
     """Parse the command line and build."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--to", type=Path, default=ROOT / "_site" / "html", help="(default: _site/html)"
+        "--to",
+        type=Path,
+        default=ROOT / "_site" / "html",
+        help="folder of the pages (default: _site/html)",
     )
     return build(parser.parse_args().to.resolve())
 

@@ -64,14 +64,14 @@ def card_of(path: Path) -> Card | None:
         return None
     found = CARD.fullmatch(texts[0].strip())
     if found is None or len(texts) > 1:
-        raise ValueError(f"{path.name}: one card, please, of this form:\n{FORM}")
+        raise ValueError(f"{path.name}: write exactly one card, in this form:\n{FORM}")
     question, formula, section, bug = found.groups()
     if (words := len(texts[0].replace(formula, "").split())) > WORDS:
-        raise ValueError(f"{path.name}: the card has {words} words, more than {WORDS}")
+        raise ValueError(f"{path.name}: the card has {words} words; at most {WORDS} are allowed")
     title = cells[0].source.partition("\n")[0].removeprefix("# ")
     figure = figure_after(cells, section)
     if figure is None:
-        raise ValueError(f"{path.name}: no figure after the section #{section}")
+        raise ValueError(f"{path.name}: the card names #{section}, but no figure follows there")
     return Card(path.name[:2], title, question, formula, bug, figure)
 
 

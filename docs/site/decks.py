@@ -70,7 +70,7 @@ def deck_of(path: Path) -> Deck:
     blocks = list(blocks_of(path, link))
     if not blocks or (blocks[0].kind, blocks[0].level) != ("heading", 1):
         raise ValueError(
-            f"{path.name} does not begin with a title, # …: it cannot have a first slide"
+            f"{path.name} has no title for its first slide: begin the notebook with # and a title"
         )
     title = f"{path.stem[:2]} · {blocks[0].words}"
     page = PAGE.format(
@@ -134,7 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--to", type=Path, default=ROOT / "_site" / "slides", help="(default: _site/slides)"
+        "--to",
+        type=Path,
+        default=ROOT / "_site" / "slides",
+        help="folder of the slides (default: _site/slides)",
     )
     given = parse_lectures(parser, arguments)
     return make(given.lectures, given.to.resolve())

@@ -80,7 +80,7 @@ def print_page(browser: str, page: str, to: Path) -> str:
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         if not made.is_file():
-            return done.stderr[-2000:] or f"it ended with status {done.returncode}"
+            return done.stderr[-2000:] or f"the browser ended with status {done.returncode}"
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, to)
     return ""
@@ -92,16 +92,21 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--to", type=Path, default=ROOT / "_site" / "course.pdf", help="(default: _site/course.pdf)"
+        "--to",
+        type=Path,
+        default=ROOT / "_site" / "course.pdf",
+        help="the file (default: _site/course.pdf)",
     )
-    parser.add_argument("--browser", help=f"the program (default: one of {', '.join(BROWSERS)})")
+    parser.add_argument(
+        "--browser", help=f"the browser that prints (default: one of {', '.join(BROWSERS)})"
+    )
     given = parse_lectures(parser, arguments)
     wanted = [given.browser] if given.browser else BROWSERS
     browser = next((program for name in wanted if (program := shutil.which(name))), None)
     if browser is None:
         print(
-            f"pdf.py: no browser can print: there is no {' and no '.join(wanted)} here. Install "
-            "Chromium (on Debian: apt install chromium), or name a browser made of it: --browser.",
+            f"pdf.py: there is no {' and no '.join(wanted)} here to print the PDF. Install "
+            "Chromium (on Debian: apt install chromium), or name a browser like it: --browser NAME",
             file=sys.stderr,
         )
         return 1

@@ -41,17 +41,17 @@ def minibatches__sorted_random_numbers(n, batch_size, generator, drop_last=False
 edits_of(minibatches__sorted_random_numbers)("""
 not_shuffled: two epochs have the same batches
     torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.arange(n)
-with_replacement: Without replacement
+with_replacement: Draw without replacement
     torch.rand(n, generator=generator, dtype=torch.float64).argsort()
   → torch.randint(n, (n,), generator=generator)
-each_batch_anew: Without replacement
+each_batch_anew: Draw without replacement
     yield order[start : start + batch_size].sort().values
   → order = torch.rand(n, generator=generator, dtype=torch.float64).argsort(); …
-drops_the_rest_always: Only a last batch that is shorter
+drops_the_rest_always: Leave out a batch only if drop_last=True
     if drop_last else n → if True else n
-never_drops: Only a last batch that is shorter
+never_drops: Leave out a batch only if drop_last=True
     range(0, n - n % batch_size if drop_last else n, batch_size) → range(0, n, batch_size)
-fills_the_last_one_up: Only a last batch that is shorter
+fills_the_last_one_up: Leave out a batch only if drop_last=True
     argsort() → argsort(); order = torch.cat([order, order, order])
 numbers_from_1: rows 1 to
     argsort() → argsort() + 1
@@ -88,7 +88,7 @@ keeps_the_only_one: expected []
 rest_first: have [3, 4, 4] rows
     0, n - n % batch_size if drop_last else → n % batch_size - batch_size if n % batch_size else 0,
     order[start : start + batch_size] → order[max(0, start) : start + batch_size]
-in_one_buffer: Without replacement
+in_one_buffer: Draw without replacement
     argsort() → argsort(); held = torch.empty(batch_size, dtype=torch.int64)
     yield order[start : start + batch_size].sort().values
   → part = order[start : start + batch_size]; held[: len(part)] = part; yield held[: len(part)]
@@ -353,7 +353,7 @@ def learning_rate__as_a_tensor(step, peak, warmup_steps, total_steps):
 edits_of(learning_rate__by_formula)("""
 begins_with_0: the first step would do nothing
     (step + 1) → step
-no_warm_up: nothing rises
+no_warm_up: during the warm-up the rate must rise
     peak * (step + 1) / warmup_steps → peak
 cosine_of_all_steps: count the steps behind the warm-up
     (step - warmup_steps) / (total_steps - warmup_steps) → step / total_steps
@@ -479,7 +479,7 @@ from_the_first_seed: the same number in each of 24 calls
 always_10_batches: no 2 batches can give that
     range(num_batches): → range(10):
     / num_batches → / 10
-batches_of_an_epoch: drawn anew from all rows
+batches_of_an_epoch: anew from all rows
     for _ in range(num_batches):
   → order = [
   →     b
@@ -489,7 +489,7 @@ batches_of_an_epoch: drawn anew from all rows
   → ]
   → for rows in order[:num_batches]:
     rows = torch.randperm(len(x), generator=generator)[:batch_size] → pass
-of_neighbours: Each row may be in a batch with each other one
+of_neighbours: Any two rows may meet in a batch
     torch.randperm(len(x), generator=generator)[:batch_size]
   → torch.arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))[:batch_size]
 around_its_own_mean: around the batches' own mean

@@ -361,7 +361,7 @@ forward_order: Buckets leave in one order
 never_begins_anew: gradient in step 1 of parameter 0
     sent.clear() →
     zip(buckets, sent, strict=True) → zip(buckets, sent[-len(buckets):], strict=True)
-forgets_what_is_ready: Step 0 is as it should be, a later step is not
+forgets_what_is_ready: Step 0 is right, a later step is not
     ready.clear() → pass
 per_parameter: Each bucket leaves once per step
     bucket_of = { → buckets = [[p] for bucket in buckets for p in bucket]; …
@@ -636,14 +636,14 @@ returns_finish_only: expected (finish, no_sync)
     return finish, no_sync → return finish
 no_sync_is_missing: no_sync is NoneType, expected a function
     return finish, no_sync → return finish, None
-stays_quiet (simulated, grader): Then no_sync did not end here
+stays_quiet (simulated, grader): your no_sync does not end then
     local.pop() → pass
 swallows_exceptions: no_sync swallows an exception
     finally:
   → except Exception:
   →     pass
   → finally:
-quiet_after_an_exception (simulated, grader): Then no_sync did not end here
+quiet_after_an_exception (simulated, grader): your no_sync does not end then
     try:
         yield
     finally:
@@ -657,7 +657,7 @@ one_flag_for_all_models: two steps with no_sync
     if local: → if flag[0]:
     local.append(True) → flag[0] = True
     local.pop() → flag[0] = False
-one_counter_for_all_models (simulated, grader): another model's no_sync counts here
+one_counter_for_all_models (simulated, grader): each model needs a count of its own
     group=None): → group=None, local=[]):
     ready, sent, local = set(), [], [] → ready, sent = set(), []
 caps_of_the_first_call: Each bucket leaves once per step
@@ -735,7 +735,7 @@ def hook_buckets__keeps_what_was_sent(buckets, group=None):
 edits_of(hook_buckets__keeps_what_was_sent)("""
 empties_its_list passes
     missing[:], launched[0] = → sent.clear(); …
-counts_on: Step 0 is as it should be, a later step is not
+counts_on: Step 0 is right, a later step is not
     missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
   → launched[0] = 0
   → sent.clear()

@@ -640,7 +640,7 @@ sum_of_compressed: the sums are sent as they are
     totals.append(decode(wire, shard.shape, torch.float32)) → totals.append(whole)
 """)
 edits_of(compressed_all_reduce__messages)("""
-own_sum_exact: your own shard's was kept as it was
+own_sum_exact: the sum of your own shard was kept as it was
     decoded = [decode(w, s.shape, torch.float32) for w, s in zip(sums, shards, strict=True)]
   → …
   → decoded[rank] = total
@@ -768,7 +768,7 @@ does_not_wait: never waits for the handle of
 edits_of(compressed_all_reduce__messages)("""
 encodes_again_for_the_length passes
     [wires[rank]] * k → [encode(shards[rank])] * k
-own_shard_as_it_was: decode its wire, too
+own_shard_as_it_was: encode and decode it, too
     total += decode( → total += own if wire is wires[rank] else decode(
 alone_once: ✗ 1 rank
     sums = swap(result, wires) → sums = swap(result, wires) if k > 1 else wires
@@ -848,16 +848,16 @@ pythons_generator: draws or seeds random numbers of the Python generator
 edits_of(random_k_mean__sample)("""
 with_repetition: Draw k different places
     random.Random(seed).sample(range(n), k) → random.Random(seed).choices(range(n), k=k)
-always_the_first: each place equally often
+always_the_first: each place must be drawn equally often
     random.Random(seed).sample(range(n), k) → list(range(k))
-ignores_the_seed: each place equally often
+ignores_the_seed: each place must be drawn equally often
     random.Random(seed) → random.Random(0)
-neighbours: each place equally often
+neighbours: each place must be drawn equally often
     random.Random(seed).sample(range(n), k)
   → range(s := random.Random(seed).randrange(n - k + 1), s + k)
     flat[places] → flat[list(places)]
     result[places] → result[list(places)]
-cyclic_block: All sets of k places are equally likely
+cyclic_block: All sets of k places must be equally likely
     random.Random(seed).sample(range(n), k)
   → [(random.Random(seed).randrange(n) + i) % n for i in range(k)]
 in_float16: nearly right
@@ -866,7 +866,7 @@ remembers_the_places_of_a_seed (simulated, cpu): out of bounds
     group=None): → group=None, known={}):
     places = random.Random(seed).sample(range(n), k)
   → places = known.setdefault(seed, random.Random(seed).sample(range(n), k))
-goes_on_drawing: when it comes again
+goes_on_drawing: draws other places the second time
     random.Random(seed) → GENERATORS.setdefault((dist.get_rank(), seed), …)
     n, size = x.numel(), dist.get_world_size(group)
   → GENERATORS = globals().setdefault("kept", {})
@@ -910,7 +910,7 @@ flat: has shape
     return result.view(x.shape) → return result
 float32_only: dtypes match
     dtype=x.dtype → dtype=torch.float32
-everything_drawn: Only what was drawn is sent
+everything_drawn: Keep only the k places that were drawn
     result = torch.zeros(n, dtype=x.dtype) → …; result += flat * (n / k)
 one_by_one: One all_reduce of k numbers
     dist.all_reduce(values, group=group)

@@ -46,7 +46,7 @@ counts_its_own_push: expected staleness 0, got 1
   → for other in age:
   →     age[other] += 1
   → found.append(age[worker])
-since_its_last_push: if each worker pulls right after its push
+since_its_last_push: if each worker pulled right after its push
     age[worker] = 0 → age.setdefault(worker, 0)
         age[other] += 1
   →     age[other] += 1

@@ -64,9 +64,9 @@ in_float32: has dtype torch.float32
     world_size, dtype=torch.float64 → world_size
 two_hops: are not linked
     return weights → … @ weights
-counts_the_links_first: The links were walked twice
+counts_the_links_first: Your code walks the links twice
     neighbours = [set() for _ in range(world_size)] → …; number = sum(1 for _ in links)
-walks_twice: The links were walked twice
+walks_twice: Your code walks the links twice
     weights = torch.zeros(world_size, world_size, dtype=torch.float64)
   → degree = torch.zeros(world_size)
   → for i, j in links:
@@ -142,15 +142,15 @@ own_tensor_at_weight_1: its weight is W[i, i]
     total = float(weights[rank, rank]) * data → total = data
 without_its_own_share: without this rank's own
     total = float(weights[rank, rank]) * data → total = torch.zeros_like(data)
-plain_sum: the plain sum over whom it hears
+plain_sum: the plain sum over the ranks that this one hears
     float(weights[rank, rank]) → data.clone() if weights[rank, rank] else 0
     float(weights[rank, j]) * buffer → buffer
-plain_mean: the plain mean over whom it hears
+plain_mean: the plain mean over the ranks that this one hears
     total = float(weights[rank, rank]) * data → total = data / (1 + len(buffers))
     float(weights[rank, j]) * buffer → buffer / (1 + len(buffers))
 neighbours_alike: ✗ 5 ranks, whom it hears weighs differently
     float(weights[rank, j]) * buffer → (1 - float(weights[rank, rank])) / len(buffers) * buffer
-little_is_nothing: without those of little weight
+little_is_nothing: without ranks of little weight
     rank, k = dist.get_rank(group), dist.get_world_size(group)
   → weights = torch.where(weights > 0.1, weights, 0)
   → …
@@ -360,7 +360,7 @@ gradient_at_the_mixed_weights: take it before mixing
     for source, theirs in heard.items():
         new = new + float(weights[rank, source]) * theirs
   → new = new - lr * g
-little_is_nothing: without those of little weight
+little_is_nothing: without ranks of little weight
     rank, k = dist.get_rank(group), dist.get_world_size(group)
   → weights = torch.where(weights > 0.1, weights, 0)
   → …
@@ -506,7 +506,7 @@ def spectral_gap__by_numpy(weights):
 
 
 edits_of(spectral_gap__from_the_mean)("""
-the_eigenvalue: the gap is what it lacks to 1
+the_eigenvalue: the gap is 1 - |λ₂|
     1 - torch → torch
 of_the_first: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().max()
@@ -517,7 +517,7 @@ of_a_symmetric_matrix: it is for symmetric matrices only
 by_eigvalsh: it is for symmetric matrices only
     torch.linalg.eigvals(rest).abs().max()
   → (torch.linalg.eigvalsh(weights.double()).abs().sort().values[-2] if k > 1 else 0)
-real_part: of a complex eigenvalue
+real_part: for a complex eigenvalue
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.abs().max()
 singular_values: the gap of singular values
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.svdvals(rest).max()
@@ -588,7 +588,7 @@ one_step_for_all: seconds: expected
     while second**steps > tolerance:
         steps += 1
   →
-always_one_less: a rank's own weight may be 0
+always_one_less: subtracted for a rank's own weight
     int(weights[j, j] != 0) → 1
 one_step_less: T is rounded up
     second**steps > → second ** (steps + 1) >
@@ -612,7 +612,7 @@ number_of_rank_0: ✗ a star in the middle
     for j in range(k)) → for j in (1,))
 one_latency_per_message: seconds: expected
     (latency + sends * nbytes / bandwidth) → sends * (latency + nbytes / bandwidth)
-rows_for_columns: if rows are counted
+rows_for_columns: whom rank i hears, is counted
     (weights[:, j] != 0) → (weights[j] != 0)
 singular_values: ✗ rows unlike columns
     torch.linalg.eigvals(weights.double()).abs() → torch.linalg.svdvals(weights.double())

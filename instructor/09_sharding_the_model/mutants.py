@@ -165,7 +165,7 @@ gathers_the_output: output has shape
   → return torch.cat(parts, -1)
 """)
 edits_of(column_parallel__by_hook)("""
-hook_on_x_itself: takes in the gradient of other uses of x
+hook_on_x_itself: also contains the gradient from other uses of x
     x = x.view_as(x) → pass
 """)
 edits_of(column_parallel__by_function)("""
@@ -236,7 +236,7 @@ every_input_needs_a_gradient: cannot register a hook
 edits_of(column_parallel__by_function)("""
 remembers_its_input: later output
     x = AddUp.apply(x) → x = self.__dict__.setdefault('x', AddUp.apply(x))
-a_view_of_a_copy: This equals what slices of a copy keep
+a_view_of_a_copy: This equals the whole copy, which slices of a copy keep
     linear.weight.detach()[start:stop].clone() → linear.weight.detach().clone()[start:stop]
 keeps_a_copy: keeps in memory beside its parameters: expected 0, got 12
     self.weight = nn.Parameter(linear.weight.detach()[start:stop].clone())
@@ -440,7 +440,7 @@ whole_world: ✗ 4 ranks, in two groups
     group=group, async_op=True → async_op=True
 a_view: shares memory with weight
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
-a_view_of_a_copy: This equals what slices of a copy keep
+a_view_of_a_copy: This equals the whole copy, which slices of a copy keep
     columns = linear.weight.detach().t() → columns = linear.weight.detach().clone().t()
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
 sets_the_gradient: what an earlier one has left in .grad

@@ -345,7 +345,7 @@ says_megabytes: rank 0 says that it sent
     return sent → … / 1e6
 diverges: Training diverges
     lr=0.05 → lr=30.0
-a_few_steps_less: It trains, and not far enough
+a_few_steps_less: It trains, but not far enough
     range(1, 37) → range(1, 9)
     step % 6 == 0 → step % 4 == 0
 """)

@@ -99,7 +99,7 @@ PAIRED = torch.stack([2 * orders(3, 3), 2 * orders(3, 3) + 1], -1).flatten(1)
     ("n", "size", "many", "words"),
     [
         (6, 2, FAIR, ""),
-        (6, 2, FAIR[:, :5], "not all epochs have as many rows"),
+        (6, 2, FAIR[:, :5], "some epochs have more rows than others"),
         (5, 2, with_pair(3, 0), "not all epochs have 3 batches"),
         (5, 2, with_pair(2, 5), "some epochs have rows that are not among 0 to 4"),
         (6, 2, counted(torch.arange(6).repeat(EPOCHS, 1), 2), "in 1000 of 1000 epochs"),

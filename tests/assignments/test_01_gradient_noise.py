@@ -59,8 +59,8 @@ PAIRS = [of(a, b) for a in (A, B, C) for b in (A, B, C)]
         ([*PAIRS, 3 * max(PAIRS)], "but no 2 batches can give that"),
         ([around_their_own_mean(A, B)], "This is the spread around the batches' own mean"),
         ([of(A, B)] * 3, "is the same number in each of 3 calls"),
-        ([of(A, A), of(B, B), of(C, C)], "in no call the batches miss by different lengths"),
-        ([of(A, A), of(A, B)], "no batch misses by |g_B - ∇F|² ="),
+        ([of(A, A), of(B, B), of(C, C)], "in every call, |g_B - ∇F|² is the same for all batches"),
+        ([of(A, A), of(A, B)], "no batch has |g_B - ∇F|² ="),
     ],
 )
 def test_numbers_of_batches_that_are_drawn_anew(more: list[float], words: str) -> None:
@@ -77,11 +77,11 @@ SINGLE = float((GRADIENTS - GRADIENTS.mean(0)).square().sum(1).mean())
     ("told", "words"),
     [
         (EXACT, ""),
-        (SINGLE / SIZE, "This is about σ²/B: batches that are drawn with"),
-        (SINGLE, "This is about σ², the spread of single rows"),
+        (SINGLE / SIZE, "Your number is about σ²/B: batches that are drawn with"),
+        (SINGLE, "Your number is about σ², the spread of single rows"),
         (EXACT / GRADIENTS.shape[1], "a squared length is their sum"),
-        (EXACT**0.5, "This is about the square root of the variance"),
-        (50 * EXACT, "It is the mean of |g_B - ∇F|², over num_batches"),
+        (EXACT**0.5, "Your number is about the square root of the variance"),
+        (50 * EXACT, "The variance is the mean of |g_B - ∇F|² over num_batches"),
         (float("nan"), "is nan, expected"),
     ],
 )

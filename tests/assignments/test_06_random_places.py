@@ -43,8 +43,8 @@ RIGHT = [drawn(seed) for seed in SEEDS]
     [
         (RIGHT, ""),
         ([*RIGHT[:2], RIGHT[2][:1]], "rank 1: the result for seed 7 has 1 number that is not zero"),
-        ([*RIGHT[:2], RIGHT[2][:1]], "without putting them back"),
-        ([*RIGHT[:2], [1, 2, 3]], "has 3 numbers that are not zero, expected k = 2 | Only what"),
+        ([*RIGHT[:2], RIGHT[2][:1]], "draw without replacement"),
+        ([*RIGHT[:2], [1, 2, 3]], "has 3 numbers that are not zero, expected k = 2 | Keep only"),
         ([drawn(1), drawn(2), drawn(1)], "rank 1 draws other places than rank 0"),
     ],
 )
@@ -54,7 +54,7 @@ def test_all_ranks_draw_k_places_and_the_same(second: list[list[int]], words: st
 
 def test_the_seed_decides_the_places() -> None:
     again = [drawn(7), drawn(8), drawn(9)]
-    expect_said(places_said(SEEDS, again, again), "seed 7 draws other places when it comes again")
+    expect_said(places_said(SEEDS, again, again), "seed 7 draws other places the second time")
     k, n = MANY_OF
     anew, same = [drawn(1, k, n), drawn(2, k, n)], [drawn(1, k, n)] * 2
     expect_said(places_said([1, 2], anew, k=k, n=n), "")
@@ -74,7 +74,7 @@ def test_each_two_places_are_drawn_together_equally_often() -> None:
     n, seeds = 5, list(range(6 * checks.ENOUGH))
     assert places_said(seeds, [drawn(seed, 2, n) for seed in seeds], n=n) == ""
     blocks = [[at := drawn(seed, 1, n)[0], (at + 1) % n] for seed in seeds]
-    expect_said(places_said(seeds, blocks, n=n), "All sets of k places are equally likely")
+    expect_said(places_said(seeds, blocks, n=n), "All sets of k places must be equally likely")
     assert places_said(seeds, [drawn(seed, 1, n) for seed in seeds], k=1, n=n) == ""
     assert places_said(seeds, [list(range(n)) for _ in seeds], k=n, n=n) == ""
 

@@ -24,7 +24,7 @@ AGES = judges.script("1 2 +2 +1 1 2 +1 1 +2 +1")
         ([0, 0, 0, 1, 1], "push 1, of worker 1: expected staleness 1, got 0"),
         ([1, 2, 1, 2, 2], "This equals the right list plus 1"),
         ([0, 0, 2, 2, 3], "This equals the version that was pulled"),
-        ([0, 1, 0, 2, 1], "This equals what it is if each worker pulls right after its push"),
+        ([0, 1, 0, 2, 1], "This equals the right list if each worker pulled right after its push"),
         ([0, 1, 0], "the list has 3 numbers, expected 5, one for each push"),
         ((0, 1, 0, 1, 1), "expected a list of 5 ints"),
         ([0, 1.0, 0, 1, 1], "expected a list of 5 ints"),

@@ -393,7 +393,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
     "the course folder is read only": (course_read_only, "you may not write the gradebook"),
     "everything is reached by links": (by_links, RIGHT),
     "no virtual environment": (without_virtual_environment, RIGHT),
-    "a folder that only root may read": (unreadable, "may not read files that it needs"),
+    "a folder that only root may read": (unreadable, "may not read these files"),
     **{
         f"a path with {name!r}": (named(name), RIGHT)
         for name in (

@@ -217,7 +217,7 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     path.write_bytes(notebook("first, repaired"))
     assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     (row,) = collect(course, ASSIGNMENT, second).rows
-    assert row.what.startswith("taken, newer; the earlier one is in")
+    assert row.what.startswith("taken, newer; the earlier submission is in")
     assert "GRADED: grade again" in row.what
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     kept = list((course / "grading/earlier").rglob(FILE))
@@ -225,7 +225,7 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
         "first, repaired"
     ]
     (row,) = collect(course, ASSIGNMENT, first).rows
-    assert row.what == "older: kept aside"
+    assert row.what == "kept aside, older"
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     assert not (course / "grading" / "collecting").exists()
 
@@ -266,7 +266,7 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
             "again.zip is an archive",
             "bomb.txt is larger than",
             "secret.txt is a link",
-            "name of a folder",
+            "same name as a folder",
         ),
         *(
             ".html",
@@ -312,10 +312,10 @@ def test_names_that_a_zip_does_not_say_the_encoding_of(tmp_path: Path, encoding:
 @pytest.mark.parametrize(
     ("data", "note"),
     [
-        (notebook("é").decode().encode("utf-16"), "not in plain UTF-8"),
-        (b"\xef\xbb\xbf" + notebook(), "not in plain UTF-8"),
+        (notebook("é").decode().encode("utf-16"), "was converted to plain UTF-8"),
+        (b"\xef\xbb\xbf" + notebook(), "was converted to plain UTF-8"),
         (b'{"cells": [', "damaged"),
-        (b"[]", "no cells"),
+        (b"[]", "no list of cells"),
         (b"\0" * 100, "damaged"),
         (b"[" * 100_000, "damaged"),
     ],

@@ -68,15 +68,15 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
     [
         (4, "", {}, []),
         (0, "a sum", {"t": "a sum"}, []),
-        (3, "a sum", {}, ["t got 3 of 4, but its solution is right (a sum)"]),
-        (4, "", {"t": "a sum"}, ["t got 4 of 4, but its solution is wrong"]),
+        (3, "a sum", {}, ["t got 3 of 4, but the solution is right (reason: a sum)"]),
+        (4, "", {"t": "a sum"}, ["t got 4 of 4, but the solution is wrong"]),
         (
             0,
             "late",
             {"t": "a sum"},
             ["t got 0 of 4 because 'late', but the reason must contain 'a sum'"],
         ),
-        (4, "", {"u": "a sum"}, ["u was not graded"]),
+        (4, "", {"u": "a sum"}, ["not graded: u"]),
     ],
 )
 def test_what_must_come_of_a_submission(
@@ -106,7 +106,7 @@ def test_a_table_that_is_not_as_it_must_be_is_an_error(
     assert program.main() == 1
     said = capsys.readouterr()
     assert "these points are wrong" in said.err
-    assert "ada: average_gradients got 0 of 4, but its solution is right" in said.err
+    assert "ada: average_gradients got 0 of 4, but the solution is right" in said.err
     assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
 
 

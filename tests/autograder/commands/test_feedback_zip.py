@@ -85,5 +85,5 @@ def test_canvas_finds_each_student_by_the_last_of_their_files(course: Path) -> N
 
 
 def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:
-    with pytest.raises(FeedbackError, match="--zip is for zips of Moodle and Canvas"):
+    with pytest.raises(FeedbackError, match="--zip is only for zips of Moodle and Canvas"):
         pack(course, ASSIGNMENT, exported(course, ["ada/hw.ipynb", "bob/hw.ipynb"]))

@@ -163,7 +163,7 @@ def test_a_python_that_is_the_folder_of_everybody_is_refused(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", where)
-    with pytest.raises(SandboxUnavailable, match="student code would see them"):
+    with pytest.raises(SandboxUnavailable, match="student code would see these"):
         python_mounts()
 
 

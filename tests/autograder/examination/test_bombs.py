@@ -150,7 +150,7 @@ BOMBS = {
         "for fd in range(3, 64):\n"
         "    try: send(socket.socket(fileno=os.dup(fd)), 3, told)\n"
         "    except OSError: pass",
-        "f was not handed over",
+        "f could not be read from the notebook",
     ),
     "functions that carry much": Bomb(
         "load = torch.zeros(15_000_000)\ndef f(x): return load.sum()", "it came back"

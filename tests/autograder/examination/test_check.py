@@ -84,9 +84,9 @@ def passed(examined: Examined) -> list[bool]:
     [
         (fails(DeadlockError("Ranks 0 and 1 wait.")), "The ranks wait for one another"),
         (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
-        (fails(RankTimeout("It took 9 s.")), "It took longer than its limit"),
+        (fails(RankTimeout("It took 9 s.")), "The case took longer than its limit"),
         (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
-        (fails(RanksError("1.5 is left.")), "The ranks did not come to an end"),
+        (fails(RanksError("1.5 is left.")), "The ranks did not end"),
         (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
@@ -181,7 +181,9 @@ def test_nobody_is_graded_where_the_inputs_cannot_be_drawn() -> None:
     def inputs(case: Case, generator: Any) -> Any:
         raise IndexError("beyond the shapes")
 
-    with pytest.raises(AuthorError, match="02/f: the inputs of 'public' could not be made"):
+    with pytest.raises(
+        AuthorError, match="02/f: the inputs of the case 'public' could not be made"
+    ):
         run(right, check=replace(CHECK, inputs=inputs))
 
 

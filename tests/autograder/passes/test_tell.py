@@ -76,7 +76,7 @@ def test_the_first_failure_is_a_visible_one(
 def test_what_is_for_the_author_of_a_check_no_student_is_told(tmp_path: Path) -> None:
     notes, limits = ["late", "02/average: the judge failed"], ["time, cell 3"]
     overview, _ = told(tmp_path, [case(True)], notes=notes, limits=limits)
-    assert "**Also:**\n\n- late\n- time&#44; cell 3" in overview.source
+    assert "**Also:**\n\n- late\n- limit reached&#58; time&#44; cell 3" in overview.source
     assert "judge" not in overview.source
 
 

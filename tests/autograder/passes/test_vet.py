@@ -90,7 +90,7 @@ def many_files(folder: Path) -> None:
 # Name → what is done to the folder of a right submission, its points of 12, a word of its notes.
 BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "right": (lambda folder: (folder / "note.txt").write_text("hello"), 12, ""),
-    "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), 12, "holds no time"),
+    "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), 12, "has no time in it"),
     "pipe": (lambda f: os.mkfifo(f / "pipe"), 12, "not an ordinary file"),
     "dangling": (lambda f: (f / "data").symlink_to("/nowhere"), 12, "not an ordinary file"),
     "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), 12, "not an ordinary file"),

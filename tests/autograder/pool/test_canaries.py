@@ -234,7 +234,7 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     assert status == 1 and "graded: 1 (1 of them unchanged" in said, said
     assert "could not be graded: 3" in said
     assert said.count("this machine has lost it") >= 3 and "course doctor --grading" in said
-    assert "Nobody got a zero for this, and nothing of it is booked." in said
+    assert "No student got a zero for this, and nothing is booked for these submissions." in said
     phases.book_class(course.root, ASSIGNMENT, [], Settings())
     assert set(booked(course.root)) == {"late"}
     status, said = grade(0)  # from the start
@@ -324,7 +324,7 @@ def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -
         for score, reason in zip((right, wrong, crashing), reasons, strict=True)
     ]
     assert made.wrong(checks).startswith(words) and bool(made.wrong(checks)) == bool(words)
-    checks[2] = CheckVerdict("02/t", 0, 4, "It took longer than its limit.", [])
+    checks[2] = CheckVerdict("02/t", 0, 4, "The case took longer than its limit.", [])
     assert made.wrong(checks), "a crash that is not found is no crash"
 
 

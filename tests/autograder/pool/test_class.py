@@ -126,8 +126,8 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     found = booked(course.root)
     assert unexpected(course.members, found) == [], course.said
     assert {name for name, grades in found.items() if grades["penalty"]} == {"late"}
-    assert "nothing: 02_data_parallel_sgd.ipynb is missing; there is: notes.txt" in course.said
-    assert "  damaged: the notebook holds a number of more than 300 digits" in course.said
+    assert "nothing: 02_data_parallel_sgd.ipynb is missing; submitted: notes.txt" in course.said
+    assert "  damaged: the notebook has a number with more than 300 digits" in course.said
     assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.said
 
 
@@ -135,7 +135,7 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
     assert course.status == 1
     assert "refused: the machine: " in course.said and "(tried 3 times)" in course.said
     assert "graded: 11 (" in course.said and "could not be graded: 1" in course.said
-    assert "Nobody got a zero" in course.said
+    assert "No student got a zero" in course.said
     assert "refused" not in booked(course.root)
 
 
@@ -242,14 +242,14 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
     assert not any(penalty for _, penalty in penalties().values())
     grade_one = ("grade", ASSIGNMENT, "--student", "right")
     status, said = autograder(*grade_one)  # the class's policy takes all points off
-    assert status == 0 and "late penalties renewed for 2 submissions" in said, said
+    assert status == 0 and "late penalties changed for 2 submissions" in said, said
     now = penalties()
     assert now["right"][0] == now["right"][1] > 0 and now["sum"][0] == now["sum"][1] > 0
     assert now["crash"][1] == 0
     try:
         config.write_text(text + "c.LateSubmissionPlugin.penalty_method = 'none'\n")
         status, said = autograder(*grade_one)
-        assert status == 0 and "late penalties renewed for 3 submissions" in said, (
+        assert status == 0 and "late penalties changed for 3 submissions" in said, (
             said
         )  # and "late"
         assert not any(penalty for _, penalty in penalties().values())

@@ -166,7 +166,7 @@ def test_the_command(
         (folder / f"{NAME}.ipynb").write_bytes(data)
     assert autograder("similar", NAME) == 0
     out = capsys.readouterr().out
-    assert "This is no proof" in out
+    assert "This list is no proof" in out
     assert "3 solutions" in out or "untouched" in out
     assert "ada" in out and "bob" in out
     assert "torn: the notebook cannot be read" in out

@@ -77,7 +77,7 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
             "from autograder.passes import canary as c; c.Canary.wrong = lambda *_: 'x got 3 of 4';"
             "c.Canaries.check = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
             " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
-            "x got 3 of 4. This machine, or the check, is broken",
+            "x got 3 of 4. So this machine, or the check, is broken",
         ),
     ],
     ids=["ends", "hangs", "gives other points"],
