@@ -17,7 +17,7 @@ COMMANDS = {
     "leaderboard": "time the submissions of the capstone and write the leaderboard",
     "new": "write a first version of a new assignment, which passes its tests and can be released",
     "release": "make assignments/, which students get, from instructor/",
-    "collect": "take submissions from the exchange, a folder, or Moodle's or Canvas's zip",
+    "collect": "take submissions from the exchange, a folder, or a learning system's zip",
     "grade": "grade all submissions, several at a time, and book the points in the gradebook",
     "status": "show what is submitted, graded, outdated, failed and booked",
     "regrade": "grade again after you mended a check; compare old and new points before booking",

@@ -7,7 +7,7 @@ submission goes the way of a class of one: the same sandbox, the same canaries, 
 
 If the machine fails there is no ``results.json``. Then Gradescope tells the student that the
 autograder failed to execute correctly, and counts it as an error of the autograder, not as a zero.
-What is printed is shown to instructors only.
+Only instructors see what this prints.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from autograder.settings import Settings
 
 HOME = "/autograder"
 """Gradescope's folder; the variable AUTOGRADER names another one."""
-NO_SANDBOX = """
-Gradescope's container does not allow the sandbox that student code needs, so nothing is graded
-here. Nobody gets a zero: Gradescope shows an error of the autograder. Grade on a machine of your
-own: on the page Review Grades choose Export Submissions, unpack the zip, and give its folder to
-autograder collect. See "Gradescope" in docs/instructors_guide.md."""
+NO_SANDBOX = """\
+This container does not allow the sandbox that student code needs, so nothing is graded here.
+Nobody gets a zero: Gradescope shows an error of the autograder. Grade on a machine of your own:
+choose Export Submissions in Gradescope, and give the zip to autograder collect. See "Gradescope"
+in docs/instructors_guide.md."""
 
 
 class Ungraded(RuntimeError):

@@ -33,12 +33,11 @@ examples:
   autograder gradescope 02_data_parallel_sgd --points visible -o 02.zip"""
 
 ALWAYS = ("Makefile", "pyproject.toml", "hatch_build.py", "nbgrader_config.py", "README.md")
-PYTHON = "3.12"
-SETUP = f"""\
+SETUP = """\
 #!/usr/bin/env bash
-# Gradescope runs this once, as root, to build the container. What it prints is in the build's log.
+# Gradescope runs this once, as root, to build the container. The build's log has its output.
 set -eu
-source="${{AUTOGRADER:-/autograder}}/source"
+source="${AUTOGRADER:-/autograder}/source"
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update
@@ -48,8 +47,8 @@ apt-get install --yes make python3-venv util-linux
 export UV_PYTHON_INSTALL_DIR=/opt/python
 python3 -m venv /opt/uv
 /opt/uv/bin/pip install --quiet uv
-/opt/uv/bin/uv python install {PYTHON}
-make -C "$source/course" .venv/ready PYTHON="$(/opt/uv/bin/uv python find {PYTHON})"
+/opt/uv/bin/uv python find '>=3.11' || /opt/uv/bin/uv python install 3.12
+make -C "$source/course" .venv/ready PYTHON="$(/opt/uv/bin/uv python find '>=3.11')"
 
 # Grade the solution, to see whether this container can grade.
 trial="$(mktemp -d)"

@@ -27,7 +27,7 @@ class Task:
     Attributes:
         name: its name in the notebook.
         max_score: points that it can get.
-        told: the report that a student may read. Of hidden cases it has the kind of failure only.
+        told: the report that a student may read; of a hidden case, only the kind of failure.
         verdict: None if it could not be examined, because its notebook was not submitted.
 
     """
