@@ -30,7 +30,7 @@ from autograder.collection.listing import list_source
 from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import Folders, find_course, load_config
 from autograder.examination.verdict import Verdict
-from autograder.exporting.gradescope import WHEN, Task, results
+from autograder.exporting.gradescope import DEFAULT, WHEN, Task, results
 from autograder.files import write_whole
 from autograder.pool import phases
 from autograder.sandbox.unavailable import SandboxUnavailable
@@ -116,11 +116,10 @@ def _document(
         if name in graded:
             verdict = Verdict.read(graded[name])
             nb = nbformat.read(graded[name].with_suffix(".ipynb"), as_version=4)
-            checks, seconds = (
-                {check.task: check for check in verdict.checks},
-                seconds + verdict.seconds,
-            )
-            about = about + [n for n in verdict.notes if not n.startswith(f"{assignment}/")]
+            checks = {check.task: check for check in verdict.checks}
+            seconds += verdict.seconds
+            # Notes that begin with the assignment's name are for the author of a check.
+            about += [note for note in verdict.notes if not note.startswith(f"{assignment}/")]
             about += verdict.limits
             _tell_instructor(verdict)
         for cell in filter(lambda c: is_grade(c) or is_task(c), nb.cells):
@@ -131,12 +130,9 @@ def _document(
                 tasks.append(Task(task, points, cell.outputs[0].text, checks[task]))
             else:
                 tasks.append(Task(task, points, f"There is no {name}.ipynb in the submission."))
-    if when != "visible":
-        about.insert(0, "Points also depend on hidden cases, and are not shown yet.")
     if by_hand:
-        about.append(
-            f"A person reads these answers, and their points are not here: {', '.join(by_hand)}."
-        )
+        answers = ", ".join(by_hand)
+        about.append(f"A person reads these answers, and their points are not here: {answers}.")
     return results(tasks, when=when, about=about, seconds=seconds)
 
 
@@ -155,7 +151,7 @@ def main() -> int:
     """Grade, and write ``results.json``; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_autograder", description=__doc__)
     parser.add_argument("assignment", help="its name")
-    parser.add_argument("--points", choices=WHEN, default=WHEN[0], help="when students see points")
+    parser.add_argument("--points", choices=WHEN, default=DEFAULT, help="when students see points")
     arguments = parser.parse_args()
     home = Path(os.environ.get("AUTOGRADER", HOME))
     try:

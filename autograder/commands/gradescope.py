@@ -20,7 +20,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.commands.release import LEFTOVERS
 from autograder.course import data_folder, find_sources
 from autograder.examination.seed import assignment_secret
-from autograder.exporting.gradescope import WHEN
+from autograder.exporting.gradescope import DEFAULT, WHEN
 
 DESCRIPTION = """\
 Write the zip that Gradescope takes as the autograder of a programming assignment. Submissions are
@@ -136,7 +136,7 @@ def next_steps(root: Path, assignment: str, to: Path, minutes: int) -> str:
                 by_hand += cell.metadata.nbgrader.points
             elif is_grade(cell):
                 checks += cell.metadata.nbgrader.points
-    manual = f"; enable manual grading, for {by_hand:g} points of written answers" * bool(by_hand)
+    manual = f"\n     and enable manual grading: {by_hand:g} points for written answers" * bool(by_hand)
     return f"""\
 Written: {to} ({to.stat().st_size / 2**20:.1f} MB): setup.sh, run_autograder, and the course with
 the solution and the hidden cases of {assignment}. Give it to nobody.
@@ -170,7 +170,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--points",
         choices=WHEN,
-        default=WHEN[0],
+        default=DEFAULT,
         help="when students see their points, which also depend on hidden cases (default: "
         "%(default)s); the cases that they have are always shown",
     )

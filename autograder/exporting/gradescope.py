@@ -14,10 +14,18 @@ from typing import Any
 from autograder.examination.verdict import CheckVerdict
 from course_lib.checking import CaseResult, CheckReport
 
-WHEN = ("after_published", "after_due_date", "visible", "hidden")
-"""When Gradescope shows a test to students."""
+WHEN = {
+    "after_published": "when grades are published",
+    "after_due_date": "after the due date",
+    "visible": "at once",
+    "hidden": "only to graders",
+}
+"""When Gradescope shows a test to students, in its words and in ours; the first is the default."""
+DEFAULT = next(iter(WHEN))
 MAX_OUTPUT = 20_000
 """Characters of a test's output: a student's code may have made them long."""
+
+_POINTS = "Points also depend on hidden cases. Gradescope shows them {}."
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def results(
             }
         )
     return {
-        "output": "\n\n".join(about),
+        "output": "\n\n".join([_POINTS.format(WHEN[when]), *about]),
         "output_format": "text",  # the default would read HTML in it
         "test_output_format": "text",
         "visibility": "visible",
