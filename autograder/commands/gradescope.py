@@ -136,7 +136,7 @@ def next_steps(root: Path, assignment: str, to: Path, minutes: int) -> str:
                 by_hand += cell.metadata.nbgrader.points
             elif is_grade(cell):
                 checks += cell.metadata.nbgrader.points
-    manual = f"\n     and enable manual grading: {by_hand:g} points for written answers" * bool(by_hand)
+    manual = f"\n     and manual grading for written answers: {by_hand:g} points" * bool(by_hand)
     return f"""\
 Written: {to} ({to.stat().st_size / 2**20:.1f} MB): setup.sh, run_autograder, and the course with
 the solution and the hidden cases of {assignment}. Give it to nobody.
