@@ -152,7 +152,10 @@ RULES = {
         *("nbgrader", "nbformat", "traitlets", "dateutil"),
         *("autograder.course", "autograder.passes", "autograder.files", "autograder.foreign_text"),
     },
-    "autograder.exporting": {"nbgrader", "traitlets", "autograder.collection"},
+    "autograder.exporting": {
+        *("nbgrader", "traitlets", "autograder.collection"),
+        *("autograder.examination", "course_lib.checking"),
+    },
     "autograder.similarity": {"numpy", "autograder.collection"},
     "autograder.inquiries": {"nbformat", "autograder.collection", "autograder.files"},
     "autograder.pool": {

@@ -7,6 +7,8 @@ Moodle       ``Ada Lovelace_12345_assignsubmission_file/hw.ipynb``, in older ver
 Canvas       ``lovelaceada_LATE_340934_208490284_hw-1.ipynb``: the sortable name without
              punctuation, a mark if late, the user's number, the file's, its name, numbered
              where it was handed in again (``lib/content_zipper.rb``). Anonymous: ``anon_x1y2z``.
+Gradescope   ``assignment_9_export/submission_71/hw.ipynb``; of whom a submission is, and when it
+             was made, is in ``assignment_9_export/submission_metadata.yml``.
 exchange     nbgrader's ``inbound/ada+02_data_parallel_sgd+2026-11-20 10:00:00 UTC+random/``
 folder       ``ada/hw.ipynb``, ``ada/02_data_parallel_sgd/hw.ipynb`` or ``ada.ipynb``
 ===========  =========================================================================
@@ -15,14 +17,14 @@ folder       ``ada/hw.ipynb``, ``ada/02_data_parallel_sgd/hw.ipynb`` or ``ada.ip
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from autograder.collection.listing import Entry, SourceError
-from autograder.collection.times import read_stamp
+from autograder.collection.times import read_stamp, read_time
 
-FORMATS = ("moodle", "canvas", "exchange", "folder")
+FORMATS = ("moodle", "canvas", "gradescope", "exchange", "folder")
 
 _MOODLE = re.compile(
     r"(?P<name>[^/]*)_(?P<id>\d+)_assignsubmission_(?P<kind>[a-z]+)(?:_?/|_)(?P<file>.+)"
@@ -31,10 +33,21 @@ _CANVAS = re.compile(
     r"(?:(?P<name>[^/]*?)_)??(?P<late>LATE_)?(?P<id>\d+|anon_[^_/]+)_"
     r"(?:(?P<number>\d+)_(?P<file>[^/]+)|(?P<typed>text|link)\.html)"
 )
+_GRADESCOPE = re.compile(r"(?P<id>submission_\d+)/(?P<file>.+)|submission_metadata\.yml")
+# Its YAML has Ruby's tags and texts of students, all of them indented further than what is read.
+_MADE = re.compile(
+    r"^(?P<id>submission_\d+):\s+:submitters:\n(?P<whose>(?:  - .+\n|    .+\n)+)"
+    r"(?:  :created_at: (?P<when>.+))?",
+    re.MULTILINE,
+)
 _EXCHANGE = re.compile(
     r"(?:.*/)?inbound/(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?/"
     r"(?P<file>.+)"
 )
+
+
+MAX_METADATA = 50 * 2**20
+"""Bytes read of Gradescope's list of submissions, which repeats the results of all of them."""
 
 
 @dataclass
@@ -109,7 +122,12 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
 
 def recognise(entries: Sequence[Entry]) -> str:
     """Return the format that most names have."""
-    patterns = {"moodle": _MOODLE, "canvas": _CANVAS, "exchange": _EXCHANGE}
+    patterns = {
+        "moodle": _MOODLE,
+        "canvas": _CANVAS,
+        "gradescope": _GRADESCOPE,
+        "exchange": _EXCHANGE,
+    }
     count = {
         name: sum(pattern.fullmatch(entry.path) is not None for entry in entries)
         for name, pattern in patterns.items()
@@ -128,7 +146,7 @@ def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
     inside = [entry.path.partition("/")[2] for entry in entries]
     if len(tops) != 1 or not all(inside) or next(iter(tops)) == "inbound":
         return list(entries)
-    patterns = (_MOODLE, _CANVAS)
+    patterns = (_MOODLE, _CANVAS, _GRADESCOPE)
     if not any(p.fullmatch(path) for p in patterns for path in inside):
         return list(entries)
     return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
@@ -176,6 +194,37 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         if number >= who.order:
             who.order, who.returned_as = number, entry.path.removesuffix(file)
     into.hand_ins += found.values()
+
+
+def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    """Take each submission for each of its submitters: a group has one together."""
+    found: dict[str, list[HandIn]] = {}
+    for entry in entries:
+        if entry.path == "submission_metadata.yml":
+            text = entry.read(MAX_METADATA).decode("utf-8", "replace")
+            for made in _MADE.finditer(text):
+                found[made["id"]] = list(_submitters(made["whose"], made["when"]))
+    for entry in entries:
+        match = _GRADESCOPE.fullmatch(entry.path)
+        if match is None:
+            why = "does not have a name that Gradescope gives"
+            into.refused.append(Refused("", entry.path, why))
+        elif match["id"]:
+            if not (group := found.get(match["id"])):
+                why = "is of a submission without a submitter in submission_metadata.yml"
+                into.refused.append(Refused("", entry.path, why))
+            for who in group or ():
+                who.files[match["file"]] = replace(entry, path=match["file"])
+    into.hand_ins += [each for group in found.values() for each in group if each.files]
+
+
+def _submitters(whose: str, when: str | None) -> Iterator[HandIn]:
+    for person in re.split(r"^  - ", whose, flags=re.MULTILINE)[1:]:
+        told = {k: v.strip("'\" ") for k, v in re.findall(r":(name|sid|email): *(.*)", person)}
+        number = told.get("sid") or told.get("email", "").partition("@")[0]
+        if number or told.get("name"):
+            time = read_time(when) if when else None
+            yield HandIn(number, told.get("name", ""), when=time)
 
 
 def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
@@ -226,6 +275,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
 _READERS: dict[str, Callable[[Sequence[Entry], str, Gathered], None]] = {
     "moodle": _moodle,
     "canvas": _canvas,
+    "gradescope": _gradescope,
     "exchange": _exchange,
     "folder": _folder,
 }

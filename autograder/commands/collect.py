@@ -28,9 +28,9 @@ from autograder.files import write_whole
 
 DESCRIPTION = """\
 Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
-notebook per student), or the zip that Moodle or Canvas makes of all submissions. Unsafe files are
-refused. A table says what was refused and why, and who is late. You can collect as often as you
-like: the latest submission counts, and earlier ones are kept in grading/earlier."""
+notebook per student), or the zip that Moodle, Canvas or Gradescope makes of all submissions. Unsafe
+files are refused. A table says what was refused and why, and who is late. You can collect as often
+as you like: the latest submission counts, and earlier ones are kept in grading/earlier."""
 EXAMPLES = """\
 examples:
   autograder collect 02_data_parallel_sgd exchange

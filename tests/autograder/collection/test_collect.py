@@ -79,6 +79,45 @@ def test_moodle(course: Path, tmp_path: Path, separator: str) -> None:
     assert "typed into Moodle" in why(collected)
 
 
+def test_gradescope(course: Path, tmp_path: Path) -> None:
+    """A group's submission counts for each of them; what a student printed counts for nobody."""
+    listed = """\
+submission_71:
+  :submitters:
+  - :name: Ada Lovelace
+    :sid: '20001'
+    :email: ada@x.org
+  :created_at: 2026-11-20 17:34:00.861687000 Z
+  :score: 2.0
+  :results: !ruby/hash:Some::Class
+    output: |-
+      submission_71:
+        :submitters:
+        - :name: Eve
+submission_72:
+  :submitters:
+  - :name: Bob de Vries
+    :sid: ''
+    :email: bob@x.org
+  - :name: 王小明
+    :sid: '20003'
+  :score: 10.0
+submission_73:
+  :submitters: []
+"""
+    top = "assignment_9_export"
+    files = {f"{top}/submission_{n}/{FILE}": notebook(f"{n}") for n in (71, 72, 73, 74)}
+    files[f"{top}/submission_metadata.yml"] = listed.encode()
+    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "g.zip", files)))
+    assert collected.format == "gradescope"
+    theirs = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
+    assert submitted(course) == theirs
+    times = {row.student: row.when for row in collected.rows}
+    assert times["AdaLovelace-20001"] == datetime(2026, 11, 20, 17, 34, 0, 861687, tzinfo=UTC)
+    assert times["BobdeVries-bob"] is None
+    assert why(collected).count("without a submitter in submission_metadata.yml") == 2
+
+
 def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "worksheet.csv"
     sheet.write_text(
