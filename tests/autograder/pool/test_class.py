@@ -137,6 +137,8 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
     assert "refused: the machine: " in course.said and "(tried 3 times)" in course.said
     assert "graded: 11 (" in course.said and "could not be graded: 1" in course.said
     assert "Nobody got a zero" in course.said
+    # Its worker was killed with a draft.
+    assert "tried again, because the machine had failed: 1 (" in course.said
     assert "refused" not in booked(course.root)
 
 
