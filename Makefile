@@ -71,9 +71,9 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 
-bench: .venv/ready  ## measure our code beside others', into benchmarks/results/: about 45 minutes
+bench: .venv/ready  ## measure our code beside others', into benchmarks/results/: about an hour
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
-	  all_reduce training_step step_profile memory sampler simulation compression sharding grading; do \
+	  all_reduce training_step step_profile memory sampler simulation compression sharding grading term; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 # Installs nothing: a lent machine may have neither a network nor pip, only PyTorch for CUDA.

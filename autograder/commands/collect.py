@@ -153,7 +153,8 @@ def _summary(collected: Collected) -> str:
     if collected.before:
         parts.append(f"{len(collected.before)} submitted before, but not in this source")
     if collected.missing:
-        parts.append(f"{len(collected.missing)} students submitted nothing")
+        count = len(collected.missing)
+        parts.append(f"{count} student{'s' if count > 1 else ''} submitted nothing")
     return "; ".join(parts)
 
 

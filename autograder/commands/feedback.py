@@ -72,7 +72,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     return missing
 
 
-def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]]:
+def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
     """Pack an assignment's pages into a zip that Moodle or Canvas takes back.
 
     Args:
@@ -81,7 +81,8 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
         source: the zip of submissions that the system exported, or its folder.
 
     Returns:
-        The zip, the system, and those in the source who have no page.
+        The zip, the system, those in the source who have no page, and those with a page who are not
+        in the source, such as the other member of a pair.
 
     Raises:
         FeedbackError: the source is of a system that takes no files back.
@@ -107,7 +108,8 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
             if not pages or not start:
                 without.append(student)
     draft.replace(to)
-    return to, system, without
+    with_page = {path.parents[1].name for path in to.parent.glob(f"*/{assignment}/*.html")}
+    return to, system, without, sorted(with_page - found.keys())
 
 
 def _show(done: int, of: int) -> None:
@@ -151,8 +153,13 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         if students:
             print(f"  no page could be written for: {', '.join(students)}; grade these again")
     if packed:
-        to, system, without = packed
+        to, system, without, others = packed
         if without:
             print(f"  not in the zip, because they have no page: {', '.join(without)}")
+        if others:
+            print(
+                f"  not in the zip, because they are not in {arguments.source}: {', '.join(others)}"
+            )
+            print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")
     return int(any(missing.values()))

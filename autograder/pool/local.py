@@ -206,15 +206,17 @@ class _Pool:
     def _take(self, worker: Worker, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:
         worker.graded += 1
         self._attempts[outcome.path] += 1
+        attempts = self._attempts[outcome.path]
         if outcome.fault != MACHINE:
-            tell(outcome)
+            tell(replace(outcome, attempts=attempts))
             return
         worker.failed += 1
         self._reason = outcome.failed
-        if self._attempts[outcome.path] < ATTEMPTS:
+        if attempts < ATTEMPTS:
             self._waiting.append(outcome.path)
         else:
-            tell(replace(outcome, failed=f"{outcome.failed} (tried {ATTEMPTS} times)"))
+            failed = f"{outcome.failed} (tried {ATTEMPTS} times)"
+            tell(replace(outcome, failed=failed, attempts=attempts))
 
     def _look(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
         """Count the failures in a row; failures of many submissions at once count as one."""

@@ -22,6 +22,7 @@ class Outcome:
         failed: why there is no verdict, never because of the student; else empty.
         fault: ``the machine``, and it may be tried again, or ``the check``.
         notes: damage in the notebook as it was submitted, and what was done about it.
+        attempts: how often it was tried; more than once only because the machine failed.
 
     """
 
@@ -34,3 +35,4 @@ class Outcome:
     failed: str = ""
     fault: str = ""
     notes: Sequence[str] = ()
+    attempts: int = 1

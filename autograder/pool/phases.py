@@ -136,9 +136,8 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 def _tell_penalties(changed: int) -> None:
     if changed:
-        print(
-            f"late penalties changed for {changed} submissions, to fit today's deadlines and policy"
-        )
+        many = "submissions" if changed > 1 else "submission"
+        print(f"late penalties changed for {changed} {many}, to fit today's deadlines and policy")
 
 
 @contextlib.contextmanager
@@ -197,6 +196,9 @@ def report(outcomes: Sequence[Outcome]) -> int:
         f"graded: {len(graded)} ({kept} of them unchanged since the last grading); "
         f"could not be graded: {len(failed)}"
     )
+    again = [_name(outcome) for outcome in graded if outcome.attempts > 1]
+    if again:
+        print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
         for note in outcome.notes:
             print(f"  {_name(outcome)}: {note}; the original is kept in {_set_aside(outcome)}")

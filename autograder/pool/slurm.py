@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,7 @@ def grade_all(
             if outcome.path in outcomes:
                 continue  # of a job that Slurm itself moved to another node
             if outcome.fault != MACHINE or attempt == ATTEMPTS:
+                outcome = replace(outcome, attempts=max(attempt, outcome.attempts))
                 outcomes[outcome.path] = outcome
                 tell(outcome)
         waiting = [path for path in waiting if path not in outcomes]

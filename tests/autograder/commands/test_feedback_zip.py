@@ -66,8 +66,8 @@ def canvas_finds(name: str) -> tuple[int, int]:
 
 
 def test_moodle_finds_each_student(course: Path) -> None:
-    to, system, without = pack(course, ASSIGNMENT, exported(course, MOODLE))
-    assert (system, without) == ("moodle", ["eve"])
+    to, system, without, others = pack(course, ASSIGNMENT, exported(course, MOODLE))
+    assert (system, without, others) == ("moodle", ["eve"], [])
     found = {moodle_finds(name): text for name, text in contents(to).items()}
     page = f"feedback_{ASSIGNMENT}.html"
     assert found == {
@@ -77,11 +77,17 @@ def test_moodle_finds_each_student(course: Path) -> None:
 
 
 def test_canvas_finds_each_student_by_the_last_of_their_files(course: Path) -> None:
-    to, system, without = pack(course, ASSIGNMENT, exported(course, CANVAS))
-    assert (system, without) == ("canvas", [])
+    to, system, without, others = pack(course, ASSIGNMENT, exported(course, CANVAS))
+    assert (system, without, others) == ("canvas", [], [])
     found = {canvas_finds(name): text for name, text in contents(to).items()}
     assert found == {(12345, 208490300): "for ada", (777, 208490285): "for bob"}
     assert all("/" not in name and name.endswith(".html") for name in contents(to))
+
+
+def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None:
+    """Bob's submission is a copy of Ada's: he has a page, and the system has no file of his."""
+    to, _, _, others = pack(course, ASSIGNMENT, exported(course, [*MOODLE[:1], *MOODLE[2:]]))
+    assert others == ["bob"] and list(contents(to).values()) == ["for ada"]
 
 
 def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 from nbgrader.api import Gradebook
@@ -136,6 +137,8 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
     assert "refused: the machine: " in course.said and "(tried 3 times)" in course.said
     assert "graded: 11 (" in course.said and "could not be graded: 1" in course.said
     assert "No student got a zero" in course.said
+    # Its worker was killed with a draft.
+    assert "tried again, because the machine had failed: 1 (" in course.said
     assert "refused" not in booked(course.root)
 
 
@@ -218,6 +221,45 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
     status, said = autograder("grade", ASSIGNMENT, *who)  # the first verdicts are still there
     assert "graded: 2 (2 of them unchanged" in said, said
     assert booked(course.root) == before
+
+
+@pytest.mark.usefixtures("as_it_was")
+def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Commands) -> None:
+    """After a mended check nobody reads 300 answers again; a changed answer is read again."""
+    url = load_config(course.root).CourseDirectory.db_url
+    who, by_hand = ("--student", "sum"), {"explain_weights": 2.0, "shard_bounds": 1.5}
+
+    def waiting(**points: float) -> set[str]:
+        with Gradebook(url, "sgd-to-ddp") as book:
+            (notebook,) = book.find_submission(ASSIGNMENT, "sum").notebooks
+            found = {grade.cell.name: grade for grade in notebook.grades}
+            for name, score in points.items():
+                found[name].manual_score, found[name].needs_manual_grade = score, False
+            book.db.commit()
+            assert {name: found[name].score for name in by_hand} == by_hand
+            return {name for name, grade in found.items() if grade.needs_manual_grade}
+
+    assert waiting(**by_hand) == set()
+    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
+    text = checks.read_text()
+    try:
+        checks.write_text(text + "# mended\n")
+        status, said = autograder("regrade", ASSIGNMENT, "--changed", "--book", *who)
+        assert status == 0 and "1 keep their points" in said, said
+        assert waiting() == set()
+    finally:
+        checks.write_text(text)
+    path = course.root / "grading/submitted/sum" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    (answer,) = (
+        cell
+        for cell in notebook.cells
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == "explain_weights"
+    )
+    answer.source = "Another answer."
+    nbformat.write(notebook, path)
+    status, said = autograder("grade", ASSIGNMENT, *who)
+    assert status == 0 and "explain_weights" in waiting(), said
 
 
 @pytest.mark.usefixtures("as_it_was")
