@@ -25,6 +25,9 @@ Read in this order:
 - `shares`: what became of the ranks' gradients on the way
 - `looks_like`: what any difference looks like, by rules
 
+`checksums` needs no trusted run: `compare_replicas` finds a rank whose hardware computes wrong
+numbers, by comparing the bits of all replicas.
+
 Y. Jiang et al., "TTrace: Lightweight Error Checking and Diagnosis for Distributed Training", 2025,
 arXiv 2506.09280.
 """
@@ -36,12 +39,26 @@ from dataclasses import dataclass, field
 
 import torch
 
+from course_lib.compare.checksums import Disagreement, checksum, compare_replicas, flip_bit
 from course_lib.compare.differences import Difference, Runs
 from course_lib.compare.layout import Cut, blocks
 from course_lib.compare.looks_like import explain
 from course_lib.compare.record import Record, record, trusted_run
 
-__all__ = ["Cut", "Difference", "Record", "Report", "blocks", "compare", "record", "trusted_run"]
+__all__ = [
+    "Cut",
+    "Difference",
+    "Disagreement",
+    "Record",
+    "Report",
+    "blocks",
+    "checksum",
+    "compare",
+    "compare_replicas",
+    "flip_bit",
+    "record",
+    "trusted_run",
+]
 
 
 @dataclass

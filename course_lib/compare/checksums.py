@@ -1,0 +1,126 @@
+"""Checksums: whether the replicas still hold the same bits, and which rank does not.
+
+    >>> from course_lib.compare import compare_replicas
+    >>> model = torch.nn.Linear(4, 1)
+    >>> compare_replicas(model) is None  # one rank agrees with itself
+    True
+
+In data parallelism all ranks hold the same weights, averaged gradients and optimizer state, bit for
+bit. So a rank that computes a wrong number there, once, differs from the others, and stays
+different: nothing copies weights from one rank to another. The checksum of a tensor is the sum of
+its elements, read as integers,
+
+    c = sum_i int(x_i)   mod 2^64
+
+A flip of bit b changes c by 2^b, so one flip is always seen. (Two may cancel. A sum or a norm of
+the floating-point numbers would lose small ones in its rounding.) Each rank sends 8 bytes for each
+tensor, in one all-gather.
+
+A wrong number *before* the all-reduce, in an activation or in a rank's own gradient, is averaged
+into all replicas. They stay equal, and no comparison of replicas can see it; that takes a part of
+the step computed twice. Megatron-LM compares hashes of the replicas' weights
+(``check_param_hashes_across_dp_replicas``); torchtitan computes the first part of a step twice and
+compares hashes of the gradients (``sdc_replay``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lib.compare.differences import named
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element → the integers that have the same bits."""
+
+
+@dataclass
+class Disagreement:
+    """Replicas that are not equal.
+
+    Attributes:
+        name: the first tensor that differs, in the order of a step: gradients, state, weights.
+        ranks: those that are not as most are. All ranks, if no value is held by more ranks than
+            any other: then nobody can tell.
+        also: how many other tensors differ.
+
+    """
+
+    name: str
+    ranks: list[int]
+    world_size: int
+    also: int
+
+    def __str__(self) -> str:
+        if len(self.ranks) < self.world_size:
+            right = self.world_size - len(self.ranks)
+            said = f"{self.name} differs on {named(self.ranks)} from the {right} others."
+        else:
+            said = f"{self.name} differs between {named(self.ranks)}, and no majority tells which "
+            said += "of them is wrong."
+        return said + f" {self.also} more differ." * (self.also > 0)
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """Return the sum of the elements of this rank's part, read as integers: one int64."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = torch.view_as_real(local) if local.is_complex() else local
+    return local.detach().view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
+
+
+def compare_replicas(
+    model: nn.Module, optimizer: Optimizer | None = None, group: dist.ProcessGroup | None = None
+) -> Disagreement | None:
+    """Return where the replicas differ, on all ranks alike; None if they are equal, bit for bit.
+
+    Call it after ``optimizer.step()``, on all ranks of `group`, each n-th step, and before a
+    checkpoint is written. Not compared: buffers, because ranks may have their own. Where weights
+    are sharded, `group` has the ranks that hold the same shard.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    sums = [(name, checksum(tensor)) for name, tensor in _replicated(model, optimizer)]
+    device = sums[-1][1].device  # of a weight: Adam counts its steps on the CPU
+    mine = torch.stack([each.to(device) for _, each in sums])
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    every = torch.stack(gathered)  # shape (ranks, tensors)
+    differ = (every != every[0]).any(0).nonzero().flatten().tolist()
+    if not differ:
+        return None
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    held = every[:, differ[0]].tolist()
+    (most, count), *others = Counter(held).most_common()
+    clear = count > others[0][1]
+    odd = [rank for rank, each in zip(ranks, held, strict=True) if each != most or not clear]
+    return Disagreement(sums[differ[0]][0], odd, len(ranks), len(differ) - 1)
+
+
+def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield what all replicas hold alike, in the order in which a step makes it."""
+    params = list(model.named_parameters())
+    for name, param in params:
+        grad = param.grad  # a rank that has none differs from those that have one
+        yield f"gradient of {name}", param.new_zeros(0) if grad is None else grad
+    for name, param in params:
+        state = optimizer.state.get(param, {}) if optimizer else {}
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                yield f"state {key} of {name}", value
+    for name, param in params:
+        yield f"weight {name}", param
+
+
+def flip_bit(tensor: Tensor, bit: int, index: int = 0) -> None:
+    """Flip a bit of element `index` of the flat tensor, in place: 0 is the lowest of the mantissa.
+
+    In float32, bits 0 to 22 are the mantissa, 23 to 30 the exponent, and 31 is the sign.
+    """
+    bits = tensor.detach().view(_INTEGERS[tensor.element_size()]).view(-1)
+    bits[index] ^= torch.ones_like(bits[index]) << bit
