@@ -182,3 +182,19 @@ def test_continuous_integration_runs_both_tiers_and_the_oldest_python() -> None:
         left_out = [option.removeprefix("--ignore=") for option in others if "--ignore=" in option]
         chosen = [" ".join(o).split("-k ")[1].strip('"') for p, *o in parts if p in left_out]
         assert len(chosen) in (0, 2) and (not chosen or chosen[1] == f"not ({chosen[0]})"), path
+
+
+def test_the_dev_container_names_what_there_is() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    (python,) = re.findall(
+        r"^mcr\.microsoft\.com/devcontainers/python:([\d.]+)$", container["image"]
+    )
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    assert python in jobs["default"]["strategy"]["matrix"]["python"]
+    program, target = container["postCreateCommand"].split()
+    assert program == "make" and re.search(rf"^{re.escape(target)}:", MAKEFILE, re.MULTILINE)
+    code = container["customizations"]["vscode"]
+    interpreter = code["settings"]["python.defaultInterpreterPath"]
+    assert interpreter == f"${{workspaceFolder}}/{Path(target).parent}/bin/python"
+    assert code["extensions"] == ["ms-python.python", "ms-toolsai.jupyter"]
