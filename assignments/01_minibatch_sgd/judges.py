@@ -141,6 +141,8 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
         hint = "Leave out a batch only if drop_last=True, and only a shorter one at the end."
         if sizes[: n // size] != right[: n // size]:
             hint = f"Each batch has batch_size = {size} rows; only the last one may have fewer."
+        if set(sizes) <= {size} and len(sizes) < n // size:
+            hint = f"All {n // size} full batches come; only a shorter one may be left out."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
     rows = [row for batch in batches for row in batch.tolist()]
     if not set(rows) <= set(range(n)):
@@ -197,10 +199,16 @@ def _expect_chance(asked: str, epochs: int, counts: Tensor, chance: float, words
     far = (counts - epochs * chance).abs()
     if far.max() > 6 * spread:
         place = [int(i) for i in torch.unravel_index(far.argmax(), far.shape)]
+        pairs = words.startswith("rows")
         raise Wrong(
             f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {epochs} epochs, "
             f"expected about {epochs * chance:.0f}",
-            "Every order of the rows must be equally likely.",
+            "Every order of the rows must be equally likely"
+            + (
+                ": shuffle the rows, not the batches."
+                if pairs and counts[tuple(place)] == epochs
+                else "."
+            ),
         )
 
 
@@ -471,6 +479,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             ),
             "the square root of the variance": theory**0.5,
         }
+        exact = _exactly(case, inputs, values)
         near = chance / max(theory, 1e-30)  # by chance, relative
         close = [name for name, other in others.items() if abs(first - other) <= near * other]
         right = (
@@ -481,14 +490,26 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
             f"{chance:.2g}",
             # Near is not equal: where it is near to several, it tells nothing.
-            f"Your number is about {close[0]}. If you compute something else: {right}"
-            if len(close) == 1
-            else right,
+            exact
+            or (
+                f"Your number is about {close[0]}. If you compute something else: {right}"
+                if len(close) == 1
+                else right
+            ),
         )
     if first != second:
         raise Wrong(
             f"{asked} is another number the second time, with the same seed", FROM_GENERATOR
         )
+
+
+def _exactly(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> str:
+    """Return the hint of `drawn_anew`, which is exact where this case has few batches."""
+    try:
+        drawn_anew(case, inputs, values)
+    except Wrong as wrong:
+        return wrong.hint
+    return ""
 
 
 @sees(_form)

@@ -115,8 +115,8 @@ def evaluated(
             right = (out.argmax(1) == y).double().mean().item()
             factor = weigh(len(chosen) / n)
             results.append((factor * loss_of(mine["loss"])(out, y).item(), factor * right))
-        if not results:
-            return {}
+        if not results:  # the sum over no rows is 0
+            return dict.fromkeys(NUMBERS, 0.0) if parts else {}
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
         return dict(zip(NUMBERS, means, strict=True))
 
@@ -143,6 +143,10 @@ EVALUATION_MISTAKES = {
     "the result of this rank's rows alone": evaluated(lambda n, k, me: list(range(n))[me::k]),
     "the result without the last rows, which no rank looked at": evaluated(
         lambda n, k, me: list(range(n - n % k))
+    ),
+    "the sum over the rows that were looked at, divided by n: K does not divide n, and the last "
+    "rows are looked at by no rank": evaluated(
+        parts=lambda n, k, size: [[row] for row in range(n - n % k)], weigh=lambda share: share
     ),
     "the mean of the batches' means: a short batch counts as much as a full one": evaluated(
         parts=_batches

@@ -129,20 +129,25 @@ def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
             for epoch, mine in zip(p["epochs"], got, strict=True):
                 wanted = batches_of(asked, epoch)
                 if mine != wanted:
-                    like = _like(got, asked, mistakes)
                     raise Wrong(
                         f"rank {rank}: epoch {epoch}: expected the batches {_short(wanted)}, "
                         f"got {_short(mine)}",
-                        f"This equals {like}." if like else "",
+                        known=_likely(got, asked, mistakes),
                     )
 
 
-def _like(got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any]) -> str:
-    """Return the mistake that gives these batches in all epochs, or nothing."""
-    for words, changes in mistakes.items():
-        if got == [batches_of({**asked, **changes}, epoch) for epoch in asked["epochs"]]:
-            return words
-    return ""
+def _likely(
+    got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return each mistake, with a hint if it gives these batches in all epochs."""
+
+    def gives_them(changes: Mapping[str, Any]) -> bool:
+        return got == [batches_of({**asked, **changes}, epoch) for epoch in asked["epochs"]]
+
+    return {
+        words: f"This equals {words}." if gives_them(changes) else ""
+        for words, changes in mistakes.items()
+    }
 
 
 def _short(batches: Any) -> str:

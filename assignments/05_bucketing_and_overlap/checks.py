@@ -136,7 +136,10 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
                 "The gradients of later parameters are ready earlier.",
             )
         if before and sum(sizes[i] for i in before) + sizes[bucket[0]] <= room:
-            raise Wrong(f"bucket {before} of {buckets} still has room for parameter {bucket[0]}")
+            raise Wrong(
+                f"bucket {before} of {buckets} still has room for parameter {bucket[0]}",
+                "A bucket may have exactly as many bytes as its cap.",
+            )
         last[kind] = bucket, limit
     ends = [bucket[-1] for bucket in buckets]
     if ends != sorted(ends, reverse=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -209,6 +210,10 @@ ONLY_AT_FIRST = (
     "An all-reduce begins during the backward of step 0, but of no later step: let finish() reset "
     "all that your hooks count or keep."
 )
+SEVERAL = (
+    "The first bucket is complete late here, and others wait for it: its hook sends them all, one "
+    "after the other, and does not leave them to later hooks or to finish()."
+)
 _BEFORE = "the mean of the step before"
 _ANEW = "let finish() clear what it keeps, so that each step begins anew"
 
@@ -223,6 +228,8 @@ CHAIN_MISTAKES: dict[str, Oracle] = {
     "the mean of what the last backward added: what .grad held before is lost": mixed(
         mean, part=slice(-1, None)
     ),
+    "the mean of all micro-batches but the last: buckets left when its backward had only begun, so "
+    "a hook inside no_sync must not count a gradient as complete": mixed(mean, part=slice(0, -1)),
     "the mean of the first micro-batch: inside no_sync nothing may be sent, also when an inner "
     "no_sync of the same model has ended": mixed(mean, part=slice(0, 1)),
     "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
@@ -511,11 +518,20 @@ def where(
                 if late and not begun:
                     keys = (other for other in late if not other or case.parameters.get(other))
                     words = late[next(keys)]
+                elif late and several_at_once(case):
+                    words = SEVERAL
                 elif begun == {0} and len(case.parameters["steps"]) > 1:
                     words = f"{hint} {ONLY_AT_FIRST}"
                 raise Wrong(wrong.message, words) from None
 
     return Expectation(test)
+
+
+def several_at_once(case: Case) -> bool:
+    """Return whether one gradient completes a bucket for which others, complete before, wait."""
+    ready = order_of(case.parameters["steps"][0][-1], 0)[::-1]
+    complete = [max(map(ready.index, bucket)) for bucket in case.parameters["buckets"]]
+    return any(later < before for before, later in pairwise(complete))
 
 
 def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:

@@ -97,19 +97,27 @@ def backing_up(
     kept=False,
     over_numbers=False,
     at_once=False,
+    second="",
     **options,
 ):
     """Return the oracle of a server that waits for the `first` gradients, or that of a mistake.
 
     `kept`: it keeps the tensors of their owners, who write into all but the last before the step.
     `over_numbers`: it takes the mean over a gradient's numbers as well. `at_once`: it steps with
-    each gradient when it comes.
+    each gradient when it comes. `second`: a worker's second gradient of a step ``replaces`` its
+    first, or is ``lost``.
     """
 
     def rule(w, g, age, own):
         taken = own.setdefault("taken", [])
         if age and not late:
             return w, False, 0
+        pushed = own.setdefault("pushed", {})
+        if second and own["worker"] in pushed:
+            if second == "replaces":
+                taken[pushed[own["worker"]]] = g
+            return w, True, 0
+        pushed[own["worker"]] = len(taken)
         taken.append(g)
         if at_once:
             w = minus(w, g, own["lr"] / own["wait_for"])
@@ -121,6 +129,7 @@ def backing_up(
             each = [torch.full_like(x, float(x.mean())) for x in each] if over_numbers else each
             w = minus(w, each, own["lr"] * share(len(taken), own))
         taken.clear()
+        pushed.clear()
         return w, True, 1
 
     return served(COUNTED, rule, **options)
@@ -299,6 +308,12 @@ CHECKS = {
                     "waiting for no more gradients than there are workers, each divided by N: one "
                     "may push twice": backing_up(
                         first=workers, share=lambda n, own: 1 / own["wait_for"]
+                    ),
+                    "one gradient of each worker, the last: one may push several that count": (
+                        backing_up(second="replaces")
+                    ),
+                    "one gradient of each worker, the first: one may push several that count": (
+                        backing_up(second="lost")
                     ),
                     "a step with a late gradient: discard it": backing_up(late=True),
                     "a step with the mean over the numbers, too: give dim=0": backing_up(

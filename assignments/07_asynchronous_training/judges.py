@@ -163,6 +163,7 @@ def served(answer: str, rule: Rule, live: bool = False) -> Oracle:
                 pulled.append([p.to(dtype) for p in w])
             else:
                 g = [each.double() for each in left.pop(0)]
+                state["worker"] = worker
                 w, said, made = rule(w, g, version - versions[worker], state)
                 answers.append(said)
                 version += made
@@ -391,8 +392,12 @@ def trained_by(
     scale: Callable[[int, int], float] = lambda k, all_ranks: 1.0,
     after: float = 0,
     rate: float | None = None,
+    late: bool = False,
 ) -> Oracle:
-    """Return the oracle of DiLoCo, or with another argument that of a mistake."""
+    """Return the oracle of DiLoCo, or with another argument that of a mistake.
+
+    `late`: w̃ is first what a rank has after its first inner step.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
         own = inputs[me]
@@ -402,6 +407,7 @@ def trained_by(
         held, m, found = w[0], torch.zeros_like(w[0]), []
         for n in range(1, own["steps"] + 1):
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
+            held = w if late and n == 1 else held
             if n % own["every"] == after % own["every"]:
                 change = scale(len(inputs), case.world_size) * (held - w.mean(0))
                 held, step, m = outer(held, change, own["momentum"], m)
@@ -430,9 +436,10 @@ equals_diloco = equals(
         "a step of Δ alone: Nesterov's looks ahead, Δ + μ m": trained_by(
             lambda held, change, momentum, m: (held, change, momentum * m + change)
         ),
-        "a step of m alone, as plain momentum takes it: Nesterov's looks ahead, Δ + μ m": (
-            trained_by(_heavy_ball)
-        ),
+        "a step of m alone, as plain momentum takes it, or of Δ + μ m with the m of the round "
+        "before: Nesterov's looks ahead, Δ + μ m with the new m": trained_by(_heavy_ball),
+        "an outer step from weights that were remembered after the first inner step: at first they "
+        "are those that diloco got": trained_by(late=True),
         "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
             scale=lambda k, all_ranks: -1.0
         ),

@@ -305,6 +305,8 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 MISTAKES: dict[str, Step] = {
+    "a parameter that loss() does not use as it was: its gradient is 0, and it is mixed like the "
+    "others": lambda w, x, lr, g, old: torch.where(g(x) == 0, x, w @ x - lr * g(x)),
     "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
     "W(w - η g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
     "η times the gradient at the mixed weights: take it before mixing": (
@@ -333,6 +335,9 @@ MISTAKES: dict[str, Step] = {
     ),
     "mixing with a column of the matrix: row i is what rank i hears": lambda w, x, lr, g, old: (
         w.T @ x - lr * g(x)
+    ),
+    "mixing with the right ranks, but the weights of a column: i weighs j with W[i, j]": (
+        lambda w, x, lr, g, old: torch.where(w > 0, w.T, 0) @ x - lr * g(x)
     ),
 }
 

@@ -92,6 +92,12 @@ def trained_numbers(case):
     return sum(prod(s) for i, s in enumerate(p["shapes"]) if i not in p.get("frozen", ()))
 
 
+def listed_numbers(case):
+    p = case.parameters
+    again = [i for i in p.get("again", ()) if i not in p.get("frozen", ())]
+    return trained_numbers(case) + sum(prod(p["shapes"][i]) for i in again)
+
+
 def its_share(case, observed, trace):
     copies = OPTIMIZERS[case.parameters["optimizer"]][2]
     for rank, output in enumerate(observed.outputs):
@@ -99,10 +105,13 @@ def its_share(case, observed, trace):
         for what, limit in (("updates", most), ("state", copies * most)):
             if (held := output["value"][what]) > limit:
                 words = {"updates": "updates {} numbers", "state": "keeps {} numbers of state"}
+                tied = ceil(listed_numbers(case) / len(case.members(rank)))
+                as_listed = held == tied * (copies if what == "state" else 1)
                 raise Wrong(
                     f"rank {rank}'s optimizer {words[what].format(held)}, expected at most {limit}",
                     f"There are n = {trained_numbers(case)} numbers: each rank updates ⌈n/K⌉ of "
-                    "them, and keeps state for these only.",
+                    "them, and keeps state for these only."
+                    + (" A tied parameter counts once." if as_listed else ""),
                 )
 
 

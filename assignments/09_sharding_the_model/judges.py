@@ -292,11 +292,15 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
 
 
 def _one_process(
-    scale: Callable[[int], float] = lambda k: 1 / k, mine: bool = False, anew: bool = False
+    scale: Callable[[int], float] = lambda k: 1 / k,
+    mine: bool = False,
+    anew: bool = False,
+    packed: bool = False,
 ) -> Oracle:
     """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer; or a mistake.
 
-    `mine`: only this rank's gradients. `anew`: an optimizer for each step.
+    `mine`: only this rank's gradients. `anew`: an optimizer for each step. `packed`: a gradient
+    that is None takes no room, so that those behind it come too early, and zeros at the end.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -305,8 +309,11 @@ def _one_process(
         trained = [p for i, p in enumerate(params) if i not in inputs[0]["frozen"]]
         optimizer = cls(trained, **options)
         for step in range(case.parameters["steps"]):
+            of_ranks = [each["gradients"][step] for each in ([inputs[me]] if mine else inputs)]
+            if packed:
+                of_ranks = [_packed(each, params, inputs[0]["frozen"]) for each in of_ranks]
             for i, param in enumerate(params):
-                terms = [each["gradients"][step][i] for each in ([inputs[me]] if mine else inputs)]
+                terms = [each[i] for each in of_ranks]
                 grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
                 param.grad = torch.stack(grads).sum(0) * scale(len(inputs))
             optimizer = cls(trained, **options) if anew else optimizer
@@ -316,6 +323,18 @@ def _one_process(
         return {"parameter {}": ended, OWN_MEMORY: KEPT}
 
     return oracle
+
+
+def _packed(
+    grads: Sequence[Tensor | None], params: Sequence[Tensor], frozen: Sequence[int]
+) -> list[Tensor | None]:
+    """Return the gradients as they come out if those that are None took no room on the way."""
+    sizes = [0 if i in frozen else param.numel() for i, param in enumerate(params)]
+    flat = torch.zeros(sum(sizes), dtype=torch.float64)
+    there = [g.double().flatten() for g in grads if g is not None]
+    flat[: sum(map(len, there))] = torch.cat([*there, flat[:0]])
+    pieces = zip(flat.split(sizes), params, strict=True)
+    return [piece.view(param.shape) if len(piece) else None for piece, param in pieces]
 
 
 def _without_counts(inner: Judge) -> Judge:
@@ -342,6 +361,8 @@ equals_one_optimizer = _without_counts(
             "the weights if every step makes a new optimizer: its state must stay": (
                 _one_process(anew=True)
             ),
+            "the weights if a gradient that is None takes no room among the others, and those "
+            "behind it come too early: leave its place, with zeros": _one_process(packed=True),
         },
     )
 )
@@ -517,10 +538,13 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
             held += 1 if action == "F" else -1
             peak = max(peak, held)
         if peak > min(p - rank, m):
+            begin = [action for action, _ in steps].index("B")
             raise Wrong(
                 f"rank {rank} holds the activations of {peak} micro-batches at once, expected at "
                 f"most {min(p - rank, m)}",
-                "From the first backward on, do a forward and a backward in turn.",
+                f"It does {begin} forwards before its first backward: {min(p - rank, m)} will do."
+                if begin > min(p - rank, m)
+                else "From the first backward on, do a forward and a backward in turn.",
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from course_lib.checking.cases import Case, Wrong
@@ -23,6 +23,7 @@ _LEFT_OUT = (
     (r"#(?:(?:, |-| and | → rank )#)+", "#"),
     (r" \(#\)", ""),
     (r"\b[Rr]anks?\b", "rank"),
+    (r"\b(?:transposed|strided)\b", "layout"),
 )
 
 
@@ -60,6 +61,34 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
         best = max(fit, key=lambda words: explains[cause_of(words)], default="")
         hints.append(finding.known[best] + partly if best else finding.otherwise)
     return hints
+
+
+_TRAITS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
+    # A case's name says in which layout and dtype its tensors come, where that matters.
+    (
+        "tensors that are not contiguous",
+        lambda case: (
+            case.form.layout in ("transposed", "strided") and case.form.layout in case.name
+        ),
+    ),
+    ("several groups of ranks", lambda case: len(case.groups) > 1),
+    (
+        "another dtype than float32",
+        lambda case: case.form.dtype != "float32" and case.form.dtype in case.name,
+    ),
+)
+
+
+def in_common(failed: Sequence[Case], passed: Sequence[Case]) -> str:
+    """Return what all failed cases have and no passed one has, in words; mostly nothing.
+
+    Two must have failed, and two passed: a single case may be special in many ways.
+    """
+    if len({case.name.partition(", after ‘")[0] for case in failed}) < 2 or len(passed) < 2:
+        return ""
+    return " and ".join(
+        words for words, has in _TRAITS if all(map(has, failed)) and not any(map(has, passed))
+    )
 
 
 def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:

@@ -55,6 +55,7 @@ class CheckReport:
         traced: that case's name.
         function: name of the student's function.
         alone: whether one case was asked for, of several.
+        common: what all visible cases that failed have, and none that passed; or empty.
 
     """
 
@@ -66,6 +67,7 @@ class CheckReport:
     traced: str = field(default="", compare=False, repr=False)
     function: str = field(default="", compare=False, repr=False)
     alone: bool = False
+    common: str = ""
 
     @property
     def passed(self) -> bool:
@@ -104,6 +106,11 @@ class CheckReport:
         where = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
         return f"{self.name}: {good} of {len(self.results)} cases passed{where}{alone}"
+
+    @property
+    def only(self) -> str:
+        """Which cases fail, where they have something in common; else an empty string."""
+        return f"Only the cases with {self.common} fail, and all of them do." if self.common else ""
 
     @property
     def points(self) -> str:
@@ -165,7 +172,7 @@ class CheckReport:
             if others:
                 names = _the_first(list(map(self.title_of, others)))
                 lines += _wrapped(f"{self.the_same(len(others))}: {names}")
-        lines += [f"  {self.points}"] if self.points else []
+        lines += [f"  {told}" for told in (self.only, self.points) if told]
         return "\n".join(lines)
 
 

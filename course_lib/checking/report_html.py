@@ -54,8 +54,7 @@ def html_of(report: Any, picture: tuple[bytes, str] | None = None) -> str:
     for number, results in enumerate(report.causes):
         drawn = picture if any(each.name == report.traced for each in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
-    if report.points:
-        parts.append(f"<p>{_told(report.points)}</p>")
+    parts += [f"<p>{_told(told)}</p>" for told in (report.only, report.points) if told]
     # Both classes keep a dollar sign from being read as the begin of a formula.
     kept = "course-report tex2jax_ignore mathjax_ignore"
     return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'

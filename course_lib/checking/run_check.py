@@ -21,7 +21,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
-from course_lib.checking.causes import agreed, difficulty_of
+from course_lib.checking.causes import agreed, difficulty_of, in_common
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
@@ -90,7 +90,10 @@ def run_check(
         places = [place for place in findings if results[place].hidden == is_hidden]
         for place, hint in zip(places, agreed([findings[p] for p in places]), strict=True):
             results[place] = replace(results[place], reason=_reason(findings[place], hint))
-    report = CheckReport(name, tuple(results), check.worth, function=check.function)
+    ran = [(c, r) for c, r in zip(check.cases, results, strict=False) if r.ran]
+    common = in_common([c for c, r in ran if not r.passed], [c for c, r in ran if r.passed])
+    options: dict[str, Any] = {"function": check.function, "common": common}
+    report = CheckReport(name, tuple(results), check.worth, **options)
     if not traces:
         return report
     shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))

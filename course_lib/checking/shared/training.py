@@ -145,19 +145,26 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     """
 
     def steps(
-        update: Matrix = by_rows, loss: Matrix = by_rows, carry: float = 0, at_first: float = 0
+        update: Matrix = by_rows,
+        loss: Matrix = by_rows,
+        carry: float = 0,
+        at_first: float = 0,
+        kept: str = "",
     ) -> Oracle:
         known: list[tuple[Sequence[Any], list[dict[str, Any]]]] = []
 
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
             if not known or known[0][0] is not inputs:
-                known[:] = [(inputs, _steps(inputs, update, loss, carry, at_first))]
+                known[:] = [(inputs, _steps(inputs, update, loss, carry, at_first, kept))]
             return those(known[0][1][me], keys)
 
         return oracle
 
     mistakes = {name: steps(matrix) for name, matrix in UPDATE_MISTAKES.items()}
     mistakes |= {name: steps(loss=matrix) for name, matrix in LOSS_MISTAKES.items()}
+    for kept in ("B", "B_k/B"):
+        name = f"a second step with the first one's {kept}: count the rows anew in every call"
+        mistakes[name] = steps(kept=kept)
     # What is left of the last gradient was averaged alone, or comes once more from every rank.
     for times in (1, 2, 3, 4):
         name = "a step with the last step's gradient still in it: zero_grad is missing"
@@ -188,20 +195,25 @@ def _steps(
     loss: Matrix,
     carry: float,
     at_first: float,
+    kept: str,
 ) -> list[dict[str, Any]]:
     """Return what each member k ends with if it takes ``w -= lr * sum_j update[k, j] g_j`` a step.
 
     g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
     mixture is still in it, and in the first step `at_first` times what ``.grad`` held before.
+    `kept` is what later steps take from the first one's rows: ``B``, ``B_k/B`` or nothing.
     """
     models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
     last: list[list[Any]] = [
         [0.0 if before is None else before.double() for before in each["before"] or [None] * 4]
         for each in inputs
     ]
-    mixed_losses = []
+    mixed_losses, first = [], torch.ones(len(inputs), dtype=torch.float64)
     for step in range(STEPS):
         rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
+        first = rows if step == 0 else first
+        weights = update(first if kept == "B_k/B" else rows)
+        weights = weights * (rows.sum() / first.sum()) if kept == "B" else weights
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
             own_loss = mean_loss(model, each["loss"], each["x"][step], each["y"][step])
@@ -209,7 +221,7 @@ def _steps(
             grads.append(torch.autograd.grad(own_loss, list(model.parameters())))
         for k, model in enumerate(models):
             for i, param in enumerate(model.parameters()):
-                mixture = sum(m * g[i] for m, g in zip(update(rows)[k], grads, strict=True))
+                mixture = sum(m * g[i] for m, g in zip(weights[k], grads, strict=True))
                 last[k][i] = mixture + (carry if step else at_first) * last[k][i]
                 param.data -= inputs[k]["lr"] * last[k][i]
         mixed_losses.append(loss(rows) @ torch.tensor(own_losses, dtype=torch.float64))
