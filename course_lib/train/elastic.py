@@ -63,8 +63,9 @@ from course_lib.train.meeting import agree_on_name
 from course_lib.train.models import build_model, mean_loss
 from course_lib.train.progress import say as print_line
 
-LIMIT = 120.0
+LIMIT = 30.0
 """Seconds that ranks wait for one another, in a meeting and in a collective."""
+_START = 10  # times as long before the first step, when all processes are started
 _PAUSE = 0.005  # seconds between two looks of a rank at the store
 _LOOK = 0.1  # of a supervisor
 _ATTEMPTS = 10  # groups in a row that fail before they have taken a step
@@ -238,7 +239,7 @@ class Roll:
             if name not in members.values():
                 raise RuntimeError(f"the others did not hear of {name} for {self.limit:g} s")
             self.store.set(f"{name} is here {seen}", "")
-            deadline = time.monotonic() + self.limit
+            deadline = time.monotonic() + self.limit * (1 if seen else _START)
             decision = f"meeting {seen}"
             while not self.store.check([decision]):
                 if self.ended():
