@@ -65,7 +65,7 @@ from course_lib.train.progress import say as print_line
 
 LIMIT = 30.0
 """Seconds that ranks wait for one another, in a meeting and in a collective."""
-_START = 10  # times as long before the first step, when all processes are started
+_PATIENCE = 10  # times as long, where they wait for processes to start
 _PAUSE = 0.005  # seconds between two looks of a rank at the store
 _LOOK = 0.1  # of a supervisor
 _ATTEMPTS = 10  # groups in a row that fail before they have taken a step
@@ -239,7 +239,7 @@ class Roll:
             if name not in members.values():
                 raise RuntimeError(f"the others did not hear of {name} for {self.limit:g} s")
             self.store.set(f"{name} is here {seen}", "")
-            deadline = time.monotonic() + self.limit * (1 if seen else _START)
+            deadline = time.monotonic() + self.limit * (1 if seen else _PATIENCE)
             decision = f"meeting {seen}"
             while not self.store.check([decision]):
                 if self.ended():
@@ -325,7 +325,7 @@ def _agree(training: Training) -> int:
 def _boundary(roll: Roll, seen: int, wait_for_all: bool) -> int:
     """Return the largest number of events that a member has seen, the same on all of them."""
     if wait_for_all and len(roll.members(seen)) < roll.world_size:
-        deadline = time.monotonic() + roll.limit / 2
+        deadline = time.monotonic() + roll.limit * _PATIENCE
         while roll.count(seen) == seen and time.monotonic() < deadline:
             time.sleep(_PAUSE)
     largest = torch.tensor([roll.count(seen)])
@@ -403,8 +403,8 @@ def supervise(
         config: what to train; see `Training`.
         replace: start a new process for a rank that has died, at most three times.
         take_over: the others take the rows of a missing rank; else nobody does.
-        whole_at: after these steps, wait until all ranks are there (for at most half of `limit`).
-            For demonstrations: a step here takes milliseconds, and a new process longer.
+        whole_at: after these steps, wait until all ranks are there, if they are replaced. For
+            demonstrations: a step here takes milliseconds, and a new process longer.
         limit: seconds after which a silent rank counts as dead.
         on_step: `on_step(rank, pid, step)` is called in this process for every step of every rank.
         say: gets a sentence when a rank has died, and when the group has changed.
@@ -423,6 +423,7 @@ def supervise(
     # Not as __main__, and with the package of the digits: importing takes longer than training.
     context.set_forkserver_preload(["course_lib.train.elastic", "sklearn.datasets"])
     mine = range(world_size) if ranks is None else ranks
+    whole_at = whole_at if replace else ()
     outcome = Outcome({rank: [] for rank in mine}, pids={rank: [] for rank in mine})
     folder = tempfile.mkdtemp()
     where = os.path.join(folder, "store") if address is None else address  # a file needs no port
@@ -474,10 +475,10 @@ def supervise(
                     process.kill()
             if not living and not roll.members(seen):
                 roll.end("none is replaced any more")
+        how = roll.ended()
     finally:
         for process in living.values():
             process.kill()
-        how = roll.ended()
         shutil.rmtree(folder, ignore_errors=True)
     if how != "done":
         raise RuntimeError(f"all {world_size} ranks died: {how}. Start again.")
