@@ -420,8 +420,8 @@ def supervise(
         raise ConfigError(f"--ranks must be 1 to {config.batch_size}, the rows of a batch")
     Training(config)  # a wrong option is found here, and not in each rank
     context = multiprocessing.get_context("forkserver")
-    # Not as __main__, and with the package of the digits: importing takes longer than training.
-    context.set_forkserver_preload(["course_lib.train.elastic", "sklearn.datasets"])
+    # Importing takes longer than training. Not this file: a process may run it as __main__, too.
+    context.set_forkserver_preload(["course_lib.train", "sklearn.datasets"])
     mine = range(world_size) if ranks is None else ranks
     whole_at = whole_at if replace else ()
     outcome = Outcome({rank: [] for rank in mine}, pids={rank: [] for rank in mine})
