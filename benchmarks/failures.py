@@ -1,24 +1,36 @@
-"""How soon a failure on CPU ranks is explained, and how soon the next call has its result.
+"""How soon a failure is explained, how soon the next call has its result, and how training goes on.
 
     python benchmarks/failures.py [--rounds 5] [--write]
 
 On four ranks without a time limit: what ends such a call is that the failure was found. Fresh
 ranks replace those that a failure has cost; the second time is that of the first call on them.
+
+The second table kills a rank of a training, and measures how long all stand still and how long the
+rank is away. From these times `simulate.failures` computes the share of the time that trains.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from machine import BusyElsewhere, arguments, publish, sentence
 
 from course_lib.ranks import Ranks, RanksError
+from course_lib.simulate.failures import Fleet, rejoining, restarting, shrinking
+from course_lib.train import TrainConfig
+from course_lib.train.checkpoint import save_checkpoint
+from course_lib.train.elastic import Training, supervise
 
 K = 4
 TARGET = 2.0
@@ -84,6 +96,85 @@ def seconds_of(ranks: Ranks, program: Callable[[], object], fails: bool) -> floa
     return time.perf_counter() - start
 
 
+EVERY = 60.0
+"""Seconds between two failures of the four ranks, on average, in the second table: assumed."""
+REPAIR = 60.0
+"""Seconds until a rank is back that is not replaced: assumed."""
+LOST = {
+    "saving": "a checkpoint is saved",
+    "restart": "all are killed, until four new processes take a step",
+    "leaves": "one is killed, until the other three take a step",
+    "joins": "a new process joins, between two steps of the others",
+    "away": "one is killed, until its new process takes a step (the others train)",
+}
+
+
+def seconds_lost() -> dict[str, float]:
+    """Return how long each of `LOST` takes, in a training of four ranks."""
+    config = TrainConfig(width=16, layers=1, steps=300)
+    pids: set[int] = set()
+    times: dict[tuple[int, int], float] = {}  # of a rank's step
+
+    def kill(step: int, victims: Callable[[int], set[int]], rank: int, pid: int, now: int) -> None:
+        times[rank, now] = time.perf_counter()
+        pids.add(pid)
+        if (rank, now) == (2, step) and "kill" not in lost:
+            lost["kill"] = times[rank, now]
+            for victim in victims(pid):
+                os.kill(victim, signal.SIGKILL)
+
+    lost: dict[str, float] = {}
+    outcome = supervise(K, config, on_step=partial(kill, 10, lambda pid: {pid}))
+    fewer = [step.step for step in outcome.steps[0] if step.members < K]
+    assert outcome.died == [2] and fewer[-1] < config.steps
+    killed = lost.pop("kill")
+    lost["leaves"] = times[0, fewer[0]] - killed
+    lost["joins"] = times[0, fewer[-1] + 1] - times[0, fewer[-1]]
+    lost["away"] = times[0, fewer[-1] + 1] - killed
+    pids.clear()
+    try:
+        supervise(K, config, replace=False, on_step=partial(kill, 10, lambda pid: pids))
+    except RuntimeError:  # all have died
+        killed = lost.pop("kill")
+    times.clear()
+    supervise(K, replace(config, steps=1), on_step=partial(kill, 10, lambda pid: set()))
+    lost["restart"] = min(times.values()) - killed
+    training = Training(config)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        save_checkpoint(Path(folder), 1, training.state()._asdict())
+        lost["saving"] = time.perf_counter() - start
+    return lost
+
+
+def training_goes_on(lost: dict[str, float]) -> str:
+    """Return the second table: times, and the shares that follow from them."""
+    stall = (lost["leaves"] + lost["joins"]) / 2  # the formulas count it twice
+    fleet = Fleet(K, K * EVERY, lost["saving"], lost["restart"], stall, REPAIR, replica=1)
+    shares = {
+        "restart": restarting(fleet),
+        "shrink": shrinking(fleet),
+        "rejoin": rejoining(replace(fleet, restart=lost["away"])),
+    }
+    rows = [f"| {what} | {lost[name]:.2g} |" for name, what in LOST.items()]
+    told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return "\n".join(
+        [
+            "",
+            "## Training that goes on",
+            "",
+            f"`course_lib.train.elastic`, {K} ranks, medians, in seconds:",
+            "",
+            "| | seconds |",
+            "|---|---|",
+            *rows,
+            "",
+            f"With a failure every {EVERY:g} s, and a repair of {REPAIR:g} s for *shrink* (both "
+            f"assumed), `simulate.failures` computes the share of the time that trains: {told}.",
+        ]
+    )
+
+
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/failures.*``."""
     options = arguments(__doc__, rounds=5).parse_args()
@@ -96,6 +187,8 @@ def main() -> None:
             for name, program in CASES.items():
                 explained[name].append(seconds_of(ranks, program, fails=True))
                 after[name].append(seconds_of(ranks, dist.barrier, fails=False))
+    measured = [seconds_lost() for _ in range(options.rounds)]
+    lost = {name: [each[name] for each in measured] for name in LOST}
     print(f"others used {100 * busy.share():.0f} %", file=sys.stderr)
     rows = [
         f"| {name} | {statistics.median(seconds):.2g} | {min(seconds):.2g} – {max(seconds):.2g} "
@@ -114,8 +207,10 @@ def main() -> None:
             *rows,
         ]
     )
+    text += "\n" + training_goes_on({name: statistics.median(each) for name, each in lost.items()})
     series = {f"{name}, explained (s)": seconds for name, seconds in explained.items()}
     series |= {f"{name}, next call (s)": seconds for name, seconds in after.items()}
+    series |= {f"{LOST[name]} (s)": seconds for name, seconds in lost.items()}
     publish("failures", text, series, options.write)
 
 

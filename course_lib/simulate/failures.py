@@ -16,9 +16,10 @@ and the *effective* share is τ divided by that. The best τ is near √(2δM) (
 
     √(2δM) (1 + √(δ/2M)/3 + (δ/2M)/9) - δ     for δ < 2M, else M      (Daly)
 
-There are three ways to handle failures. *Restart*: all restart from the checkpoint. *Shrink*: the
+There are four ways to handle failures. *Restart*: all restart from the checkpoint. *Shrink*: the
 other replicas continue after a short stall, and the broken one comes back after its repair.
-*Spares*: a standby device takes over, until none is left.
+*Rejoin*: the others continue, too, and a new process takes its place after R seconds, on the device
+that *restart* would use. *Spares*: a standby device takes over, until none is left.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17, 1974;
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
@@ -27,7 +28,7 @@ Generation Computer Systems 22, 2006.
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,15 @@ def shrinking(fleet: Fleet) -> float:
     return there / (1 + standing) * (1 - fleet.spares / fleet.devices)
 
 
+def rejoining(fleet: Fleet) -> float:
+    """Return the effective share if only the broken replica starts anew, and joins the others.
+
+    It is away for `restart` seconds, not for `repair`: a working device is at hand, as `restarting`
+    assumes.
+    """
+    return shrinking(replace(fleet, repair=fleet.restart))
+
+
 def with_spares(fleet: Fleet) -> float:
     """Return the effective share if a standby device replaces a broken one.
 
@@ -136,7 +146,12 @@ def with_spares(fleet: Fleet) -> float:
     return (1 - lost) / (1 + standing) * working / fleet.devices
 
 
-POLICIES = {"restart": restarting, "shrink": shrinking, "spares": with_spares}
+POLICIES = {
+    "restart": restarting,
+    "shrink": shrinking,
+    "rejoin": rejoining,
+    "spares": with_spares,
+}
 """The effective share for each way to handle a failure."""
 
 
