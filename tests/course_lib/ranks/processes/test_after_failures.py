@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +221,20 @@ def test_an_interrupt_in_the_middle_of_a_message_waits_for_its_end(
         ranks.run(lambda: "x" * 5000)
     assert ranks.run(dist.get_rank) == [0, 1, 2]
     assert ranks.processes() == before
+
+
+def gloo_threads() -> int:
+    names = Path("/proc/self/task").glob("*/comm")
+    return sum(name.read_text().startswith("gloo") for name in names)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_what_failed_calls_leave_behind_does_not_grow(ranks: Ranks) -> None:
+    for _ in range(20):
+        with pytest.raises(RankError):
+            ranks.run(others_wait)
+    deadline = time.monotonic() + 60
+    # One of each group that is in use, and one of each in the last call that was given up.
+    while max(ranks.run(gloo_threads)) > 16 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert max(ranks.run(gloo_threads)) <= 16
