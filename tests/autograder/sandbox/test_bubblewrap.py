@@ -265,7 +265,7 @@ def is_set_up_process_1(pid: int) -> bool:
     return values["NSpid"].split()[-1] == "1" and values["Seccomp"] == "2"
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)

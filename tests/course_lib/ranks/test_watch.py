@@ -161,7 +161,7 @@ def test_after_the_groups_limit_pytorch_ends_the_job(what: str, tmp_path: Path) 
     start = time.monotonic()
     job = torchrun(tmp_path, "train.py", what, ranks=2)
     printed = output_of(job)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 300  # PyTorch's own limit is half an hour
     assert "Rank 0 raised RuntimeError" in told_by(printed), printed
     assert line_of(LIMITED, "time.sleep") in told_by(printed), printed
 
@@ -222,7 +222,9 @@ def test_a_view_survives_its_way_through_the_store() -> None:
         views = board.views()
         again = [_from_json(json.loads(json.dumps(_as_json(view)))) for view in views]
         for told in (find_mismatch, find_deadlock):
-            assert str(told(again)) == str(told(views))  # type: ignore[operator]
+            # Without how long they wait: between the two, a busy machine waits a while.
+            texts = [re.sub(r"\d\.\d s", "", str(told(each))) for each in (again, views)]  # type: ignore[operator]
+            assert texts[0] == texts[1]
         assert [view.channels for view in again] == [view.channels for view in views]
         channel = next(iter(views[1].channels))
         assert again[1].read_messages(channel) == views[1].read_messages(channel)
