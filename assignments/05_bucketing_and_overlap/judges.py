@@ -198,6 +198,12 @@ def _a_step_late(share: Callable[[int], float]) -> Oracle:
     return oracle
 
 
+def _all_but_the_last(case: Case, inputs: Sequence[Any], me: int) -> Any:
+    """Return the means without the last micro-batch, if any step has several."""
+    several = any(len(step) > 1 for step in inputs[me]["x"])
+    return mixed(mean, part=slice(0, -1))(case, inputs, me) if several else {}
+
+
 _NOT_THERE = (
     "this rank's own gradient divided by the number of ranks: the others added nothing (did they "
     "send before their gradient was there?)"
@@ -228,10 +234,10 @@ CHAIN_MISTAKES: dict[str, Oracle] = {
     "the mean of what the last backward added: what .grad held before is lost": mixed(
         mean, part=slice(-1, None)
     ),
-    "the mean of all micro-batches but the last: buckets left when its backward had only begun, so "
-    "a hook inside no_sync must not count a gradient as complete": mixed(mean, part=slice(0, -1)),
     "the mean of the first micro-batch: inside no_sync nothing may be sent, also when an inner "
     "no_sync of the same model has ended": mixed(mean, part=slice(0, 1)),
+    "the mean of all micro-batches but the last: buckets left when its backward had only begun, so "
+    "a hook inside no_sync must not count a gradient as complete": _all_but_the_last,
     "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
 }
 
@@ -252,7 +258,9 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
 
     def worded(oracle: Oracle) -> Oracle:
         def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
-            steps = oracle(case, inputs, me)[GRADIENTS]
+            steps = oracle(case, inputs, me).get(GRADIENTS)
+            if steps is None:
+                return {}
             return {words: steps if words.count("{}") == 2 else steps[0]}
 
         return told
@@ -518,7 +526,7 @@ def where(
                 if late and not begun:
                     keys = (other for other in late if not other or case.parameters.get(other))
                     words = late[next(keys)]
-                elif late and several_at_once(case):
+                elif late and several_at_once(case) and computes_meanwhile(trace):
                     words = SEVERAL
                 elif begun == {0} and len(case.parameters["steps"]) > 1:
                     words = f"{hint} {ONLY_AT_FIRST}"
@@ -532,6 +540,16 @@ def several_at_once(case: Case) -> bool:
     ready = order_of(case.parameters["steps"][0][-1], 0)[::-1]
     complete = [max(map(ready.index, bucket)) for bucket in case.parameters["buckets"]]
     return any(later < before for before, later in pairwise(complete))
+
+
+def computes_meanwhile(trace: Trace) -> bool:
+    """Return whether rank 0 computes during an all-reduce: who waits in the hook does not."""
+    busy = [e for e in trace.events if e.rank == 0 and e.kind == "compute"]
+    return any(
+        min(each.end, e.end) - max(each.start, e.start) > 1e-9
+        for each in operations(trace, 0, ["all_reduce"])
+        for e in busy
+    )
 
 
 def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:

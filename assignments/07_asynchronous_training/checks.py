@@ -309,10 +309,10 @@ CHECKS = {
                     "may push twice": backing_up(
                         first=workers, share=lambda n, own: 1 / own["wait_for"]
                     ),
-                    "one gradient of each worker, the last: one may push several that count": (
+                    "a step with each worker's last gradient only: one may push several": (
                         backing_up(second="replaces")
                     ),
-                    "one gradient of each worker, the first: one may push several that count": (
+                    "a step with each worker's first gradient only: one may push several": (
                         backing_up(second="lost")
                     ),
                     "a step with a late gradient: discard it": backing_up(late=True),

@@ -55,9 +55,9 @@ class Mutant:
 def says(report: CheckReport, reason: str) -> bool:
     """Return whether this is said of a failed case: ``✗``, its name, why, and all about it.
 
-    Of a hidden case it is ``✗ hidden case`` and why.
+    Of a hidden case it is ``✗ hidden case`` and why. Or it is said of what they have in common.
     """
-    return any(
+    return reason in report.only or any(
         reason in " ".join(f"✗ {_said_of(result)}".split())
         for result in report.results
         if not result.passed

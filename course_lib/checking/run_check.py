@@ -90,8 +90,11 @@ def run_check(
         places = [place for place in findings if results[place].hidden == is_hidden]
         for place, hint in zip(places, agreed([findings[p] for p in places]), strict=True):
             results[place] = replace(results[place], reason=_reason(findings[place], hint))
-    ran = [(c, r) for c, r in zip(check.cases, results, strict=False) if r.ran]
-    common = in_common([c for c, r in ran if not r.passed], [c for c, r in ran if r.passed])
+    ran = [(i, case) for i, case in enumerate(check.cases) if results[i].ran]
+    failed, passed = ([ic for ic in ran if results[ic[0]].passed == good] for good in (False, True))
+    # Where a known mistake is named in each case, they may have the rest in common by chance.
+    named = all(i in findings and any(findings[i].known.values()) for i, _ in failed)
+    common = "" if named else in_common([case for _, case in failed], [case for _, case in passed])
     options: dict[str, Any] = {"function": check.function, "common": common}
     report = CheckReport(name, tuple(results), check.worth, **options)
     if not traces:

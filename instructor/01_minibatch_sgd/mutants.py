@@ -67,7 +67,7 @@ reseeds: two epochs have the same batches
 a_random_start: Every order of the rows must be equally likely
     torch.rand(n, generator=generator, dtype=torch.float64).argsort()
   → torch.arange(n).roll(int(torch.randint(n, (), generator=generator)))
-shuffles_batches_of_neighbours: Every order of the rows
+shuffles_batches_of_neighbours: shuffle the rows, not the batches
     torch.rand(n, generator=generator, dtype=torch.float64).argsort() → torch.arange(n)
     range(0, n - n % batch_size if drop_last else n, batch_size)
   → (torch.randperm(-(-n // batch_size), generator=generator) * batch_size).tolist()
@@ -81,7 +81,7 @@ int32: vector of row numbers (int64)
     .sort().values → .int()
 drops_if_not_told: have [4, 4] rows, expected [4, 4, 3]
     drop_last=False → drop_last=True
-drops_a_full_last_one: have [4, 4] rows, expected [4, 4, 4]
+drops_a_full_last_one: All 3 full batches come
     n - n % batch_size if drop_last → n - (n % batch_size or batch_size) if drop_last
 keeps_the_only_one: expected []
     n - n % batch_size if drop_last → max(1, n - n % batch_size) if drop_last

@@ -220,6 +220,9 @@ into_a_copy: the sum did not arrive here
     dist.all_reduce(grad, group=group) → dist.all_reduce(grad.clone(), group=group)
 does_not_wait: never waits for the handle of all_reduce
     dist.all_reduce(grad, group=group) → dist.all_reduce(grad, group=group, async_op=True)
+into_a_flat_copy: and the mean went into the copy
+    param.grad.clone() → param.grad.flatten()
+    param.grad = grad / world_size → grad /= world_size
 divides_twice: divided by the number of ranks once more
     grad = param.grad.clone() → grad = param.grad / world_size
 ignores_the_group: 4 ranks, in two groups
@@ -343,6 +346,10 @@ never_zeroes_copies: zero_grad is missing
     dist.all_reduce(param.grad, group=group)
   → g = param.grad.clone(); dist.all_reduce(g, group=group)
     param -= lr * param.grad → param -= lr * g
+rows_of_the_first_step: with the first one's B: count the rows anew
+    dist.all_reduce(count, group=group) → …; count = model.__dict__.setdefault("all_rows", count)
+share_of_the_first_step: with the first one's B_k/B: count the rows anew
+    * len(x) / count → * model.__dict__.setdefault("part", len(x) / count)
 own_rows_only: a step with this rank's own gradient
     loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y)
     dist.all_reduce(param.grad, group=group) → pass

@@ -85,6 +85,8 @@ whole_world: 4 ranks in two groups
     group=group → group=None
 powers_of_two_only: 3 ranks, from rank 2
     and place + width < k →
+forgets_to_copy_back: make a copy, and the result went into the copy
+    tensor.copy_(data) → pass
 one_round_too_few: nothing arrived
     while width < k → while 2 * width < k
 into_a_copy: nothing arrived
@@ -565,6 +567,8 @@ deadlock (simulated, grader): waits in send
     sending.wait() → pass
 does_not_wait (simulated, grader): never waits for the handle of send
     sending.wait() → pass
+gathers_without_the_group: Only the cases with several groups of ranks fail
+    group=group → group=group if step < k - 1 else None
 whole_tensors: never the whole tensor
     chunks = flat.tensor_split(k) → given = flat.clone()
     range(2 * (k - 1)) → range(k - 1)

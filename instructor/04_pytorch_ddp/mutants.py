@@ -45,7 +45,7 @@ ignores_the_seed: an order from another seed
     , seed=seed) → )
 drops_rows: no row may be lost
     seed=seed) → seed=seed, drop_last=True)
-drops_the_short_batch: without the last, short one
+drops_the_short_batch: got []. This equals batches without the last, short one
     range(0, len(rows), batch_size) → range(0, len(rows) - batch_size + 1, batch_size)
 rank_of_the_world: Invalid rank
     dist.get_rank(group) → dist.get_rank()
@@ -305,6 +305,10 @@ def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=No
     return sum(each[0] for each in everyone) / len(x), sum(each[1] for each in everyone) / len(x)
 
 
+edits_of(evaluate__contiguous_and_gathered)("""
+equal_shares_only: the last rows are looked at by no rank
+    len(x) * rank // k, len(x) * (rank + 1) // k → len(x) // k * rank, len(x) // k * (rank + 1)
+""")
 edits_of(evaluate__strided)("""
 padding: padded rows are counted
     list(range(len(x)))[rank::k] → list(DistributedSampler(range(len(x)), k, rank, shuffle=False))

@@ -330,7 +330,7 @@ waits_in_the_hook (simulated, grader): Launch a bucket in the hook that complete
     sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
 all_in_finish (simulated, grader): must keep its own bucket
     param.register_post_accumulate_grad_hook(hook) → pass
-one_for_each_hook (simulated, grader): Launch a bucket in the hook that completes it
+one_for_each_hook (simulated, grader): its hook sends them all, one after the other
     while len(sent) < len(buckets) and → if len(sent) < len(buckets) and
 when_complete: The ranks disagree about collective #1
     ready, sent = set(), [] → ready, sent, order = set(), [], []
@@ -602,6 +602,13 @@ tied_at_its_last_use: Buckets leave in one order
     dict.fromkeys(params) → list(dict.fromkeys(list(params)[::-1]))[::-1]
 no_sync_ignored: This equals the mean of the first micro-batch
     if local: → if False:
+counts_inside_no_sync: a hook inside no_sync must not count a gradient as complete
+    if local:
+        return
+    ready.add(param)
+  → ready.add(param)
+  → if local:
+  →     return
 no_sync_loses_gradients: what .grad held before is lost
     local.pop() → …; [setattr(p, 'grad', None) for p in params]
 no_sync_for_ever (simulated, grader): must keep its own bucket

@@ -400,7 +400,7 @@ weights_at_once: a step with each gradient as it comes
   →         pass
 """)
 edits_of(backup_server__by_sets)("""
-one_gradient_of_each: counts: expected False, got True
+one_gradient_of_each: a step with each worker's last gradient only
     arrived = list(params), set(), [] → arrived = list(params), set(), {}
     arrived.append([g.clone() for g in gradients])
   → arrived[worker] = [*map(torch.clone, gradients)]
@@ -484,6 +484,18 @@ def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None):
 edits_of(diloco__by_hand)("""
 plain_mean: the plain mean of the weights
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta)
+m_of_the_round_before: Nesterov's looks ahead, Δ + μ m with the new m
+    b.mul_(momentum).add_(delta)
+    s.sub_(delta + momentum * b, alpha=outer_lr)
+  → s.sub_(delta + momentum * b, alpha=outer_lr)
+  → b.mul_(momentum).add_(delta)
+remembers_late: weights that were remembered after the first inner step
+    buffers = [torch.zeros_like(p) for p in start] → …; begun = []
+    inner_step()
+  → inner_step()
+  → if not begun:
+  →     begun.append(True)
+  →     start[:] = [p.detach().clone() for p in params]
 no_momentum: Nesterov's looks ahead
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta, alpha=outer_lr)
 not_nesterov: a step of m alone

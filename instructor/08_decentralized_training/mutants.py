@@ -136,6 +136,8 @@ takes_the_column: row i is what rank i hears
     if j != rank and weights[rank, j] > 0} → if j != rank and weights[j, rank] > 0}
     if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
     float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
+weights_of_the_column: with the right ranks, but the weights of a column
+    float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
 believes_in_symmetry (simulated, grader): waits in recv
     if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
 own_tensor_at_weight_1: its weight is W[i, i]
@@ -407,10 +409,12 @@ calls_the_loss_twice: calls of loss()
     loss().backward() → float(loss()); …
 unused_needs_a_gradient: ✗ 5 ranks, one parameter unused
     torch.zeros_like(p) if p.grad is None else p.grad → p.grad
-leaves_out_the_unused: ✗ 5 ranks, one parameter unused
+leaves_out_the_unused: its gradient is 0, and it is mixed like the others
     p.copy_(piece.view(p.shape)) → … if p.grad is not None else None
 in_new_memory: expected 'kept', got 'replaced: write into it
     p.copy_(piece.view(p.shape)) → p.data = piece.view(p.shape).clone()
+weights_of_the_column: with the right ranks, but the weights of a column
+    float(weights[rank, source]) → float(weights[source, rank])
 column: row i is what rank i hears
     weights[to, rank] → weights[rank, to]
     weights[rank, source] → weights[source, rank]

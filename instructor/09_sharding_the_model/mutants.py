@@ -714,7 +714,7 @@ does_not_write_back: parameter 0
     param.copy_(weight.reshape(param.shape)) → param = weight
 frozen_ones_too: numbers, expected at most 5
     [param for param in dict.fromkeys(params) if param.requires_grad] → list(dict.fromkeys(params))
-tied_twice: numbers, expected at most 5
+tied_twice: A tied parameter counts once
     dict.fromkeys(params) → params
 walks_twice: ✗ 2 ranks
     k, rank = dist.get_world_size(group), dist.get_rank(group) → …; sum(p.numel() for p in params)
@@ -730,7 +730,7 @@ loses_the_rest: ✗ 3 ranks, uneven
   → weights = torch.cat([weights, padded_rest()]).split([param.numel() for param in params])
 no_padding: ✗ 3 ranks, uneven
     return torch.cat([flat, flat.new_zeros(k * chunk - len(flat))]) → return flat
-leaves_out_what_is_missing: ✗ 2 ranks, frozen, tied, one unused
+leaves_out_what_is_missing: a gradient that is None takes no room among the others
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
   → grads = [p.grad for p in params if p.grad is not None]
 needs_every_gradient: ✗ 2 ranks, frozen, tied, one unused
@@ -877,11 +877,11 @@ numpys_numbers passes
   → import numpy as np
     range(ahead) → np.arange(ahead)
     for i in range(m) → for i in np.arange(m)
-gpipe: a forward and a backward in turn
+gpipe: forwards before its first backward: 2 will do
     ahead = min(late - rank, m) → ahead = m
-one_more_ahead: a forward and a backward in turn
+one_more_ahead: forwards before its first backward: 2 will do
     ahead = min(late - rank, m) → ahead = min(late - rank + 1, m)
-twice_as_many_ahead: a forward and a backward in turn
+twice_as_many_ahead: forwards before its first backward: 2 will do
     ahead = min(late - rank, m) → ahead = min(2 * (late - rank), m)
 no_warm_up (simulated, grader): enough forwards before its first backward
     ahead = min(late - rank, m) → ahead = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ from course_lib.checking import (
     run_check,
     task,
 )
-from course_lib.checking.causes import agreed, cause_of, difficulty_of
+from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
+from course_lib.checking.mutants import says
 from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import RankError, Trace
 
@@ -48,6 +51,7 @@ from course_lib.ranks import RankError, Trace
             "rank 0: tensor has dtype torch.float32, expected torch.bfloat16",
             "rank 1: tensor has dtype torch.float32, expected torch.float64",
         ),
+        ("This equals X: it is transposed.", "This equals X: it is strided."),
     ],
 )
 def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str) -> None:
@@ -261,3 +265,61 @@ def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
         "time is long. Mend time is long. Also: memory is short. Mend memory is short."
     )
     assert report.parts == {"values": True, "time": False, "memory": False}
+
+
+PLAIN = [Case("plain", 2, {}), Case("large", 2, {})]
+TRANSPOSED = Case("a (transposed)", 2, {}, Form(layout="transposed"))
+STRIDED = Case("b (float64, strided)", 4, {}, Form(layout="strided", dtype="float64"))
+GROUPS = Form(layout="strided", dtype="float64", groups=((0, 1), (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("failed", "passed", "words"),
+    [
+        ([TRANSPOSED, STRIDED], PLAIN, "tensors that are not contiguous"),
+        (
+            [replace(STRIDED, form=GROUPS), replace(STRIDED, name="c (strided)", form=GROUPS)],
+            [*PLAIN, STRIDED],
+            "several groups of ranks",
+        ),
+        (
+            [replace(STRIDED, form=GROUPS), replace(STRIDED, name="c (float64)", form=GROUPS)],
+            PLAIN,
+            "several groups of ranks and another dtype than float32",
+        ),
+        ([TRANSPOSED, *PLAIN[:1]], [PLAIN[1], PLAIN[1]], ""),  # one that failed is plain
+        ([TRANSPOSED, STRIDED], [*PLAIN, replace(STRIDED, name="c (strided)")], ""),
+        ([TRANSPOSED], PLAIN, ""),
+        ([TRANSPOSED, replace(TRANSPOSED, name="a (transposed), after ‘plain’")], PLAIN, ""),
+        ([TRANSPOSED, STRIDED], PLAIN[:1], ""),
+        # Its tensors have one dimension: they are contiguous, and its name does not say otherwise.
+        ([TRANSPOSED, replace(STRIDED, name="b (float64)")], PLAIN, ""),
+    ],
+)
+def test_failed_cases_have_in_common_what_no_passed_one_has(
+    failed: list[Case], passed: list[Case], words: str
+) -> None:
+    assert in_common(failed, passed) == words
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_a_report_says_which_cases_alone_fail_unless_a_known_mistake_explains_them(
+    known: bool,
+) -> None:
+    mistake = {"zero": lambda case, inputs, me: {"total": 0.0}} if known else {}
+    grouped = Form(groups=((0,), (1,)))
+    cases = [Case(f"2 ranks, x = {x}", 2, {"x": x}) for x in (1, 2)]
+    check = task(
+        "total",
+        inputs=lambda case, _: [{"x": float(case.parameters["x"])}] * 2,
+        program=lambda function, mine, given: {"total": function(mine["x"], given.group)},
+        judges=[equals(lambda case, inputs, me: {"total": inputs[me]["x"]}, mistake)],
+        cases=[*cases, *(replace(c, name=f"{c.name}, in groups", form=grouped) for c in cases)],
+    )
+    with LocalRunner(lambda x, group: x if group is None else 0.0) as runner:
+        report = run_check("t/total", check, runner, seed="1")
+    only = "Only the cases with several groups of ranks fail, and all of them do."
+    assert [result.passed for result in report.results] == [True, True, False, False]
+    assert report.only == ("" if known else only)
+    assert (only in str(report)) == says(report, only) == (not known)
+    assert ("This equals zero." in report.reason) == known
