@@ -223,7 +223,7 @@ def test_a_view_survives_its_way_through_the_store() -> None:
         again = [_from_json(json.loads(json.dumps(_as_json(view)))) for view in views]
         for told in (find_mismatch, find_deadlock):
             # Without how long they wait: between the two, a busy machine waits a while.
-            texts = [re.sub(r"\d\.\d s", "", str(told(each))) for each in (again, views)]  # type: ignore[operator]
+            texts = [re.sub(r"\d\.\d s", "", str(told(each))) for each in (again, views)]
             assert texts[0] == texts[1]
         assert [view.channels for view in again] == [view.channels for view in views]
         channel = next(iter(views[1].channels))
