@@ -76,6 +76,9 @@ def mixing_computes(own):
 MIXING_MISTAKES = {
     "what this rank had: nothing was mixed": mixed(lambda w: torch.eye(len(w)).double()),
     "mixing with a column of the matrix: row i is what rank i hears": mixed(lambda w: w.T),
+    "mixing without ranks of tiny weight: a rank is heard if its weight is not 0": mixed(
+        lambda w: torch.where(w > 1e-3, w, 0)
+    ),
     "mixing with the right ranks, but the weights of a column: i weighs j with W[i, j]": mixed(
         lambda w: torch.where(w > 0, w.T, 0)
     ),

@@ -156,7 +156,7 @@ little_is_nothing: without ranks of little weight
     rank, k = dist.get_rank(group), dist.get_world_size(group)
   → weights = torch.where(weights > 0.1, weights, 0)
   → …
-tiny_is_nothing: ✗ 4 ranks, hardly heard
+tiny_is_nothing: without ranks of tiny weight
     rank, k = dist.get_rank(group), dist.get_world_size(group)
   → weights = torch.where(weights > 1e-6, weights, 0)
   → …
