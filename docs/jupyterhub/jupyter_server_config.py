@@ -1,4 +1,4 @@
-"""The servers' configuration for everybody on the hub; ``jupyterhub_config.py`` names this folder."""
+"""The configuration of all servers on the hub; ``jupyterhub_config.py`` names this folder."""
 
 c = get_config()  # noqa: F821  (Jupyter provides it)
 
