@@ -158,9 +158,12 @@ def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
     """
     if case:
         found = [name for name in traces if case in name]
+        if not traces:
+            raise ReplayError("no case sent a message, so there is nothing to draw: omit --case")
         if not found:
             raise ReplayError(
-                f"no case with {case!r} in its name sent a message; {_listed(traces)}"
+                f"no case that sent messages has {case!r} in its name; choose from: "
+                f"{'; '.join(traces)}"
             )
         return found[0]
     failed = {c["name"] for check in new.checks for c in check.cases if not c["passed"]}
@@ -170,17 +173,17 @@ def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
     return (hits or list(traces)[-1:] or [""])[0]
 
 
-def _listed(traces: dict[str, Trace]) -> str:
-    return f"choose from: {'; '.join(traces)}" if traces else "no case sent a message"
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
         "verdict", type=Path, help="a verdict: a file below grading/verdicts or grading/graded"
     )
     parser.add_argument("--case", default="", help="the case to draw: its name, or a part of it")
-    parser.add_argument("--figure", type=Path, help="output PNG (default: beside the verdict)")
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        help="PNG file for the timeline of that case's messages (default: beside the verdict)",
+    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

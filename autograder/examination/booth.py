@@ -57,7 +57,9 @@ def _play(
                 ) from None
             except EOFError:
                 why = place.why_ended(cell)
-                raise TapeError(f"the tape cannot be played: its process ended: {why}") from None
+                raise TapeError(
+                    f"the tape cannot be played, because the process that plays it ended: {why}"
+                ) from None
 
 
 def _checked(told: Any) -> dict[str, Any]:

@@ -99,7 +99,10 @@ class Submission:
                 raise WireError("not a dict")
         except WireError:
             self._end_notebook()
-            raise _NotebookEnded("the cell ended the Python process that ran it") from None
+            raise _NotebookEnded(
+                "the process that ran the cell gave an answer that could not be read, so the "
+                "grader ended that process"
+            ) from None
         return answer
 
     def _ask(self, kind: Frame, request: dict[str, Plain]) -> tuple[int, bytes]:

@@ -122,7 +122,10 @@ class Recorder(TorchDispatchMode):
             return ["m", str(value).removeprefix("torch.")]
         if isinstance(value, torch.Generator):
             return ["g", self._generator(value)]
-        raise TapeError(f"an argument of type {type(value).__name__} cannot be on a tape")
+        raise TapeError(
+            f"an operation got an argument of type {type(value).__name__}, which a tape cannot "
+            "hold; give operations tensors, numbers, text, or lists of these"
+        )
 
     def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: self._argument(value) for name, value in kwargs.items()}

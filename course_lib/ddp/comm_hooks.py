@@ -78,7 +78,7 @@ def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]
         if reduced.numel() != gradients.numel():
             raise ValueError(
                 f"a comm hook's future holds {reduced.numel()} numbers, but the bucket has "
-                f"{gradients.numel()} gradients: the hook must return the reduced bucket"
+                f"{gradients.numel()} gradients: the future must hold the reduced bucket"
             )
         if reduced.data_ptr() != gradients.data_ptr():
             gradients.copy_(reduced.reshape(-1))

@@ -90,7 +90,7 @@ def load_checkpoint(
                 path,
                 reason,
             ) in damaged.items():  # its OSError is not the folder's
-                say(f"{path} is damaged ({reason}), so it is skipped")
+                say(f"{path} cannot be used ({reason}), so it is skipped")
             if damaged and found[1] is None:
                 found[0] = (
                     f"none of the {len(damaged)} checkpoints in {folder} can be read. Choose "

@@ -75,17 +75,23 @@ def encode(value: object, name: str = "result") -> bytes:
 
 def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> Any:
     if depth > MAX_DEPTH:
-        raise NotPlainError(f"{path[:200]} is nested deeper than {MAX_DEPTH} levels")
+        raise NotPlainError(
+            f"{path[:200]} is nested deeper than {MAX_DEPTH} levels; return a flatter list"
+        )
     # Exact types: numpy.float64 is a float, and a subclass may lie about what it is.
     if value is None or type(value) in (bool, float):
         return value
     if type(value) is int:
         if value.bit_length() > MAX_INT_BITS:
-            raise NotPlainError(f"{path} is an integer of more than {MAX_INT_BITS} bits")
+            raise NotPlainError(
+                f"{path} is an integer of more than {MAX_INT_BITS} bits; return a smaller number"
+            )
         return value
     if type(value) is str:
         if not _is_unicode(value):
-            raise NotPlainError(f"{path} is text with half of a surrogate pair in it")
+            raise NotPlainError(
+                f"{path} is text with half of a surrogate pair in it; return valid Unicode text"
+            )
         return value
     if isinstance(value, torch.Tensor):
         blobs.append(_tensor_bytes(value, path))

@@ -75,9 +75,9 @@ def read_network(text: str, variables: Mapping[str, Any]) -> Network:
     rate = re.fullmatch(_NUMBER + r"\s*([kmgt]?)(B|bit|b)?(?:/s|ps)?", second, re.IGNORECASE)
     if latency is None or rate is None:
         raise UsageError(
-            f"--network needs latency and bandwidth, as in 20us,10GB/s or 30us,25Gbit/s; or a "
-            f"preset ({', '.join(_presets(Network))}); or a variable that holds a Network; got "
-            f"{text!r}"
+            f"--network {text!r} is no network. Give one of these: latency and bandwidth, as in "
+            f"20us,10GB/s; a preset ({', '.join(_presets(Network))}); the name of a variable that "
+            "holds a Network"
         )
     bits = rate[3] is not None and rate[3] != "B"
     bandwidth = float(rate[1]) * _PREFIX[rate[2].lower()] / (8 if bits else 1)
@@ -91,8 +91,9 @@ def read_device(text: str, variables: Mapping[str, Any]) -> Device:
     found = re.fullmatch(_NUMBER + r"\s*([kmgtp]?)(?:flops|flop/s)?", text, re.IGNORECASE)
     if found is None:
         raise UsageError(
-            f"--device needs operations per second, as in 100TFLOPS; or a preset "
-            f"({', '.join(_presets(Device))}); or a variable that holds a Device; got {text!r}"
+            f"--device {text!r} is no device. Give one of these: operations per second, as in "
+            f"100TFLOPS; a preset ({', '.join(_presets(Device))}); the name of a variable that "
+            "holds a Device"
         )
     return Device(flops=float(found[1]) * _PREFIX[found[2].lower()])
 

@@ -262,8 +262,8 @@ class ForkServer:
             if not there:
                 raise ForkServerError(
                     f"the process that starts the ranks ended with status {self.process.wait(10)}. "
-                    "Its output, if any, is above or in the terminal of the kernel. The next call "
-                    "starts a new one"
+                    "What it printed, if anything, is above, or in the terminal where Jupyter was "
+                    "started. Run the call again: it starts a new process"
                 )
         message = self._came.popleft()
         try:

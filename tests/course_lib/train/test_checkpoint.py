@@ -102,7 +102,7 @@ def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
     assert f"none of the 2 checkpoints in {tmp_path} can be read" in first
     assert set(tmp_path.iterdir()) == files
     said = capsys.readouterr().out
-    assert all(f"{path} is damaged (" in said for path in files)
+    assert all(f"{path} cannot be used (" in said for path in files)
     assert "weights_only" not in said  # PyTorch's advice to switch it off
 
 
