@@ -340,9 +340,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first, last = self.of_steps[min(2, len(self.of_steps) - 1)], self.of_steps[-1]
         if last > 3 * first + 30:
             raise RuntimeError(
-                f"finish takes {last} operations on tensors in step {len(self.of_steps) - 1}, and "
-                f"{first} in step 2: it still works on the buckets of earlier steps. Empty the "
-                "lists at the end of finish"
+                f"finish takes more than 3 times as many operations on tensors in step "
+                f"{len(self.of_steps) - 1} as in step 2: it still works on the buckets of earlier "
+                "steps. Empty the lists at the end of finish"
             )
 
 

@@ -86,7 +86,7 @@ through_float32: dtype
 """)
 
 
-@fails("may talk to")
+@fails("may exchange messages only with")
 def rotate__gathers_all(x, group=None):
     every = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, x, group=group)

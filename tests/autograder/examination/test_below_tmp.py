@@ -179,7 +179,7 @@ def test_a_course_in_its_own_virtual_environment_is_refused(
 def test_packages_that_the_sandbox_does_not_show_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(sys, "exec_prefix", sys.base_prefix)
-    with pytest.raises(SandboxUnavailable, match=r"The package torch lies in .*site-packages"):
+    with pytest.raises(SandboxUnavailable, match=r"The package torch is in .*site-packages"):
         python_mounts()
 
 

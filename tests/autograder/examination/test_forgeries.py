@@ -167,7 +167,7 @@ def f():
 def test_what_a_program_computes_must_be_there(place: SandboxedPlace, source: str) -> None:
     report = examined(place, TIMED, FIND + source).report
     assert not report.passed
-    assert report.reason.startswith("rank 0 computes for 1 of the 3 ms"), report.reason
+    assert report.reason.startswith("rank 0 computes for only 1 of the 3 ms"), report.reason
 
 
 def test_more_than_it_computes_does_not_count(place: SandboxedPlace) -> None:
@@ -240,7 +240,7 @@ PATCHED = {
         "enough forwards before its first backward",
         "from course_lib.ranks.costs import computation\n"
         "    computation._local.compute = lambda *_: None",
-        "rank 0 computes for 0 of the",
+        "rank 0 computes for only 0 of the",
     ),
     "06_compression": (
         "the function changes x",

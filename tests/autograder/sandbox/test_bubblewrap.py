@@ -312,7 +312,7 @@ DAEMON = """
 def test_a_daemon_does_not_survive(ends: bool, tmp_path: Path) -> None:
     token = uuid.uuid4().hex
     code = textwrap.dedent(DAEMON) + (
-        "import time; time.sleep(0.3)" if ends else "import time; time.sleep(1000)"
+        "import time; time.sleep(5)" if ends else "import time; time.sleep(1000)"
     )
     command = [sys.executable, "-I", "-c", code, token[::-1]]
     with Sandbox(command, mounts=python_mounts()) as sandbox:

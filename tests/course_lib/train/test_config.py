@@ -32,7 +32,8 @@ def test_a_seed_leaves_room_for_that_of_the_last_epoch(length):
     sampler = ShardedSampler(range(9), 1, 0, seed=config.seed)
     sampler.set_epoch(39)
     assert sorted(sampler) == list(range(9))
-    with pytest.raises(ConfigError, match=rf"--seed is {largest + 1}: .* 0 … {largest}, .* 40 epo"):
+    told = rf"--seed is {largest + 1}: .* 0 to {largest}, .* 40 epo"
+    with pytest.raises(ConfigError, match=told):
         TrainConfig(seed=largest + 1, **length)
 
 

@@ -104,7 +104,7 @@ def test_an_edited_module_is_imported_anew(
     assert "anew" not in capsys.readouterr().out
     write(file, "ANSWER = 42  # longer\n", 1)
     assert ranks.run(answer) == [42, 42]
-    assert "imported anew: edited_helper" in capsys.readouterr().out
+    assert "files have changed: edited_helper" in capsys.readouterr().out
 
 
 def write(file: Path, text: str, seconds: int) -> None:
