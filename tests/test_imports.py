@@ -19,8 +19,8 @@ from tests.helpers import ROOT
 
 # The rooms of `ranks`, floor by floor: each knows those on the floors below it, and nothing else.
 FLOORS = (
-    ("explain", "costs", "calls", "placement", "variables", "stopping", "sockets"),
-    ("trace", "memory"),
+    ("explain", "costs", "placement", "variables", "stopping", "sockets"),
+    ("trace", "memory", "calls"),
     ("_torch", "output"),
     ("processes", "simulated"),
     ("isolated",),
@@ -110,7 +110,7 @@ RULES = {
     "course_lib.checking.guesses": {
         *("IPython", "course_lib.checking.predictions", "course_lib.learner.diary"),
     },
-    "course_lib.checking.program": {"cloudpickle"},
+    "course_lib.checking.program": {"cloudpickle", "course_lib.ranks"},
     # __init__.py and __main__.py
     "autograder": {
         *("autograder.course", "autograder.gradebook", "autograder.commands", "course_lib._later"),

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from autograder.inside.scratch import HOME, is_own
+from course_lib.ranks.explain.pickling import Pickler, dumps
 from course_lib.ranks.for_graders import Sources, cell_sources
 
 MAX_FILES = 1000
@@ -32,7 +33,7 @@ class Refused(Exception):
     """The function cannot be handed over; the message tells its author why."""
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     """Pickles a function that is wrapped in a cache; cloudpickle would send only its name.
 
     A function wrapped by `torch.compile` is sent unwrapped, because compiled code cannot be sent.
@@ -73,8 +74,7 @@ def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
         _Pickler(packed).dump(function)
         files = _files()
         sources = cell_sources(set())
-        whole: bytes = cloudpickle.dumps((packed.getvalue(), sources, folder, path, files))
-        return whole
+        return dumps((packed.getvalue(), sources, folder, path, files))
     except Exception as error:
         raise Refused(f"{name} cannot be sent to the ranks: {error}") from None
 

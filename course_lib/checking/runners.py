@@ -33,6 +33,7 @@ from course_lib.ranks import (
 )
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out, with_labels
+from course_lib.ranks.explain.pickling import dumps
 from course_lib.ranks.for_graders import cell_labels, end_soon, pack_call, preload
 
 Place = Literal["simulated", "cpu", "gpu"]
@@ -175,7 +176,7 @@ class _Sealed:
     @classmethod
     def of(cls, check: Check, function: Callable[..., Any], quiet: bool) -> _Sealed:
         """Return them sealed; raise TypeError if they cannot be sent."""
-        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1)[0])
+        return cls(pack_call(_examined, (check.program, function, quiet), {}, 1, dumps)[0])
 
     def __reduce__(self) -> Any:
         return _opened, (self.data,)

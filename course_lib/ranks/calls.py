@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import cloudpickle
+from course_lib.ranks.explain.pickling import dumps
 
 Bytes = TypeVar("Bytes")
 
@@ -94,11 +94,11 @@ def pack_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     world_size: int,
-    pack: Callable[[Any], Bytes] = cloudpickle.dumps,
+    pack: Callable[[Any], Bytes],
 ) -> tuple[Bytes, list[Bytes]]:
     """Return the call as bytes: what all ranks share, and what each rank alone gets, if anything.
 
-    `pack` makes the bytes; without it, they are what ``pickle.loads`` reads.
+    `pack` makes the bytes, as `explain.pickling.dumps` does.
 
     Raises:
         TypeError: something cannot be sent; names it.
@@ -152,7 +152,7 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, A
 def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
     for name, part in parts.items():
         try:
-            cloudpickle.dumps(part)
+            dumps(part)
         except Exception as reason:
             return TypeError(
                 f"{name} ({type(part).__name__}) cannot be sent to the ranks: {reason}. Send only "

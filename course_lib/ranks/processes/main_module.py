@@ -24,6 +24,7 @@ import cloudpickle
 
 from course_lib.ranks._torch.process_world import pickle_objects_with
 from course_lib.ranks.explain.lines import is_installed
+from course_lib.ranks.explain.pickling import Pickler
 
 
 def become_main() -> None:
@@ -32,16 +33,16 @@ def become_main() -> None:
     main.__getattr__ = _find  # type: ignore[method-assign]
     sys.modules["__main__"] = main
     # Objects of such classes are sent to other ranks by value, as the notebook sent them.
-    pickle_objects_with(cloudpickle.Pickler)
+    pickle_objects_with(Pickler)
     reduction.dump = _send_to_spawned
 
 
-class _SpawnPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _SpawnPickler(Pickler):
     """Pickles a process that is about to be spawned; locks and queues as `multiprocessing` does."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         reduction.ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
-        cloudpickle.Pickler.dispatch_table,
+        Pickler.dispatch_table,
     )
 
     def reducer_override(self, obj: Any) -> Any:
