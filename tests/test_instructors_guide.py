@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from autograder.__main__ import COMMANDS, main
@@ -63,6 +67,32 @@ def test_commands_of_nbgrader_and_make_are_there() -> None:
     assert {words[0].replace("-", "_") for words in commands("nbgrader")} <= known
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {words[0] for words in commands("make") if words} <= set(targets)
+
+
+def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(
+    tmp_path: Path,
+) -> None:
+    cell = next(
+        each for each in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "me =" in each
+    )
+    find = next(line for line in TEXT.splitlines() if line.startswith("grep "))
+    printed = {}
+    for student, me in (("s1", "s1"), ("s2", "s2"), ("s3", "s1")):
+        filled = cell.replace('me = ""', f'me = "{me}"')
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(filled, {})
+        printed[student] = out.getvalue()
+        path = tmp_path / "grading/submitted" / student / "NN_name" / "NN_name.ipynb"
+        path.parent.mkdir(parents=True)
+        filled += f'name = "the same in all"  # {me}'
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(filled)])
+        nbformat.write(notebook, path)
+    assert printed["s1"] == printed["s3"] != printed["s2"]
+    told = subprocess.run(
+        find, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.count("\n") == 1
+    assert '"s1' in told.stdout.replace("\\", "")
 
 
 def test_links_lead_somewhere() -> None:
