@@ -25,6 +25,7 @@ from autograder.collection.times import (
 )
 from autograder.course import data_folder, load_config
 from autograder.files import write_whole
+from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
 Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
@@ -149,7 +150,10 @@ def _summary(collected: Collected) -> str:
         counts[what] = counts.get(what, 0) + 1
     told = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
-    parts = [f"{collected.format}: {told}", f"{late} late", f"{len(collected.refused)} refused"]
+    whole = sum(not each.path for each in collected.refused)
+    kinds = ((whole, "submission"), (len(collected.refused) - whole, "file"))
+    refused = " and ".join(counted(count, kind) for count, kind in kinds if count) or "nothing"
+    parts = [f"{collected.format}: {told}", f"{late} late", f"{refused} refused"]
     if collected.before:
         parts.append(f"{len(collected.before)} submitted before, but not in this source")
     if collected.missing:

@@ -23,6 +23,7 @@ from autograder.inquiries.thread import (
     thread_path,
     write_thread,
 )
+from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
 Keep students' questions about grades, in one file for each student and task:
@@ -118,7 +119,8 @@ def _take(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         print(f"new: {thread.student}, {thread.task}: {thread.messages[-1].text.splitlines()[0]}")
     for each in refused:
         print(f"refused: {each.who} {each.path}: {each.why}")
-    print(f"{len(new)} new questions, {len(refused)} refused; next: autograder inquiries list")
+    told = counted(len(new), "new question")
+    print(f"{told}, {len(refused)} refused; next: autograder inquiries list")
     return int(bool(refused))
 
 

@@ -532,10 +532,12 @@ def test_the_command(
     folder.mkdir()
     (folder / "ada.ipynb").write_bytes(notebook())
     (folder / "ada.exe").write_bytes(b"MZ")
+    (folder / "bob").mkdir()
+    (folder / "bob/notes.txt").write_text("I could not export it.")
     due = "2000-01-01 10:00 UTC"
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 0
+    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 1
     out = capsys.readouterr().out
-    assert "1 taken; 1 late; 1 refused" in out
+    assert "1 taken; 1 late; 1 submission and 1 file refused" in out
     assert "next: autograder grade" in out
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
