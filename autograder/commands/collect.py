@@ -157,8 +157,7 @@ def _summary(collected: Collected) -> str:
     if collected.before:
         parts.append(f"{len(collected.before)} submitted before, but not in this source")
     if collected.missing:
-        count = len(collected.missing)
-        parts.append(f"{count} student{'s' if count > 1 else ''} submitted nothing")
+        parts.append(f"{counted(len(collected.missing), 'student')} submitted nothing")
     return "; ".join(parts)
 
 

@@ -55,7 +55,8 @@ class Mutant:
 def says(report: CheckReport, reason: str) -> bool:
     """Return whether this is said of a failed case: ``✗``, its name, why, and all about it.
 
-    Of a hidden case it is ``✗ hidden case`` and why. Or it is said of what they have in common.
+    For a hidden case this is ``✗ hidden case`` and why. It may also be what the failed cases have
+    in common.
     """
     return reason in report.only or any(
         reason in " ".join(f"✗ {_said_of(result)}".split())

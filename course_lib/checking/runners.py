@@ -108,7 +108,7 @@ class LocalRunner:
 
     def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
         if world_size not in self._ranks:
-            # What a program needs of ours is imported once, and not by every rank.
+            # The fork server imports our modules once, so that the ranks need not.
             preload(name for name in list(sys.modules) if name.startswith(__package__))
             self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")
         self._ranks[world_size].timeout = seconds

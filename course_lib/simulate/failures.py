@@ -146,15 +146,6 @@ def with_spares(fleet: Fleet) -> float:
     return (1 - lost) / (1 + standing) * working / fleet.devices
 
 
-POLICIES = {
-    "restart": restarting,
-    "shrink": shrinking,
-    "rejoin": rejoining,
-    "spares": with_spares,
-}
-"""The effective share for each way to handle a failure."""
-
-
 def replay(fleet: Fleet, seconds: float, interval: float | None = None, seed: int = 0) -> float:
     """Return the effective share of one random history of failures, with restarts.
 

@@ -14,12 +14,13 @@ lost: no checkpoint is needed, and no step is taken twice.
    them has seen. If their group was made from fewer, they leave it and meet again.
 3. *Death*: the all-reduce fails, because a connection was closed. Then they meet at once.
 4. *Meeting*: each says that it is here. If all are, they make a new process group. If the list has
-   grown, they try again with the new members. Who does not come within `LIMIT` is ``gone``.
+   grown, they try again with the new members. A member that does not come within `LIMIT` is
+   ``gone``.
 5. *State*: the member with the most steps broadcasts parameters, buffers, optimizer state and
    losses. So a new process gets them, and also a rank that missed the last sum because of a death.
-6. *Rows*: step s has the same batch for any members. Of n members in the order of their ranks, the
-   p-th takes the p-th of n contiguous parts (`shares`). The gradient is the sum over all rows
-   divided by their number: the step that K ranks would have taken, except for rounding.
+6. *Rows*: step s has the same batch for any members. The rows are divided into n contiguous
+   parts for n members, in the order of their ranks (`shares`). The gradient is the sum over all
+   rows divided by their number: the step that K ranks would have taken, except for rounding.
 
 Under torchrun, each of its workers is the supervisor of one rank, so that torchrun does not notice
 a death. (It knows one answer only: to end all workers, and start all of them.) Its store must not

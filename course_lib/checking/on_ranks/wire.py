@@ -142,7 +142,7 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         # A subclass may answer any operation as it likes: take the data without asking it.
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
-            # Of one element the stride may be 0, which only then counts as contiguous.
+            # A tensor of one element may have the stride 0, and counts as contiguous even so.
             flat = plain.contiguous().as_strided((plain.numel(),), (1,))
             # NumPy has no bfloat16, but everybody has bytes.
             return bytes(flat.view(torch.uint8).numpy().data)

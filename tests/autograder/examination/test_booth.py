@@ -41,7 +41,8 @@ def test_the_score_is_the_same_in_a_cell(tapes: list[torch.Tensor]) -> None:
         assert there == here  # to the last bit
         with pytest.raises(TapeError, match="is not a tape"):
             referee(RACE, [torch.zeros(3)] * 2, ["one"])
-        with pytest.raises(TapeError, match="cannot be played, because the process that plays it ended"):
+        ended = "cannot be played, because the process that plays it ended"
+        with pytest.raises(TapeError, match=ended):
             booth._play(place, {"no": "race"}, tapes, ["one"])
         assert referee(RACE, tapes, ["one", "two"])[0] == here
     assert referee(RACE, tapes, ["one"])[1].events  # outside again, with a trace
