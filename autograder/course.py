@@ -65,7 +65,8 @@ def find_sources(root: Path) -> Path:
     if not (folder := root / name).is_dir():
         raise SourcesMissing(
             f"this command needs the folder {name}/ (solutions, hidden cases), which this copy of "
-            "the course does not have. Lectures, assignments and checks work without it: make lab"
+            "the course does not have. Lectures, assignments and checks work without this "
+            "folder: open them with make lab"
         )
     return folder
 

@@ -197,7 +197,10 @@ class Gossip:
         Raises RuntimeError if the last exchange has not been finished.
         """
         if self._flight is not None:
-            raise RuntimeError("start() was called twice: call finish(), or use `with gossip:`")
+            raise RuntimeError(
+                "start() was called twice: call finish() between the two calls, or use "
+                "`with gossip:`"
+            )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
         mine = torch.cat([param.reshape(-1) for param in self.params])
@@ -230,7 +233,10 @@ class Gossip:
         Raises RuntimeError without a `start`.
         """
         if self._flight is None:
-            raise RuntimeError("finish() without start(): nothing was sent")
+            raise RuntimeError(
+                "finish() was called without start(), so nothing was sent: call start() first, or "
+                "use `with gossip:`"
+            )
         mine, incoming, works, row = self._flight
         self._flight = None
         for work in works:

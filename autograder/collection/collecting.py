@@ -267,4 +267,5 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, froze
         if found := sorted((root / directory / assignment).glob("*.ipynb")):
             return {path.stem: graded_cells(nbformat.read(path, as_version=4)) for path in found}
     known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
-    raise SourceError(f"no assignment {assignment!r}; there are: {', '.join(known) or 'none'}")
+    told = ", ".join(known) or "none"
+    raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {told}")

@@ -54,7 +54,10 @@ def _row(name: str, notebook: NotebookNode, mutants: Sequence[Mutant]) -> str:
     text = " ".join(notebook.cells[0].source.split())
     takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
     if takes is None:
-        raise ValueError(f"{name}: its first cell does not say '**It takes** about …': add that")
+        raise ValueError(
+            f"{name}: the first cell of the notebook does not say how long the assignment takes. "
+            "Add a sentence such as '**It takes** about 2 hours.'"
+        )
     wrong = [mutant for mutant in mutants if mutant.reason is not None]
     places = [
         f"{sum(place in mutant.where for mutant in mutants)} {_PLACES[place]}"

@@ -228,9 +228,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="run the solutions that passed on the grader's simulated network a second time, on "
-        "real ranks: gloo (cpu) or GPUs; in nbgrader autograde the option is --Examine.on=cpu "
-        "(default: no second run)",
+        help="run solutions that passed on the grader's simulated network again on real ranks, cpu "
+        "(gloo) or gpu (default: no second run); nbgrader autograde has the same option: "
+        "--Examine.on=cpu",
     )
 
 

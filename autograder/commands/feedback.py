@@ -13,6 +13,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.collection.listing import SourceError
 from autograder.course import data_folder, load_config
+from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
 Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submission. The page says
@@ -130,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="source",
         metavar="SUBMISSIONS",
         help="the zip of submissions from Moodle or Canvas; the pages are packed into a zip that "
-        "this system can read",
+        "Moodle or Canvas can read",
     )
 
 
@@ -149,7 +150,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folder = data_folder(root) / "feedback"
     for name, students in missing.items():
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
-        print(f"{name}: {pages} pages in {folder}")
+        print(f"{name}: {counted(pages, 'page')} in {folder}")
         if students:
             print(f"  no page could be written for: {', '.join(students)}; grade these again")
     if packed:

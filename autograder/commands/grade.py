@@ -54,8 +54,8 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="run the solutions that passed on the grader's simulated network a second time, on "
-        "real ranks: gloo (cpu) or GPUs; with gpu, one submission at a time uses all GPUs "
+        help="run solutions that passed on the grader's simulated network again on real ranks, cpu "
+        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
         "(default: as nbgrader_config.py says)",
     )
     slurm.add_options(parser)

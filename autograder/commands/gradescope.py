@@ -97,7 +97,9 @@ def pack(root: Path, assignment: str, to: Path, *, points: str, minutes: int) ->
     released = sorted((root / "assignments" / assignment).glob("*.ipynb"))
     if not released or not (sources / assignment / "hidden.py").is_file():
         known = ", ".join(sorted(path.parent.name for path in sources.glob("*/hidden.py")))
-        raise GradescopeError(f"no assignment {assignment!r} with hidden.py; there are: {known}")
+        raise GradescopeError(
+            f"there is no assignment {assignment!r} with a hidden.py. The assignments are: {known}"
+        )
     run = RUN.format(assignment=assignment, points=points, seconds=60 * minutes - 60)
     data = data_folder(root)
     assignment_secret(data, assignment)  # the same inputs there as here

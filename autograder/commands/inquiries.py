@@ -58,15 +58,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     taken = actions.add_parser("take", help="take questions from a folder, zip or exchange")
     taken.add_argument("assignment")
-    taken.add_argument("source", help="the word exchange, or the path of a folder or a zip")
+    taken.add_argument("source", help="'exchange', or the path of a folder or a zip")
     taken.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     dates = actions.add_parser("dates", help="set the dates between which questions are taken")
     dates.add_argument("assignment")
     dates.add_argument(
-        "--from", dest="first", metavar="TIME", help="first moment (default: at once)"
+        "--from",
+        dest="first",
+        metavar="TIME",
+        help="take questions from this time on (default: at once)",
     )
     dates.add_argument(
-        "--until", dest="last", metavar="TIME", help="last moment (default: without end)"
+        "--until",
+        dest="last",
+        metavar="TIME",
+        help="take questions until this time (default: without end)",
     )
     for name, told in (
         ("show", "print a question, its answers, and the task's verdict"),
@@ -107,7 +113,7 @@ def _list(root: Path, data: Path, arguments: argparse.Namespace) -> int:
     if rows:
         print(format_rows(("status", "since", "student", "assignment", "task", "last"), rows))
     waiting = sum(thread.status == OPEN for thread in threads)
-    print(f"{waiting} of {len(threads)} questions wait for an answer")
+    print(f"questions that wait for an answer: {waiting} of {len(threads)}")
     return 0
 
 
@@ -170,7 +176,7 @@ def _write(root: Path, data: Path, arguments: argparse.Namespace) -> int:
         return 0
     print(f"{thread.status}: {write_thread(data, thread)}")
     if arguments.action == "answer":
-        print(f"next, to show it to the student: autograder feedback {thread.assignment}")
+        print(f"To show the answer to the student, run: autograder feedback {thread.assignment}")
     return 0
 
 
@@ -210,7 +216,7 @@ def _tasks(root: Path, assignment: str, task: str = "") -> list[str]:
             "check its name"
         )
     if task and task not in tasks:
-        raise InquiryError(f"no task {task!r} in {assignment}; there are: {', '.join(tasks)}")
+        raise InquiryError(f"{assignment} has no task {task!r}. Its tasks are: {', '.join(tasks)}")
     return tasks
 
 

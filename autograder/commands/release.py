@@ -64,8 +64,8 @@ def release(
     there = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
     if unknown := sorted(set(names) - set(there)):
         raise ReleaseError(
-            f"no {unknown[0]}/{unknown[0]}.ipynb in {sources}; "
-            f"there are: {', '.join(there) or 'none'}"
+            f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
+            f"{', '.join(there) or 'none'}"
         )
     everything = sorted({*there, *(path.parent.name for path in target.glob("*/*.ipynb"))})
     differing = []

@@ -126,7 +126,7 @@ class Submission:
         except EOFError:
             why = self._place.why_ended(cell)
             self._end_notebook()
-            raise _NotebookEnded(f"the cell ended the Python process that ran it: {why}") from None
+            raise _NotebookEnded(f"the cell ended the Python process: {why}") from None
         except BaseException:
             self._end_notebook()
             raise

@@ -55,7 +55,8 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     seed = Unicode(
         "",
-        help="Draw the cases' inputs from this seed. Default: a secret seed; it is in the verdict.",
+        help="Draw the cases' inputs from this seed. Default: a secret seed, which the verdict "
+        "records.",
     ).tag(config=True)
 
     def preprocess(

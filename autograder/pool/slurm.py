@@ -55,15 +55,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of a cluster."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--slurm", action="store_true", help="send the submissions to Slurm")
-    group.add_argument("--chunk", type=int, default=10, help="submissions per job (%(default)s)")
     group.add_argument(
-        "--minutes", type=int, default=60, help="time limit of a job, in minutes (%(default)s)"
+        "--chunk", type=int, default=10, help="submissions per job (default: %(default)s)"
+    )
+    group.add_argument(
+        "--minutes",
+        type=int,
+        default=60,
+        help="time limit of a job, in minutes (default: %(default)s)",
     )
     group.add_argument(
         "--partition", default="", help="partition to use (default: Slurm's default partition)"
     )
     group.add_argument(
-        "--gpus", type=int, default=1, help="GPUs per job, with --on gpu (%(default)s)"
+        "--gpus", type=int, default=1, help="GPUs per job, with --on gpu (default: %(default)s)"
     )
 
 

@@ -62,7 +62,10 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
     for name in masked:
         path = package.parent.joinpath(*name.split("."))
         if package not in path.parents or not (path.is_dir() or path.with_suffix(".py").is_file()):
-            raise ValueError(f"MASKED names {name!r}, but course_lib has no such module")
+            raise ValueError(
+                f"MASKED in hidden.py names {name!r}, but course_lib has no such module: correct "
+                "the name"
+            )
     return [*mounts, *_package(package, "course_lib", masked), *extra]
 
 

@@ -104,8 +104,8 @@ def calls(**counts: int | Callable[[Case, int], int]) -> Expectation:
             events, number = operations(trace, rank, [kind]), _limit(wanted, case, rank)
             if len(events) != number:
                 raise Wrong(
-                    f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected {number}: "
-                    f"{told(events or operations(trace, rank))}"
+                    f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected {number}. "
+                    f"It calls: {told(events or operations(trace, rank))}"
                 )
 
     return _each_rank(test)
@@ -120,7 +120,7 @@ def calls_at_most(hint: str = "", /, **counts: int | Callable[[Case, int], int])
             if len(events) > number:
                 raise Wrong(
                     f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected at most "
-                    f"{number}: {told(events)}",
+                    f"{number}. It calls: {told(events)}",
                     hint,
                 )
 

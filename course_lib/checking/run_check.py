@@ -200,8 +200,8 @@ class _Examination:
         if observed.touched:
             raise Wrong(
                 observed.touched[0].rstrip("."),
-                "Until .wait() returns, the tensors belong to the network: if you read or write "
-                "them earlier, it is chance whether that happens before or after the transfer.",
+                "Use the tensors only after .wait() has returned. Before, chance decides whether a "
+                "read or a write comes before or after the transfer.",
             )
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
@@ -216,7 +216,10 @@ class _Examination:
             raise
         except Exception:
             self._trouble = traceback.format_exc()
-            raise Wrong("the answer has a form that this check does not expect") from None
+            raise Wrong(
+                "the answer has a form that this check does not expect",
+                "Compare the types and shapes that your function returns with those of the task.",
+            ) from None
         finally:
             torch.set_num_threads(threads)
         findings: dict[str, Wrong] = {}  # the first one of each part of the points

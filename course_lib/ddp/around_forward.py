@@ -85,8 +85,8 @@ class AroundForward:
         for name, param in self._frozen:
             if param.requires_grad:
                 raise RuntimeError(
-                    f"'{name}' was frozen when it was wrapped, but now needs a gradient, which "
-                    "would stay different on every rank: wrap the model again"
+                    f"'{name}' was frozen when the model was wrapped, but now needs a gradient. "
+                    "This gradient would stay different on every rank: wrap the model again"
                 )
 
     @contextmanager

@@ -119,8 +119,8 @@ def _group(group: Group, process_group: Group, mesh: Any) -> Group:
     if mesh is not None:
         if mesh.ndim != 1:
             raise RuntimeError(
-                f"Only 1D device mesh is supported, but got {mesh}. Give the slice along which "
-                'the replicas lie, mesh["name"]'
+                f"Only 1D device mesh is supported, but got {mesh}. Give only the dimension along "
+                'which the replicas lie, for example mesh["dp"]'
             )
         found: Group = mesh.get_group(mesh_dim=0)
         return found
@@ -145,7 +145,7 @@ def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.dev
     if elsewhere or actual.type == "cpu":
         raise ValueError(
             f"DistributedDataParallel's device_ids={device_ids} and output_device={output_device} "
-            f"must name the GPU of the module's parameters, but these are on {actual}. Move the "
-            "module first, model.to(device); on a CPU leave both arguments out"
+            f"must name the GPU of the module's parameters, but the parameters are on {actual}. "
+            "First move the module with model.to(device). On a CPU, leave both arguments out"
         )
     return actual

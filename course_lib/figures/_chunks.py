@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from course_lib.figures._explore import tip
 from course_lib.ranks import Ranks, clock
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
@@ -99,8 +100,9 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
     if len(sends) != len(grids) - 1:
         raise ValueError(
-            f"history has {len(grids)} moments, so each rank must send {len(grids) - 1} messages; "
-            f"in the trace, a rank sends {len(sends)}"
+            f"history[rank] has {len(grids)} entries: one before and one after each of "
+            f"{len(grids) - 1} steps. A rank must send once in each step, but in the trace a rank "
+            f"sends {counted(len(sends), 'message')}"
         )
     columns = 4 if len(grids) > 5 else 3
     figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)

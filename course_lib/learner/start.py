@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'Handed out' if fresh else _begun(course, notebook, path)}: {notebook}")
     if lecture.is_file():
         print(f"It builds on the lecture: {lecture}")
-    print(f"\n  course lab          opens JupyterLab there\n  course check {name}")
+    print(f"\nTo open JupyterLab:     course lab\nTo check your answers:  course check {name}")
     return 0
 
 

@@ -92,6 +92,9 @@ def pieces(text: Tensor, context: int) -> Examples:
     """
     count = (len(text) - 1) // context
     if count < 1:
-        raise ConfigError(f"--context is {context}, but a text has only {len(text)} bytes")
+        raise ConfigError(
+            f"--context {context} is too large for a text of {len(text)} bytes: use at most "
+            f"{len(text) - 1}"
+        )
     length = count * context
     return text[:length].view(count, context), text[1 : length + 1].view(count, context)

@@ -238,7 +238,10 @@ class Roll:
             seen = self.count(seen)
             members = self.members(seen)
             if name not in members.values():
-                raise RuntimeError(f"the others did not hear of {name} for {self.limit:g} s")
+                raise RuntimeError(
+                    f"process {name} (rank.process) is no longer a member: the other ranks did not "
+                    f"hear of it for {self.limit:g} s"
+                )
             self.store.set(f"{name} is here {seen}", "")
             deadline = time.monotonic() + self.limit * (1 if seen else _PATIENCE)
             decision = f"meeting {seen}"
@@ -541,12 +544,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--ranks", type=int, default=4, help="ranks; under torchrun, it says how many (4)")
-    add("--model", choices=get_args(ModelName), default=default.model, help="(%(default)s)")
-    add("--steps", type=int, default=default.steps, help="steps (%(default)s)")
-    add("--batch-size", type=int, default=default.batch_size, help="rows (%(default)s)")
-    add("--seed", type=int, default=default.seed, help="seed (%(default)s)")
+    add(
+        "--model", choices=get_args(ModelName), default=default.model, help="(default: %(default)s)"
+    )
+    add("--steps", type=int, default=default.steps, help="steps (default: %(default)s)")
+    add("--batch-size", type=int, default=default.batch_size, help="rows (default: %(default)s)")
+    add("--seed", type=int, default=default.seed, help="seed (default: %(default)s)")
     add("--kill", type=int, nargs="*", default=[2], help="the ranks to kill (2)", metavar="RANK")
-    add("--at-step", type=int, default=10, help="kill them after this step (%(default)s)")
+    add("--at-step", type=int, default=10, help="kill them after this step (default: %(default)s)")
     text = "after these steps, wait until all are there (20): a process starts slower than a step"
     add("--whole-at", type=int, nargs="*", default=[20], help=text, metavar="STEP")
     add("--no-replacement", action="store_true", help="the others go on without them")

@@ -48,9 +48,9 @@ def agree_on_name(store: Store, rank: int, world_size: int, timeout: float = 600
                     answered[other] = theirs
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"these ranks of {world_size} did not join this start within {timeout:g} s: "
+                f"of {world_size} ranks, these did not join within {timeout:g} s: "
                 f"{', '.join(map(str, sorted(missing)))}. Look at their output: they may have "
-                "failed, or cannot reach the store of rank 0"
+                "failed, or they cannot reach the store of rank 0"
             )
         time.sleep(_PAUSE)
     return token

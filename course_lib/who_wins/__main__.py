@@ -61,10 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
     add("--seeds", type=int, help="seeds to train each algorithm with (5; --quick: 2)")
-    add("--workers", type=int, default=default.workers, help="ranks that compute (%(default)s)")
-    add("--target", type=float, default=default.target, help="the loss to reach (%(default)s)")
     add(
-        "--steps", type=int, default=default.steps, help="give up after so many steps (%(default)s)"
+        "--workers",
+        type=int,
+        default=default.workers,
+        help="ranks that compute (default: %(default)s)",
+    )
+    add(
+        "--target",
+        type=float,
+        default=default.target,
+        help="the loss to reach (default: %(default)s)",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=default.steps,
+        help="give up after so many steps (default: %(default)s)",
     )
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
     add(
@@ -77,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--folder",
         type=Path,
         default=Path("work/who_wins"),
-        help="folder for the results (%(default)s)",
+        help="folder for the results (default: %(default)s)",
     )
     add(
         "--tune",

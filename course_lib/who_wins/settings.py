@@ -61,7 +61,10 @@ def best(tries: Mapping[Setting, float]) -> Setting:
 
     """
     if all(math.isinf(steps) for steps in tries.values()):
-        raise ValueError(f"none of the {len(tries)} settings reached the target")
+        raise ValueError(
+            f"none of the {len(tries)} settings reached the target: allow more --steps, or a "
+            "higher --target"
+        )
     return min(tries, key=lambda setting: (tries[setting], setting.lr))
 
 
@@ -102,5 +105,8 @@ def tuned(name: str) -> Setting:
     """
     tried = read()
     if name not in tried:
-        raise ValueError(f"{name} has no setting in {FILE.name}; run --tune --write first")
+        raise ValueError(
+            f"{name} has no setting in {FILE.name}: first run python -m course_lib.who_wins --tune "
+            "--write"
+        )
     return best(tried[name])

@@ -166,7 +166,7 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> 
         raise WireError(f"a value of {len(view)} bytes is too short for its header")
     magic, length = _VALUE.unpack_from(view)
     if magic != _VALUE_MAGIC:
-        raise WireError("the bytes do not begin like a value")
+        raise WireError("the bytes do not begin with the header of a value")
     if length > min(MAX_SKELETON, len(view) - _VALUE.size):
         raise WireError(f"a skeleton of {length} bytes does not fit")
     body = view[_VALUE.size :]

@@ -104,7 +104,7 @@ class Network:
                 f"overhead must be 0 seconds per message or more, got {self.overhead!r}"
             )
         if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter must be a fraction of 0 or more, got {self.jitter!r}")
+            raise ValueError(f"jitter must be a fraction, 0 or more, got {self.jitter!r}")
         if not (_is_number(self.eager_below) and self.eager_below >= 0):
             raise ValueError(f"eager_below must be 0 bytes or more, got {self.eager_below!r}")
         if not (isinstance(self.segments, int) and self.segments >= 1):
@@ -218,7 +218,7 @@ class Device:
         if not all(_is_number(factor) and factor > 0 for factor in self.slowdown.values()):
             raise ValueError(f"each slowdown must be a factor above 0, got {dict(self.slowdown)!r}")
         if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter must be a fraction of 0 or more, got {self.jitter!r}")
+            raise ValueError(f"jitter must be a fraction, 0 or more, got {self.jitter!r}")
 
     def time(self, flops: float, nbytes: float = 0.0) -> float:
         """Return the seconds that `flops` operations on `nbytes` of memory traffic take."""

@@ -124,7 +124,9 @@ def choose(line: str, world_size: int) -> list[int]:
             if part:
                 chosen |= set(range(int(first), int(last if dash else first) + 1))
         except ValueError:
-            raise UsageError(f"after %%ranks write ranks, as in 0,2-3; got {line!r}") from None
+            raise UsageError(
+                f"after %%ranks, write the numbers of ranks, as in %%ranks 0,2-3; got {line!r}"
+            ) from None
     if not chosen or max(chosen) >= world_size:
         raise UsageError(f"ranks after %%ranks must be 0 to {world_size - 1}; got {line!r}")
     return sorted(chosen)

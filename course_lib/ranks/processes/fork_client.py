@@ -146,7 +146,10 @@ class ForkServer:
             try:
                 self._lines.send(request, fds)
             except OSError as error:
-                raise ForkServerError("the fork server has ended") from error
+                raise ForkServerError(
+                    "the process that starts the ranks has ended. Run the call again: it starts "
+                    "a new process"
+                ) from error
             pid = int(self._wait_line("pid", time.monotonic() + 30)["pid"])
             self._alive.add(pid)
             self._exits.pop(pid, None)  # of an earlier process with this number

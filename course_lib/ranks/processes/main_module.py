@@ -76,7 +76,10 @@ def _find(name: str) -> Any:
         for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
             if known.__module__ == "__main__" and known.__qualname__ == name:
                 return known
-    raise AttributeError(f"the notebook has no {name!r}, or has not sent it to the ranks")
+    raise AttributeError(
+        f"the ranks do not know {name!r}: they get only those names of the notebook that the "
+        f"function that they run uses. Use {name} in this function"
+    )
 
 
 _US = __name__.partition(".")[0]

@@ -127,7 +127,10 @@ class FabricClient:
             raise FabricStopped(bytes(body).decode("utf-8", "replace"))
         got, self.clock, source, data = socket_frames.read_done(body)
         if got != number:
-            raise FrameError("an answer to another question")
+            raise FrameError(
+                "the simulated network answered a question that this rank did not ask: please "
+                "report this error"
+            )
         if answer is Type.DONE:
             del self._numbers[id(operation)]
             operation.end = self.clock

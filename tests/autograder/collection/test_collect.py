@@ -380,7 +380,7 @@ def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(SourceError, match=words):
             collect(course, ASSIGNMENT, str(tmp_path / source))
-    with pytest.raises(SourceError, match="there are: 02_data_parallel_sgd"):
+    with pytest.raises(SourceError, match="assignments are: 02_data_parallel_sgd"):
         collect(course, "no_such", str(tmp_path))
 
 

@@ -154,7 +154,7 @@ def test_another_name_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["autograder", "gradescope", "2", "--course", str(course)])
     assert main() == 2
-    assert f"there are: {ASSIGNMENT}" in capsys.readouterr().err
+    assert f"assignments are: {ASSIGNMENT}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("names", [(), ("notes.txt",), ("other.ipynb", "another.ipynb")])

@@ -242,4 +242,4 @@ def test_the_command_checks_releases_and_names_what_there_is(
     assert "run python -m autograder release" in capsys.readouterr().out
     assert release_command(NAME) == release_command("--check") == 0
     assert release_command("03_collectives") == 2
-    assert f"there are: {NAME}" in capsys.readouterr().err
+    assert f"assignments there are: {NAME}" in capsys.readouterr().err

@@ -104,13 +104,13 @@ def test_from_question_to_close(
     assert inquiries("take", NAME, str(folder)) == 1
     assert "0 new questions" in capsys.readouterr().out
     assert inquiries("list") == 0
-    assert "1 of 1 questions wait" in capsys.readouterr().out
+    assert "wait for an answer: 1 of 1" in capsys.readouterr().out
     answer = tmp_path / "answer.md"
     answer.write_text("Because of *this*.")
     assert inquiries("answer", "ada", NAME, TASK, "--file", str(answer)) == 0
-    assert "next, to show it to the student: autograder feedback" in capsys.readouterr().out
+    assert "to the student, run: autograder feedback" in capsys.readouterr().out
     assert inquiries("list") == 0
-    assert "0 of 1 questions wait" in capsys.readouterr().out
+    assert "wait for an answer: 0 of 1" in capsys.readouterr().out
     (folder / "ada" / f"{TASK}.md").write_text("And now?")
     inquiries("take", NAME, str(folder))
     assert inquiries("show", "ada", NAME, TASK) == 0
@@ -148,7 +148,7 @@ def test_dates(course: Path, inquiries: Run, capsys: pytest.CaptureFixture[str])
     ("arguments", "words"),
     [
         (("answer", "bob", NAME, TASK, "--text", "x"), "bob asked nothing"),
-        (("ask", "ada", NAME, "no_task", "--text", "x"), "there are: shard_bounds"),
+        (("ask", "ada", NAME, "no_task", "--text", "x"), "tasks are: shard_bounds"),
         (("ask", "ada", "no_such", TASK, "--text", "x"), "no assignment 'no_such'"),
         (("ask", "bob", NAME, TASK, "--text", "x"), "bob has submitted nothing"),
         (

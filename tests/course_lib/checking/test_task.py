@@ -245,7 +245,7 @@ def test_what_escapes_a_judge_is_kept_for_the_author() -> None:
         raise KeyError(values[0]["no such key"])
 
     result = run(total, sum_task(judges=[careless])).results[0]
-    assert result.reason == "the answer has a form that this check does not expect"
+    assert result.reason.startswith("the answer has a form that this check does not expect")
     assert "no such key" in result.trouble
 
 

@@ -80,7 +80,7 @@ def _fail(_: Tensor) -> None:
             "dtype",
             r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but the parameter .*float64",
         ),
-        ("frozen, then not", r"'0\.weight' was frozen when it was wrapped"),
+        ("frozen, then not", r"'0\.weight' was frozen when the model was wrapped"),
         ("two hooks", "there is a comm hook already"),
         ("a hook without a tensor", "must hold the reduced vector"),
         ("a backward that failed", r"rank \d: the last backward\(\) did not end"),

@@ -114,7 +114,7 @@ def construct(options: dict[str, Any], twice: bool = False) -> None:
         ({"dim": 1}, "a rank has one"),
         ({"buckets": 3}, "unexpected keyword argument 'buckets'"),
         ({"bucket_cap_mb": [0]}, "PyTorch's second argument is device_ids"),
-        ({"device_ids": [0]}, r"device_ids=\[0\] .* but these are on cpu"),
+        ({"device_ids": [0]}, r"device_ids=\[0\] .* parameters are on cpu"),
         ({"device_ids": [0, 1]}, "can only be None or contain a single element"),
         ({"output_device": "cuda:0"}, "output_device=cuda:0"),
     ],

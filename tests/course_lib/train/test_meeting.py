@@ -29,5 +29,5 @@ def test_ranks_agree_on_a_new_name_whatever_an_earlier_start_has_left():
         seen.add(names[0])
     # One that was killed between two of its steps has left a token that nobody will answer for.
     store.set("token of rank 1", "abandoned")
-    with pytest.raises(TimeoutError, match=r"did not join this start within 0.1 s: 1, 2\."):
+    with pytest.raises(TimeoutError, match=r"did not join within 0.1 s: 1, 2\."):
         agree_on_name(store, 0, 3, timeout=0.1)
