@@ -321,8 +321,8 @@ _BESIDE_PYTORCH = {
 
 
 _LENGTHS = re.compile(
-    r"[Rr]ank \d+ sends (\d+) elements of (\w+), but rank \d+ receives them as (?!\1 )\d+ "
-    r"elements of \2\b"
+    r"[Rr]ank \d+ sends (\d+) elements? of (\w+), but rank \d+ receives them as (?!\1 )\d+ "
+    r"elements? of \2\b"
 )
 _OTHER_PIECE = (
     " The sender and the receiver mean different pieces: in each step, a rank must send the piece "

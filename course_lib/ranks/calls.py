@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from course_lib.ranks.explain.pickling import dumps
+from course_lib.ranks.explain.words import counted
 
 Bytes = TypeVar("Bytes")
 
@@ -56,8 +57,8 @@ class PerRank(tuple[Any, ...]):
             return PerRank, (tuple(self),)
         if len(self) != _packing.world_size:
             raise _WrongNumber(
-                f"{_packing.name} is per_rank with {len(self)} values, but there are "
-                f"{_packing.world_size} ranks"
+                f"{_packing.name} is per_rank with {counted(len(self), 'value')}, but it needs "
+                f"{counted(_packing.world_size, 'value')}: one for each rank"
             )
         own.append(self)
         return _mine, (len(own) - 1,)
@@ -113,7 +114,7 @@ def pack_call(
     if inspect.iscoroutinefunction(fn):
         name = getattr(fn, "__name__", type(fn).__name__)
         raise TypeError(
-            f"run(fn, …) needs a plain function, but {name} is async, and a call of an async "
+            f"run(fn, …) needs a plain function, but {name} is async, and calling an async "
             f"function does not run it. Pass a plain function that runs {name} on the rank: "
             f"lambda: asyncio.run({name}())"
         )

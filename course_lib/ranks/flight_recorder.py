@@ -27,7 +27,7 @@ from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.lines import innermost, named
 from course_lib.ranks.explain.waiting import waits_in
-from course_lib.ranks.explain.words import names, one_or_many
+from course_lib.ranks.explain.words import counted, names, one_or_many
 from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
 from course_lib.ranks.processes.board_views import (
     GroupView,
@@ -76,7 +76,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"the file asks for {module}.{name}, which dumps never contain, so it is not read"
+            f"it contains {module}.{name}, but a dump contains only numbers and text"
         )
 
 
@@ -176,7 +176,7 @@ def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, A
             continue  # the messages in it have entries of their own
         else:
             peer, seq = None, int(entry["collective_seq_id"])
-            size = "" if kind not in KINDS or KINDS[kind].uneven else f"{numel} elements"
+            size = "" if kind not in KINDS or KINDS[kind].uneven else counted(numel, "element")
             signature = " ".join(filter(None, [kind, dtype, size if dtype else ""]))
             entered[name][seq] = signature, where
         # gloo's never say that they are completed, only that they are no longer kept an eye on.

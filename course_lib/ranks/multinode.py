@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("function", help="the function to run: path/to/file.py:function")
     parser.add_argument("--trace", type=Path, help="file into which rank 0 writes the whole trace")
     parser.add_argument(
-        "--timeout", type=float, default=600, help="limit for one operation, in seconds"
+        "--timeout", type=float, default=600, help="time limit for one operation, in seconds"
     )
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_intermixed_args()

@@ -61,7 +61,7 @@ def place(world_size: int, on: str) -> Placement:
     if on == "cpu" or gpus == 0:
         return Placement(cpus, "gloo", "CPU processes, gloo")
     gpus_seen = f"{gpus} GPU{'s' * (gpus > 1)} for {world_size} ranks"
-    why = f'{gpus_seen}, so CPU processes, gloo; with on="gpu" the ranks share GPUs'
+    why = f'only {gpus_seen}, so CPU processes, gloo; with on="gpu" the ranks share GPUs'
     return Placement(cpus, "gloo", why)
 
 
@@ -81,8 +81,8 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
         shares = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks)}
         return Placement(devices, "nccl", why, shares)
     missing = f"NCCL {told} does not allow it" if told else "there is no NCCL"
-    why = f"{shared}; {missing}, so gloo through the CPU"
-    why += "; with metered=False, send and recv of a GPU's tensors fail"
+    why = f"{shared}; {missing}, so they communicate through the CPU, with gloo"
+    why += "; with metered=False, send and recv fail for tensors on a GPU"
     return Placement(devices, "gloo", why)
 
 

@@ -3,10 +3,10 @@
     python -m torch.distributed.run --nproc-per-node 4 -m course_lib.ranks.watch train.py --lr 0.1
 
 runs ``train.py --lr 0.1`` on four ranks, as it is. Or write ``import course_lib.ranks.watch`` as
-the first line of a script and start it as ever. When the ranks wait for one another, when a rank
+the first line of a script and start it as usual. When the ranks wait for one another, when a rank
 fails or ends while others wait, or when they disagree about a collective, one of them prints once
-what `Ranks` would raise in a notebook. A hang then goes on, until the process group's own time
-limit ends it: a watch ends nothing. `Watch` says how it works.
+what `Ranks` would raise in a notebook. The watch never ends a job: a hang goes on until
+the time limit of the process group. `Watch` says how it works.
 
 Ranks with gloo are tested. With NCCL the same code runs, but no test has run it on GPUs.
 
@@ -256,8 +256,8 @@ class Watch:
         if error is not None:
             told = find_mismatch(views) or error
             told.add_detail(
-                "This watch does not end the job: the job waits until the time limit of its "
-                f"process group ({self.recorder.limit:g} s) ends it."
+                "course_lib.ranks.watch does not end the job. The time limit of the process group "
+                f"({self.recorder.limit:g} s) will end it."
             )
             self._tell(told, notes)
 

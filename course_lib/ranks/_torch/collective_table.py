@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from course_lib.ranks.explain.words import counted
+
 Tensors = list[torch.Tensor]
 Sizes = Sequence[int]
 
@@ -404,5 +406,5 @@ def signature_of(
     if tensors:
         words.append(str(tensors[0].dtype).removeprefix("torch."))
         if not KINDS[kind].uneven:
-            words.append(f"{sum(tensor.numel() for tensor in tensors)} elements")
+            words.append(counted(sum(tensor.numel() for tensor in tensors), "element"))
     return " ".join(words)

@@ -163,7 +163,7 @@ class PythonGroup(dist.ProcessGroup):
             said = f"{what} rank {peer}: the ranks of this group have the numbers 0 to "
             said += str(len(self._members) - 1)
             if self._members != tuple(range(len(self._members))):
-                said += f" in it (outside, they are ranks {', '.join(map(str, self._members))})"
+                said += f" (global ranks: {', '.join(map(str, self._members))})"
             raise ValueError(said)
         return self._members[peer]
 

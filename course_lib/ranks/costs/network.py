@@ -117,8 +117,8 @@ class Network:
             raise ValueError(f"node_size must be 1 or more ranks, got {self.node_size!r}")
         if self.inside is not None and self.topology != "switch":
             raise ValueError(
-                'topology="ring" cannot join nodes, which a switch joins. For a ring inside each '
-                'node, write inside=Network(…, topology="ring")'
+                'topology="ring" cannot join nodes: a switch always joins them. For a ring inside '
+                'each node, write inside=Network(…, topology="ring")'
             )
         for name, known in (
             ("topology", ("switch", "ring")),

@@ -36,7 +36,7 @@ def argument_hint(message: str) -> str:
         name = found[1]
         if name in OPTIONS:
             return f"{name!r} is an option of Ranks, not of run: write Ranks(…, {name}=…)."
-        return "run(f, …) passes all other arguments to f, and f does not take this one."
+        return f"run(f, …) passes all other arguments to f, and f has no parameter {name!r}."
     if _COUNT.search(message):
-        return "run(f, …) passes all other arguments to f, and adds none."
+        return "run(f, a, b) calls f(a, b) on every rank. run adds no arguments."
     return ""

@@ -209,13 +209,13 @@ def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:
 def exit_reason(status: int | None) -> str:
     """Return what an exit status means; negative: the signal that ended the process."""
     if status is None:
-        return "for an unknown reason"
+        return "the reason is unknown"
     if status >= 0:
         return f"it called exit with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
     hint = {
         "SIGSEGV": " (a segmentation fault in compiled code)",
         "SIGKILL": " (killed from outside, or out of memory)",
-        "SIGABRT": " (compiled code gave up)",
+        "SIGABRT": " (compiled code called abort)",
     }.get(name, "")
     return f"signal {name}{hint}"

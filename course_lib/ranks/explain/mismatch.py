@@ -99,8 +99,8 @@ def message_mismatch(
 ) -> MismatchError:
     """Return the error for a send and a receive that differ; each is (elements, dtype)."""
     return MismatchError(
-        f"Rank {sender} sends {sent[0]} elements of {sent[1]}, but rank {receiver} receives them"
-        f" as {received[0]} elements of {received[1]}.",
+        f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
+        f"receives them as {counted(received[0], 'element')} of {received[1]}.",
         states,
         "A send and its receive must have the same number of elements and the same dtype.",
     )

@@ -94,12 +94,12 @@ class _Magics:
         ranks = self._current()
         error = ranks.error if ranks is not None else None
         if ranks is None or error is None:
-            raise UsageError("the last call did not fail: there is nothing to look at")
+            raise UsageError("the last call did not fail, so there is no failure to show")
         default = getattr(error, "rank", 0)
         (rank,) = choose(line, ranks.world_size) if line.strip() else (default,)
         if not (frames := error.frames.get(rank)):
             doing = next((state.line for state in error.states if state.rank == rank), "")
-            failed = f"; look at {names_inside(sorted(error.frames))}" if error.frames else ""
+            failed = f". See {names_inside(sorted(error.frames))} instead" if error.frames else ""
             state = doing or "had not begun"
             raise UsageError(f"rank {rank} raised no exception. Its state: {state}{failed}")
         print(f"Rank {rank}, from the outermost call to the innermost:\n")

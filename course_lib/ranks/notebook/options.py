@@ -125,8 +125,8 @@ def choose(line: str, world_size: int) -> list[int]:
                 chosen |= set(range(int(first), int(last if dash else first) + 1))
         except ValueError:
             raise UsageError(
-                f"after %%ranks, write the numbers of ranks, as in %%ranks 0,2-3; got {line!r}"
+                f"cannot read {line!r} as ranks: write their numbers, as in %%ranks 0,2-3"
             ) from None
     if not chosen or max(chosen) >= world_size:
-        raise UsageError(f"ranks after %%ranks must be 0 to {world_size - 1}; got {line!r}")
+        raise UsageError(f"ranks must be 0 to {world_size - 1}, but you wrote {line!r}")
     return sorted(chosen)

@@ -104,8 +104,8 @@ class RankShell:
         if name not in self._magics:
             known = ", ".join(f"%{each}" for each in self._magics if not each.startswith("pinfo"))
             raise NameError(
-                f"%{name} does not work on ranks, only {known} do: put %{name} into a cell "
-                "without %%ranks"
+                f"%{name} does not work on ranks: put %{name} into a cell without %%ranks. "
+                f"On ranks, only these work: {known}"
             )
         return self._magics[name](line)
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
+from course_lib.ranks.explain.words import counted
+
 _CHUNK = 1 << 16
 LINE_WINDOW = 0.1
 """Seconds that a line waits for the same line of the other ranks."""
@@ -101,7 +103,8 @@ class Printer:
         if self._hidden:
             left = self._hidden - len(self._last)
             if left:
-                print(f"… {left} more lines are not shown; the last ones:", file=self._file)
+                hidden = counted(left, "more line")
+                print(f"… {hidden} left out. The last lines:", file=self._file)
             for rank, item in self._last:
                 self._show(label([rank]), item)
         self._shown = self._hidden = 0

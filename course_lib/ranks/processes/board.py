@@ -109,8 +109,8 @@ class Pages:
         if not create:
             return 0
         raise RuntimeError(
-            f"a rank uses more than {MAX_CHANNELS} different tags and peers in one call; use a "
-            "tag again, for example the number of the step modulo 8"
+            f"a rank uses more than {MAX_CHANNELS} different tags and peers in one call; reuse "
+            "tags: for example, take the step number modulo 8 as the tag"
         )
 
     def forget_places(self) -> None:
@@ -258,7 +258,7 @@ class Board(Pages):
                 return slot
         raise RuntimeError(
             f"a rank uses more than {MAX_GROUPS} process groups in one call; "
-            "make them once and keep them, instead of a new one per step"
+            "make the groups once and keep them, instead of making new groups in every step"
         )
 
     def enter_collective(self, rank: int, slot: int, signature: str, where: str) -> int:

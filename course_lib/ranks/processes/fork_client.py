@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from course_lib.ranks.sockets import JsonLines
 from course_lib.ranks.stopping import uninterrupted
 
-_UNREADABLE = "the process that starts the ranks sent an answer that cannot be read"
+_UNREADABLE = "the process that starts the ranks sent an unreadable answer. Run the call again"
 _MAX_LINE = 1 << 16
 
 NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
@@ -265,7 +265,7 @@ class ForkServer:
             if not there:
                 raise ForkServerError(
                     f"the process that starts the ranks ended with status {self.process.wait(10)}. "
-                    "What it printed, if anything, is above, or in the terminal where Jupyter was "
+                    "Its output, if any, is above, or in the terminal where Jupyter was "
                     "started. Run the call again: it starts a new process"
                 )
         message = self._came.popleft()

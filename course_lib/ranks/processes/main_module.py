@@ -77,8 +77,8 @@ def _find(name: str) -> Any:
             if known.__module__ == "__main__" and known.__qualname__ == name:
                 return known
     raise AttributeError(
-        f"the ranks do not know {name!r}: they get only those names of the notebook that the "
-        f"function that they run uses. Use {name} in this function"
+        f"the ranks do not know {name!r}: they get only the notebook's names that the function "
+        f"given to run uses. Use {name} in that function"
     )
 
 

@@ -33,6 +33,7 @@ from course_lib.ranks._torch.collective_table import (
 )
 from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
 from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board import SIGNATURE
 from course_lib.ranks.processes.board_views import Message, MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import EmulatedLink
@@ -285,8 +286,8 @@ class MeteredProcessGroup(PythonGroup):
         me.board.see_mismatch(me.rank)
         verbs = ("sends", "receives") if channel.sends else ("receives", "sends")
         raise CollectiveMismatch(
-            f"rank {me.rank} {verbs[0]} {mine.numel} elements of {mine.dtype}, but rank "
-            f"{channel.peer} {verbs[1]} {theirs.numel} elements of {theirs.dtype}"
+            f"rank {me.rank} {verbs[0]} {counted(mine.numel, 'element')} of {mine.dtype}, but rank "
+            f"{channel.peer} {verbs[1]} {counted(theirs.numel, 'element')} of {theirs.dtype}"
         )
 
     def _from_anyone(self, tensors: Any, tag: int) -> dist.Work:

@@ -73,7 +73,7 @@ class Processes:
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
         if call.options.check_nan and not self._metered:
-            raise ValueError("check_nan=True needs metered ranks: leave metered=False out")
+            raise ValueError("check_nan=True does not work with metered=False: leave one out")
         common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
@@ -237,7 +237,7 @@ class Team:
     def start(self) -> None:
         """Wait until the ranks have joined their process group."""
         if not self._started:
-            self.watch.collect("start", _START_LIMIT)
+            self.watch.collect("start of the ranks", _START_LIMIT)
             self._started = True
 
     def call(

@@ -79,8 +79,8 @@ class TeamWatch:
         """Return when every rank has answered.
 
         Args:
-            what: is awaited, as messages call it: the "start", or the "call", in which deadlocks
-                are looked for.
+            what: is awaited, as messages call it: the "start of the ranks", or the "call", in
+                which deadlocks are looked for.
             timeout: its limit, in seconds; None for none.
 
         Raises:

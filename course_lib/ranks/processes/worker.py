@@ -213,7 +213,7 @@ def _listen_for_giving_up(recorder: RankRecorder) -> None:
 def _reload(rank: int) -> None:
     changed = _modules.reload_changed()
     if changed and rank == 0:
-        print(f"Imported again, because the files have changed: {', '.join(sorted(changed))}.")
+        print(f"The ranks imported these changed modules again: {', '.join(sorted(changed))}.")
 
 
 def redirect_output(fd: int) -> None:

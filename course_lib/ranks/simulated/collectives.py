@@ -15,6 +15,7 @@ from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running, Streams
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
 
 
@@ -97,8 +98,8 @@ def _check_splits(parts: list[Operation]) -> None:
             if sent != got:
                 raise Mismatch(
                     parts,
-                    f"In all_to_all, rank {sender.rank} sends {sent} elements to rank "
-                    f"{receiver.rank}, which expects {got}.",
+                    f"In all_to_all, rank {sender.rank} sends {counted(sent, 'element')} to rank "
+                    f"{receiver.rank}, but rank {receiver.rank} expects {got}.",
                 )
 
 

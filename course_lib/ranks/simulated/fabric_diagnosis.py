@@ -15,7 +15,7 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.mismatch import collective_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
-from course_lib.ranks.explain.words import names
+from course_lib.ranks.explain.words import counted, names
 from course_lib.ranks.simulated.fabric import Fabric, Phase
 from course_lib.ranks.simulated.handles import Misuse
 from course_lib.ranks.simulated.operation import (
@@ -78,7 +78,7 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
 
 def _doing(fabric: Fabric, operation: Operation) -> str:
     if operation.kind == STORE:
-        return f"waits in the store for {operation.op}"
+        return f"waits in the store until a rank sets {operation.op}"
     made = fabric.made.get(operation.group, "")
     return waits_in(
         operation.kind,
@@ -147,7 +147,7 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
     """
     text = explain_misuse(found)
     if text and policy == "error":
-        raise MisuseError("Handles were misused.", states, text)
+        raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
         # At no line of the notebook, and every time: Python shows others once.
         warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
@@ -164,7 +164,7 @@ def explain_misuse(found: Sequence[Misuse]) -> str:
         if did:
             lines.append(f"{who} {did} the buffer of {what}{at} before its wait(): {where}.")
         else:
-            lines.append(f"{who} never waited for {what}{at}: keep the handle and wait() for it.")
+            lines.append(f"{who} never waited for {what}{at}: keep the handle and call its wait().")
     return "\n".join(lines)
 
 
@@ -182,7 +182,7 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
         ]
         return MismatchError(mismatch.summary, rows)
     for each in operations:
-        doing = f"{_doing(fabric, each).removeprefix('waits in ')} {each.numel} elements"
+        doing = f"{_doing(fabric, each).removeprefix('waits in ')} {counted(each.numel, 'element')}"
         states[each.rank] = RankState(each.rank, doing, each.where)
     return MismatchError(
         mismatch.summary,

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from course_lib.ranks._torch.collective_table import KINDS, sent_to_others, signature_of
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"
@@ -125,8 +126,8 @@ def check_tensors(operation: Operation) -> None:
     if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
         needs = KINDS[name].needs.format(k=k)
         raise ValueError(
-            f"{name} on {k} ranks needs {needs}; on this rank the input tensors have {puts} "
-            f"elements and the output tensors {gets}"
+            f"{name} on {counted(k, 'rank')} needs {needs}; on this rank the input tensors have "
+            f"{puts} elements and the output tensors {gets}"
         )
 
 

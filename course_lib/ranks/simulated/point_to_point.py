@@ -15,6 +15,7 @@ import torch
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.simulated.operation import Mismatch, Operation
 
 Envelope = tuple[str, int, int, int]
@@ -147,6 +148,7 @@ def _check_pair(send: Operation, receive: Operation) -> None:
     if send.numel != receive.numel or send.dtype != receive.dtype:
         raise Mismatch(
             [send, receive],
-            f"Rank {send.rank} sends {send.numel} elements of {send.dtype}, but rank "
-            f"{receive.rank} receives them as {receive.numel} elements of {receive.dtype}.",
+            f"Rank {send.rank} sends {counted(send.numel, 'element')} of {send.dtype}, but rank "
+            f"{receive.rank} receives them as {counted(receive.numel, 'element')} of "
+            f"{receive.dtype}.",
         )

@@ -64,7 +64,7 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
     """Return the type and the length of the body that follows."""
     magic, kind, zero, length = HEADER.unpack(header)
     if magic != _MAGIC or zero or kind not in list(Type):
-        raise FrameError("this is not a frame")
+        raise FrameError("these bytes are not a message of the protocol")
     if length > limit:
         raise OverBoundError(
             f"its next message has {length:,} bytes; the limit for a message is {limit:,}"
@@ -74,13 +74,13 @@ def read_header(header: bytes, limit: int) -> tuple[Type, int]:
 
 def unpack(fields: struct.Struct, body: bytes | bytearray, exact: bool = True) -> tuple[int, ...]:
     if len(body) < fields.size or (exact and len(body) != fields.size):
-        raise FrameError(f"a frame has a body of {len(body)} bytes, expected {fields.size}")
+        raise FrameError(f"a message has {len(body)} bytes, expected {fields.size}")
     return fields.unpack_from(body)
 
 
 def read_seconds(value: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= 1e9):
-        raise FrameError(f"{value} is no time to compute")
+        raise FrameError(f"{value} is not a valid number of seconds for compute")
     return value
 
 
@@ -110,7 +110,7 @@ def read_group(body: bytes | bytearray, world_size: int) -> tuple[int, str, tupl
     name = bytes(body[_GROUP.size : _GROUP.size + length]).decode("utf-8", "replace")
     members = struct.unpack_from(f"<{count}H", body, _GROUP.size + length)
     if len(set(members)) != count or any(m >= world_size for m in members):
-        raise FrameError("a group of ranks that do not exist")
+        raise FrameError("a group contains ranks that do not exist, or a rank twice")
     return number, name, members
 
 
@@ -285,7 +285,7 @@ def post(number: int, operation: Operation, group_number: int) -> bytes:
     meta = any(tensor.is_meta for tensor in tensors)
     dtype = tensors[0].dtype if tensors else torch.uint8
     if dtype not in DTYPES:
-        raise NotImplementedError(f"{dtype} does not travel to the fabric")
+        raise NotImplementedError(f"{dtype} tensors cannot be sent over the simulated network")
     where = operation.where.encode()[-MAX_TEXT:]
     fields = _Fields(
         number=number,
@@ -327,7 +327,7 @@ def read_post(
     """
     fields = _Fields(*unpack(_POST, body, exact=False))
     if fields.group not in groups:
-        raise FrameError("an operation of a group that it has not named before")
+        raise FrameError("an operation uses an unknown process group")
     name, members = groups[fields.group]
     _check_sense(fields, rank, members)
     sizes, where, data = _cut(fields, body, limit, max_text)
@@ -365,9 +365,9 @@ def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
         or fields.dtype >= len(DTYPES)
         or fields.flags > _META
     ):
-        raise FrameError("an operation that does not exist")
+        raise FrameError("there is no such operation")
     if rank not in members or (fields.peer != -1 and fields.peer not in members):
-        raise FrameError("an operation with a rank outside its group")
+        raise FrameError("an operation names a rank outside its group")
     kind, dtype = KINDS[_NAMES[fields.kind]], DTYPES[fields.dtype]
     if (
         (kind.name in ("send", "recv") and fields.peer == rank)
@@ -375,7 +375,7 @@ def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
         or kind.reduces != bool(fields.op)
         or (kind.reduces and why_not(OPS[fields.op], dtype))
     ):
-        raise FrameError("an operation whose arguments do not fit together")
+        raise FrameError("the arguments of an operation do not fit together")
 
 
 def _cut(
@@ -391,12 +391,12 @@ def _cut(
         raise FrameError("the sizes of an operation contradict each other")
     sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
     if any(size > _MAX_NUMEL for size in sizes):
-        raise FrameError("a tensor of an impossible size")
+        raise FrameError("a tensor has an impossible size")
     item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
     if len(body) != end + sum(sizes[: fields.inputs]) * item:
         raise FrameError("the sizes of an operation contradict each other")
     if sum(sizes[fields.inputs :]) * item > limit:
-        raise FrameError(f"a result of more than {limit} bytes")
+        raise FrameError(f"the result of an operation has more than {limit} bytes")
     text = bytes(body[start:end]).decode("utf-8", "replace")[-max_text:]
     return sizes, "".join(c if c.isprintable() else "�" for c in text), memoryview(body)[end:]
 

@@ -137,10 +137,10 @@ class Session:
         rank = connection.rank
         if rank is None:
             if kind is not Type.HELLO:
-                raise FrameError("the first frame must say who you are")
+                raise FrameError("its first message did not say which rank it is")
             return self._greet(connection, *socket_frames.read_hello(body))
         if connection.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
-            raise FrameError("a frame from a rank that waits or has ended")
+            raise FrameError("it sent a message while it waited, or after its end")
         if kind is Type.GROUP:
             self._introduce(connection, rank, body)
         elif kind is Type.POST:
@@ -152,7 +152,7 @@ class Session:
         elif kind is Type.FINISH:
             self.end(rank, "it raised an exception" if socket_frames.read_finish(body) else "")
         else:
-            raise FrameError(f"{kind.name} is for the fabric to say")
+            raise FrameError(f"it sent {kind.name}, which only the simulated network may send")
 
     def _greet(self, connection: Connection, rank: int, secret: bytes) -> None:
         if (
@@ -162,8 +162,8 @@ class Session:
             or self.fabric.phase[rank] is not Phase.RUNNING
         ):
             raise FrameError(
-                "it gave the number of a rank that does not exist, is connected already or has "
-                "ended, or a wrong secret"
+                "it gave a wrong secret, or the number of a rank that does not exist, is already "
+                "connected or has ended"
             )
         connection.rank = rank
         self._ranks[rank] = connection
@@ -182,7 +182,7 @@ class Session:
     def _introduce(self, connection: Connection, rank: int, body: bytearray) -> None:
         number, name, members = socket_frames.read_group(body, self.world_size)
         if number in connection.groups or rank not in members or len(name) > self.bounds.text:
-            raise FrameError("a process group that is not possible")
+            raise FrameError("it described a process group that cannot exist")
         self.bounds.expect("groups", 1 + len(connection.groups))
         connection.groups[number] = name, members
 
@@ -195,14 +195,14 @@ class Session:
         size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
         connection.held += size + len(body)
         if posted.number in connection.open:
-            raise FrameError("a number that is in use")
+            raise FrameError("it gave the number of an unfinished operation to a new one")
         connection.open[posted.number] = operation
         self.fabric.post(operation)
 
     def _ask(self, connection: Connection, rank: int, kind: Type, body: bytearray) -> None:
         number = socket_frames.read_wait(body)
         if number not in connection.open:
-            raise FrameError("an operation that was never posted, or is over")
+            raise FrameError("it waited for an operation that it never started, or that is over")
         connection.waits_for = kind, number
         if kind is Type.WAIT and not self.fabric.wait(connection.open[number]):
             self._answer(connection)

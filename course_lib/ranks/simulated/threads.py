@@ -147,8 +147,9 @@ class Run:
             raise leftovers
         if self.stopped:
             raise RanksError(
-                f"{names(sorted(self.stopped))} stopped in the middle of the call, and nothing "
-                "says why. This is a fault of the simulation; please report what the call did.",
+                f"{names(sorted(self.stopped))} stopped in the middle of the call for an "
+                "unknown reason. This is a fault of the simulation: please report it, with the "
+                "code of the call.",
                 fabric_states(self.fabric),
             )
         found = [each for rank in self.ranks for each in rank.handles.found]

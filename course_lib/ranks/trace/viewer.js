@@ -118,7 +118,8 @@ export function mount(root, data) {
   const hint = make("p", "hint");
   hint.textContent =
     "Mouse: drag to move, Ctrl + wheel to zoom, click an event to keep its text here. Keys: " +
-    "← → next event, ↑ ↓ next rank, Enter: other end of a message, + − 0: zoom, space: play.";
+    "← → previous or next event, ↑ ↓ previous or next rank, Enter: other end of a message, " +
+    "+ − 0: zoom, space: play.";
   table.append(make("summary", "", "As a table"), rowsOf);
   const button = (text, says, does) => {
     const made = make("button", "", text);
@@ -136,7 +137,7 @@ export function mount(root, data) {
   button("whole", "show the whole run", () => see({ from: 0, to: data.finish }));
   const clock = make("input", "clock");
   Object.assign(clock, { type: "range", min: 0, max: 1000, value: 1000 });
-  clock.setAttribute("aria-label", "the clock: only what has happened until then is dark");
+  clock.setAttribute("aria-label", "clock: events after this time are pale");
   const choose = make("input", "ranks");
   Object.assign(choose, { type: "text", placeholder: "all, or 0-3, 8", size: 12 });
   const label = make("label", "", "ranks ");
@@ -370,7 +371,8 @@ export function mount(root, data) {
         row.append(make("td", "", cell));
       made.append(row);
     }
-    const more = `The first ${listed.length} of ${seen.length} events: zoom in, or choose ranks.`;
+    const more =
+      `The first ${listed.length} of ${seen.length} events. For the others, zoom in or choose ranks.`;
     rowsOf.replaceChildren(...(seen.length > ROWS ? [make("p", "", more)] : []), made);
   }
 

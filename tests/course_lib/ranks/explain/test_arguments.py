@@ -28,8 +28,8 @@ def raises_inside() -> None:
         (spawned, (), {}, "inside f, dist.get_rank() returns the rank"),
         (spawned, (1,), {}, "dist.get_world_size() the number of ranks"),
         (plain, (), {"timeout": 5}, "'timeout' is an option of Ranks, not of run"),
-        (plain, (), {"seed": 5}, "f does not take this one"),
-        (plain, (1,), {}, "passes all other arguments to f, and adds none"),
+        (plain, (), {"seed": 5}, "f has no parameter 'seed'"),
+        (plain, (1,), {}, "run adds no arguments"),
     ],
 )
 def test_hints(

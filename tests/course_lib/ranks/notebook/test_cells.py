@@ -124,7 +124,7 @@ def test_post_mortem_shows_the_frames_of_a_rank(pair: Kernel) -> None:
     )
     assert shown == pair.run("%ranks_debug").text  # the rank that failed first
     assert (
-        "rank 0 raised no exception. Its state: finished; look at rank 1"
+        "rank 0 raised no exception. Its state: finished. See rank 1 instead"
         in pair.run("%ranks_debug 0").error
     )
     pair.run("%%ranks\n1")

@@ -99,7 +99,7 @@ def test_too_many_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
         printer.release(everything=True)
     printer.end_call()
     out = capsys.readouterr().out.splitlines()
-    assert out[MAX_LINES] == f"… {500 - LAST_LINES} more lines are not shown; the last ones:"
+    assert out[MAX_LINES] == f"… {500 - LAST_LINES} more lines left out. The last lines:"
     assert out[-1] == f"[rank 0] {MAX_LINES + 499}"
     assert len(out) == MAX_LINES + 1 + LAST_LINES
 

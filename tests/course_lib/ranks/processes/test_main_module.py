@@ -101,10 +101,10 @@ def test_an_edited_module_is_imported_anew(
 
     file.write_text("ANSWER = 1\n")
     assert ranks.run(answer) == ranks.run(answer) == [1, 1]
-    assert "anew" not in capsys.readouterr().out
+    assert "again" not in capsys.readouterr().out
     write(file, "ANSWER = 42  # longer\n", 1)
     assert ranks.run(answer) == [42, 42]
-    assert "files have changed: edited_helper" in capsys.readouterr().out
+    assert "changed modules again: edited_helper" in capsys.readouterr().out
 
 
 def write(file: Path, text: str, seconds: int) -> None:
@@ -175,5 +175,5 @@ def test_per_rank_at_any_depth(on: Any) -> None:
         assert ranks.run(same, deep, named=[per_rank([1, 2])]) == [
             ({"data": [x, {"again": x}], "lr": 0.1}, [i]) for x, i in (("a", 1), ("b", 2))
         ]
-        with pytest.raises(ValueError, match="per_rank with 3 values, but there are 2 ranks"):
+        with pytest.raises(ValueError, match="per_rank with 3 values, but it needs 2 values"):
             ranks.run(same, {"data": per_rank([1, 2, 3])}, named=0)

@@ -204,7 +204,7 @@ def test_a_key_that_nobody_sets_is_a_deadlock() -> None:
     before = threading.active_count()
     with pytest.raises(DeadlockError, match="a key of the store") as caught:
         Ranks(3, on="simulated").run(fn)
-    assert "waits in the store for 'weights'" in str(caught.value)
+    assert "waits in the store until a rank sets 'weights'" in str(caught.value)
     assert threading.active_count() == before
 
 
