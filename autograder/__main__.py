@@ -23,7 +23,7 @@ COMMANDS = {
     "regrade": "grade again after you mended a check; compare old and new points before booking",
     "replay": "examine one submission again from its verdict, with explanations and a timeline",
     "feedback": "write the page that each student reads about their submission",
-    "gradescope": "write the zip with which Gradescope grades an assignment by this grader",
+    "gradescope": "write a zip that makes Gradescope grade an assignment with this grader",
     "report": "show how the class did: points per task, frequent reasons, predictions",
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
     "similar": "list pairs of solutions that look alike, and show them side by side",

@@ -206,10 +206,10 @@ def as_text(report: ClassReport) -> str:
             lines += [f"  {len(r.students):3} × {r.words}  ({_some(r)})" for r in task.reasons]
             parts.append("\n".join(lines))
     if report.guesses:
-        lines = ["predictions, each with the right answer; guesses (number of students)"]
+        lines = ["predictions: the right answer, and the guesses with their number of students"]
         for each in report.guesses:
             told = ", ".join(f"{guess} ({count})" for guess, count in each.guesses)
-            lines.append(f"  {each.question}: {each.actual}; {told}")
+            lines.append(f"  {each.question}: right is {each.actual}; guesses: {told}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -219,8 +219,8 @@ def _summary(report: ClassReport) -> str:
     if report.scores:
         scores = list(report.scores.values())
         told += (
-            f"; points from checks, of {report.max_score:g}: median {median(scores):g}, "
-            f"mean {sum(scores) / len(scores):.2f}"
+            f"; points from checks: median {median(scores):g}, "
+            f"mean {sum(scores) / len(scores):.2f}, of {report.max_score:g} possible"
         )
     if report.ungraded:
         told += f"; not graded yet: {', '.join(report.ungraded)}"
@@ -280,9 +280,9 @@ for students with some.</caption><thead><tr><th>task</th><th class="n">points</t
 <h2>How many students have how many points?</h2><table><thead><tr><th class="n">points</th>
 <th class="n">students</th><th class="wide"></th></tr></thead><tbody>{bins}</tbody></table>
 <h2>Why did tasks fail?</h2>
-<p>Each student counts once per task, with the simplest case that failed: a visible case, if one
-failed. Reasons that differ only in numbers are counted together, in the words that one of these
-students got.</p>{reasons or "<p>No task failed.</p>"}
+<p>Each student counts once per task, with the reason of the simplest case that failed. If visible
+cases failed, it is the simplest of these. Reasons that differ only in numbers are counted together;
+the table shows the reason that one of these students got.</p>{reasons or "<p>No task failed.</p>"}
 <h2>What did students predict?</h2>"""
         + (
             "<table><thead><tr><th>question</th><th>right answer</th>"

@@ -105,7 +105,7 @@ def place(
         if when is not None and before != when:
             (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
         record.keep(student, sha256, late)
-        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, except for its time"
+        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
     if known:
         before = _time_of(target)
         is_older = before is not None and when is not None and when < before
@@ -122,7 +122,9 @@ def place(
         record.keep(student, sha256, late)
         told = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
         return told + (
-            "; that submission was GRADED: grade again" if places.was_graded(student) else ""
+            "; the earlier one was GRADED already, so grade again"
+            if places.was_graded(student)
+            else ""
         )
     _write(target, files, when)
     record.keep(student, sha256, late)

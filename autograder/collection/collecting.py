@@ -216,7 +216,7 @@ def _time(
         if due is None:
             return ["LATE, but no deadline is known: give --due"]
         hand_in.when = due + timedelta(seconds=1)
-        return ["LATE; Canvas does not say how late, so it counts as one second late"]
+        return ["LATE; Canvas does not say how late, so the submission counts as one second late"]
     return []
 
 
@@ -236,7 +236,7 @@ def _take(
         collected.refused += [Refused(student, path, why) for path, why in each.refused]
     good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
     if not good:
-        collected.refused.append(Refused(student, "", "contains no notebook that can be taken"))
+        collected.refused.append(Refused(student, "", "contains no notebook that can be graded"))
         return []
     rows = []
     for hand_in, each in good:

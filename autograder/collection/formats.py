@@ -211,7 +211,7 @@ def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> No
             into.refused.append(Refused("", entry.path, why))
         elif match["id"]:
             if not (group := found.get(match["id"])):
-                why = "is of a submission without a submitter in submission_metadata.yml"
+                why = "belongs to a submission without a submitter in submission_metadata.yml"
                 into.refused.append(Refused("", entry.path, why))
             for who in group or ():
                 who.files[match["file"]] = replace(entry, path=match["file"])
@@ -248,7 +248,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         if not file:
             if not who.endswith((".ipynb", ".zip")):
                 into.refused.append(
-                    Refused("", who, "lies beside the students' folders: whose is it?")
+                    Refused("", who, "lies beside the students' folders: move it into one of them")
                 )
                 continue
             file, who = who, re.sub(r"\.(ipynb|zip)$", "", who)
@@ -268,7 +268,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         if stamp is not None and not stamp.refusal:
             hand_in.when = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
             if hand_in.when is None:
-                hand_in.notes.append("timestamp.txt has no time in it, so it is ignored")
+                hand_in.notes.append("timestamp.txt contains no time, so the file is ignored")
     into.hand_ins += found.values()
 
 

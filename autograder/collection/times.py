@@ -79,12 +79,12 @@ def read_time(text: str, zone: tzinfo | None = None) -> datetime:
     except (ValueError, OverflowError, TypeError) as error:
         raise SourceError(f"{text!r} is not a time: {_LIKE}") from error
     if not complete:
-        raise SourceError(f"{text!r} is not a whole date with a time of day: {_LIKE}")
+        raise SourceError(f"{text!r} is not a complete date with a time of day: {_LIKE}")
     if found.tzinfo is None:
         if zone is None:
             raise NoTimeZone(
-                f"{text!r} has no time zone. Give the course's time zone once, such as "
-                "autograder collect … --timezone Asia/Hong_Kong; it is kept in grading/timezone"
+                f"{text!r} has no time zone. Give the course's time zone once, for example "
+                "autograder collect … --timezone Asia/Hong_Kong. The file grading/timezone keeps it"
             )
         found = found.replace(tzinfo=zone)
     return found.astimezone(UTC)

@@ -69,7 +69,7 @@ def vet_hand_in(
             vetted.refused.append((entry.path, f"is larger than {limit >> 20} MiB when unpacked"))
             continue
         if entry.path in names and _is_another(data, notebooks[PurePosixPath(target).stem]):
-            why = "is the notebook of another assignment: its tasks are not those of this one"
+            why = "is the notebook of another assignment: most of its tasks are different"
             vetted.refused.append((entry.path, why))
             continue
         room -= len(data) if entry.path not in names else 0
@@ -91,7 +91,7 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
     if above & set(vetted.files) or any(name.startswith(f"{target}/") for name in vetted.files):
         return "has the same name as a folder"
     if len(vetted.files) >= MAX_FILES:
-        return f"is too many: at most {MAX_FILES} files are taken"
+        return f"is one file too many: at most {MAX_FILES} files are accepted"
     return ""
 
 
@@ -105,7 +105,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
         try:
             inside = inner_zip(entry, MAX_ALL)
         except (SourceError, OSError) as error:
-            vetted.refused.append((entry.path, str(error)))
+            vetted.refused.append((entry.path, str(error).removeprefix(f"{entry.name} ")))
             continue
         tops = {each.path.partition("/")[0] for each in inside}
         if len(tops) == 1 and all(
@@ -138,7 +138,7 @@ def _notebook_names(
     if len(missing) == 1 and len(others) == 1:
         found[missing[0]] = others
         missing, said = [], others[0].path
-        vetted.notes.append(f"{others[0].name!r} was taken as the notebook")
+        vetted.notes.append(f"{others[0].name!r} was used as the notebook")
     for name in missing:
         vetted.notes.append(f"there is no {name}.ipynb")
     counts = {}
@@ -146,9 +146,9 @@ def _notebook_names(
         latest = max(copies, key=lambda e: (e.modified, _number(e.name), e.path.count("/") == 0))
         counts[latest.path] = f"{name}.ipynb"
         if len(copies) > 1:
-            vetted.notes.append(f"{latest.path!r} was taken: the latest of {len(copies)} copies")
+            vetted.notes.append(f"{latest.path!r} was used, as the latest of {len(copies)} copies")
         elif latest.name != f"{name}.ipynb" and latest.path != said:
-            vetted.notes.append(f"{latest.name!r} was taken as {name}.ipynb")
+            vetted.notes.append(f"{latest.name!r} was used as {name}.ipynb")
     return counts
 
 

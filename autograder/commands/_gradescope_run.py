@@ -79,7 +79,9 @@ def grade(home: Path, assignment: str, when: str) -> dict[str, Any]:
     outcomes = phases.grade_class(root, assignment, [student], Settings.of(config), jobs=1)
     phases.report(outcomes)
     if any(outcome.failed for outcome in outcomes):
-        raise Ungraded("there are no points, and no results.json: the reasons are above")
+        raise Ungraded(
+            "not everything was graded, so no results.json was written: the reasons are above"
+        )
     graded = {Path(outcome.path).stem: Path(outcome.verdict) for outcome in outcomes}
     return _document(folders, assignment, when, graded, _on_files(vetted, expected))
 
@@ -99,7 +101,7 @@ def _student(home: Path) -> str:
 def _on_files(vetted: Vetted, expected: set[str]) -> list[str]:
     """Return sentences on the submitted files."""
     told = [f"{note[:1].upper()}{note[1:]}." for note in vetted.notes]
-    told += [f"{path!r} was not taken: it {why}." for path, why in vetted.refused]
+    told += [f"{path!r} was ignored, because it {why}." for path, why in vetted.refused]
     if extra := sorted(set(vetted.files) - expected):
         told.append(f"Only {', '.join(sorted(expected))} is graded, not {', '.join(extra)}.")
     return told
@@ -120,7 +122,7 @@ def _document(
             seconds += verdict.seconds
             # Notes that begin with the assignment's name are for the author of a check.
             about += [note for note in verdict.notes if not note.startswith(f"{assignment}/")]
-            about += verdict.limits
+            about += [f"limit reached: {limit}" for limit in verdict.limits]
             _tell_instructor(verdict)
         for cell in filter(lambda c: is_grade(c) or is_task(c), nb.cells):
             task, points = cell.metadata.nbgrader.grade_id, float(cell.metadata.nbgrader.points)
@@ -132,7 +134,7 @@ def _document(
                 tasks.append(Task(task, points, f"There is no {name}.ipynb in the submission."))
     if by_hand:
         answers = ", ".join(by_hand)
-        about.append(f"A person reads these answers, and their points are not here: {answers}.")
+        about.append(f"A person grades these answers, so their points are not included: {answers}.")
     return results(tasks, when=when, about=about, seconds=seconds)
 
 
@@ -150,7 +152,7 @@ def _tell_instructor(verdict: Verdict) -> None:
 def main() -> int:
     """Grade, and write ``results.json``; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_autograder", description=__doc__)
-    parser.add_argument("assignment", help="its name")
+    parser.add_argument("assignment", help="the assignment's name")
     parser.add_argument("--points", choices=WHEN, default=DEFAULT, help="when students see points")
     arguments = parser.parse_args()
     home = Path(os.environ.get("AUTOGRADER", HOME))

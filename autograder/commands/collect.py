@@ -28,10 +28,10 @@ from autograder.files import write_whole
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
-Take submissions to grading/submitted, from nbgrader's exchange, a folder (with one folder or
-notebook per student), or the zip that Moodle, Canvas or Gradescope makes of all submissions. Unsafe
-files are refused. A table says what was refused and why, and who is late. You can collect as often
-as you like: the latest submission counts, and earlier ones are kept in grading/earlier."""
+Copy submissions to grading/submitted: from nbgrader's exchange, from a folder (with one folder or
+notebook per student), or from the zip of all submissions that Moodle, Canvas or Gradescope makes.
+Unsafe files are refused. A table says what was refused and why, and who is late. You can collect as
+often as you like: the latest submission counts, and earlier ones are kept in grading/earlier."""
 EXAMPLES = """\
 examples:
   autograder collect 02_data_parallel_sgd exchange
@@ -155,7 +155,9 @@ def _summary(collected: Collected) -> str:
     refused = " and ".join(counted(count, kind) for count, kind in kinds if count) or "nothing"
     parts = [f"{collected.format}: {told}", f"{late} late", f"{refused} refused"]
     if collected.before:
-        parts.append(f"{len(collected.before)} submitted before, but not in this source")
+        parts.append(
+            f"{counted(len(collected.before), 'student')} submitted before, but not in this source"
+        )
     if collected.missing:
         parts.append(f"{counted(len(collected.missing), 'student')} submitted nothing")
     return "; ".join(parts)

@@ -130,7 +130,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         booked = api.get_submission(ASSIGNMENT, name)["code_score"]
         if booked != verdict.score:
             raise DemoError(
-                f"{name}: {verdict.score} points in the verdict, {booked} in the gradebook"
+                f"{name}: the verdict has {verdict.score} points, but the gradebook has {booked}"
             )
         unexpected += [f"{name}: {each}" for each in made.unexpected(verdict)]
         results.append(
@@ -228,8 +228,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="run solutions that passed on the grader's simulated network again on real ranks, cpu "
-        "(gloo) or gpu (default: no second run); nbgrader autograde has the same option: "
+        help="run solutions that passed on the grader's simulated network a second time, on real "
+        "ranks: cpu (gloo) or gpu (default: no second run). With nbgrader autograde, use "
         "--Examine.on=cpu",
     )
 

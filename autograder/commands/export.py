@@ -17,7 +17,7 @@ from autograder.files import write_whole
 
 DESCRIPTION = """\
 Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
---fill, grades are written into the file that Canvas or Moodle exported, which has the right numbers
+--fill, grades are written into a file that Canvas or Moodle exported, because it has their own ids
 of students and assignments. Cells that a spreadsheet would read as a formula are quoted."""
 EXAMPLES = """\
 examples:
@@ -85,7 +85,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
-        "--zero", action="store_true", help="write 0 if nothing was submitted (default: nothing)"
+        "--zero",
+        action="store_true",
+        help="write 0 if nothing was submitted (default: leave the cell empty)",
     )
     parser.add_argument(
         "--tasks", action="store_true", help="in the plain file, add a column for each task"
@@ -99,7 +101,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Export for the command line; return the exit status."""
     names = (arguments.assignment,) if arguments.assignment else ()
     if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
-        print("autograder export: --title and Moodle's --fill need ASSIGNMENT", file=sys.stderr)
+        print(
+            "autograder export: with --title, or --fill for moodle, also name one ASSIGNMENT",
+            file=sys.stderr,
+        )
         return 2
     if arguments.tasks and arguments.system != "plain":
         print("autograder export: --tasks is for the plain file only", file=sys.stderr)
@@ -136,7 +141,9 @@ def _report(grades: list[Grade], to: Path) -> None:
         told = ", ".join(f"{n} {status}" for status, n in counts.items())
         print(f"{name}: {told}; with a late penalty: {late}")
         if counts[BY_HAND]:
-            print("  to be read: written questions have no points yet. Give them: make formgrader")
+            print(
+                "  to be read: written answers have no points yet; give points with make formgrader"
+            )
         if counts[NOT_GRADED]:
             print(f"  not graded: run autograder grade {name}, then export again")
     print(f"written: {to}")

@@ -21,8 +21,8 @@ what was examined, which case failed first and why, and how many hidden cases th
 has the points for written questions with your comments, the late penalty, and questions about the
 grade with your answers. No submission can make the page run a script or fetch anything.
 nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
-the exchange. For Moodle and Canvas, give --zip with the zip of submissions that was collected: the
-pages are packed under the names by which the system finds each student."""
+the exchange. For Moodle and Canvas, give --zip and the zip of submissions that you collected. The
+pages are then packed into a new zip, whose file names tell the system the student of each page."""
 EXAMPLES = """\
 examples:
   autograder feedback
@@ -94,7 +94,7 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     found, _, system = hand_ins_by_student(root, assignment, source)
     if system not in UPLOAD:
         raise FeedbackError(
-            f"{source} has the form {system}, and --zip is only for zips of Moodle and Canvas. "
+            f"{source} has the format {system}, but --zip needs a zip from Moodle or Canvas. "
             "Hand out the pages in grading/feedback yourself, or with nbgrader release_feedback"
         )
     to, without = data / "feedback" / f"{assignment}_for_{system}.zip", []
@@ -152,7 +152,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
         print(f"{name}: {counted(pages, 'page')} in {folder}")
         if students:
-            print(f"  no page could be written for: {', '.join(students)}; grade these again")
+            print(
+                f"  no page could be written for: {', '.join(students)}; grade these students again"
+            )
     if packed:
         to, system, without, others = packed
         if without:

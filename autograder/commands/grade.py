@@ -21,8 +21,9 @@ from autograder.settings import Settings
 DESCRIPTION = (
     "Grade all submissions of an assignment, several at a time, and book their points. A "
     "submission that was already graded with the same code and the same checks is not run again. "
-    "A command that was killed or interrupted continues where it was. A failure of the machine "
-    "is no zero: the submission is tried three times, then listed, and the exit status is 1."
+    "A command that was killed or interrupted continues where it was. If the machine "
+    "fails, nobody gets a zero: the submission is tried three times. If all three fail, the "
+    "command lists the submission, and its exit status is 1."
 )
 
 
@@ -43,19 +44,19 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         *("--jobs", "-j"),
         type=_positive,
         default=cores or 1,
-        help="submissions at a time (default: %(default)s, one per core)",
+        help="submissions graded at the same time (default: %(default)s, one per core)",
     )
     parser.add_argument(
         *("--student", "-s"),
         action="append",
         default=[],
-        help="only this student; may be given several times",
+        help="grade only this student; for several students, give the option several times",
     )
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="run solutions that passed on the grader's simulated network again on real ranks, cpu "
-        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
+        help="run solutions that passed on the grader's simulated network a second time, on real "
+        "ranks: cpu (gloo) or gpu. With gpu, one submission at a time uses all GPUs "
         "(default: as nbgrader_config.py says)",
     )
     slurm.add_options(parser)

@@ -23,10 +23,10 @@ from autograder.examination.seed import assignment_secret
 from autograder.exporting.gradescope import DEFAULT, WHEN
 
 DESCRIPTION = """\
-Write the zip that Gradescope takes as the autograder of a programming assignment. Submissions are
-graded there by the same grader, with the same points and words. The zip has the solution and the
-hidden cases: give it to nobody. Written answers are left to graders. Gradescope's container must
-allow the sandbox; building the autograder tests that, and says what to do if it does not."""
+Write a zip that makes this grader the autograder of a programming assignment in Gradescope.
+Students get the same points and the same texts there as here. The zip has the solution and the
+hidden cases: give it to nobody. People grade the written answers. Gradescope's container must allow
+the sandbox: when you build the autograder there, it tests this and says what to do."""
 EXAMPLES = """\
 examples:
   autograder gradescope 02_data_parallel_sgd
@@ -148,8 +148,8 @@ In Gradescope:
   2. Settings, Container Specifications: 4.0 CPU, 6.0GB RAM; Autograder Timeout: {minutes} minutes
   3. Configure Autograder: base image Ubuntu 22.04; upload the zip. At the end of the build's output
      a line says whether the container can grade.
-  4. Test Autograder: the notebook in instructor/{assignment} gets {checks:g} points, that in
-     assignments/{assignment} gets none."""
+  4. Test Autograder: the notebook in instructor/{assignment} gets {checks:g} points, the
+     notebook in assignments/{assignment} gets none."""
 
 
 def _minutes(text: str) -> int:
@@ -162,7 +162,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("assignment", help="its name, such as 02_data_parallel_sgd")
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     parser.add_argument(
         *("--output", "-o"),
         type=Path,
@@ -174,13 +174,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=WHEN,
         default=DEFAULT,
         help="when students see their points, which also depend on hidden cases (default: "
-        "%(default)s); the cases that they have are always shown",
+        "%(default)s); the results of visible cases are always shown",
     )
     parser.add_argument(
         "--minutes",
         type=_minutes,
         default=10,
-        help="Gradescope's Autograder Timeout for the assignment (default: %(default)s, as there)",
+        help="the assignment's Autograder Timeout in Gradescope (default: %(default)s, also there)",
     )
 
 

@@ -28,7 +28,8 @@ from course_lib.ranks.explain.words import counted
 DESCRIPTION = """\
 Keep students' questions about grades, in one file for each student and task:
 grading/inquiries/STUDENT/ASSIGNMENT/TASK.md. To ask, a student submits a text file that has the
-task's name, TASK.md. The next autograder feedback shows question and answer under that task."""
+task's name, TASK.md. The next run of autograder feedback shows question and answer under
+that task."""
 EXAMPLES = """\
 examples:
   autograder inquiries dates 02_data_parallel_sgd --from "2026-11-25 00:00" \\
@@ -78,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("show", "print a question, its answers, and the task's verdict"),
         ("ask", "record a question on a student's behalf, for example one that came by mail"),
         ("answer", "answer a question"),
-        ("close", "close a question; a new text of the student opens it again"),
+        ("close", "close a question; a new text from the student opens it again"),
     ):
         action = actions.add_parser(name, help=told)
         for argument in ("student", "assignment", "task"):
@@ -191,8 +192,8 @@ def _known(root: Path, data: Path, arguments: argparse.Namespace) -> Thread:
     names = _names(arguments)
     if not thread_path(data, *names).is_file():
         raise InquiryError(
-            f"{names[0]} asked nothing about {names[2]} of {names[1]}. All questions are shown by "
-            "autograder inquiries list --all"
+            f"{names[0]} asked nothing about {names[2]} of {names[1]}. To see all questions, "
+            "run: autograder inquiries list --all"
         )
     return read_thread(data, *names)
 

@@ -177,7 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--final",
         action="store_true",
-        help="use the hidden network and model: the final leaderboard",
+        help="make the final leaderboard, with the hidden network and model",
     )
     parser.add_argument(
         "--submitted",

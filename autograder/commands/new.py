@@ -21,7 +21,7 @@ from autograder.course import find_sources, handed_out
 DESCRIPTION = (
     "Write assignments/NN_name with the check that instructor/README.md explains, and "
     "instructor/NN_name with a notebook of one task and its solution, hidden cases, and wrong "
-    "solutions. It passes its tests and can be released; change it into your assignment."
+    "solutions. This assignment passes its tests and can be released. Change it into yours."
 )
 NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
@@ -112,10 +112,10 @@ import torch.distributed as dist
 
 from course_lib.checking import check"""
 
-TASK = """## Task 1: one place on  (4 points)
+TASK = """## Task 1: to the next rank  (4 points)
 
-Every rank of the group has a tensor `x` of the same shape. Return its left neighbour's, in new
-memory: number $r$ returns that of $r - 1$, and number 0 that of the last one.
+Every rank of the group has a tensor `x` of the same shape. Return the left neighbour's tensor, in
+new memory: rank $r$ of the group returns the tensor of rank $r - 1$, and rank 0 the last rank's.
 
 *Rules*: a rank talks to its two neighbours only, and sends `x` once. 3 points for the values, 1 for
 the communication."""
@@ -148,7 +148,9 @@ def new(root: Path, name: str) -> Path:
     """
     sources = find_sources(root)
     if not NAME.fullmatch(name):
-        raise NewError(f"{name!r}: use a name like 12_my_topic: a number and small letters")
+        raise NewError(
+            f"{name!r} is no usable name: use a name like 12_my_topic, two digits and small letters"
+        )
     folder = sources / name
     for each in (folder, handed_out(folder)):
         if each.exists():

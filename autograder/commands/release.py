@@ -28,8 +28,9 @@ from autograder.course import find_sources, load_config
 
 DESCRIPTION = (
     "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
-    "solutions and mark schemes. Refuses if a line of a solution would be seen. The same source "
-    "gives the same bytes. checks.py lies in assignments/ only, and stays as it is."
+    "solutions and mark schemes. Refuses to write a notebook that shows a line of a solution. The "
+    "same source gives the same bytes. checks.py is in assignments/ only, and this command does "
+    "not change it."
 )
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched within other lines
@@ -191,7 +192,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="change nothing; exit status 1 if a notebook differs from what instructor/ makes",
+        help="change nothing; exit status 1 if assignments/ is not up to date with instructor/",
     )
 
 
@@ -203,6 +204,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder release: {error}", file=sys.stderr)
         return 2
     if arguments.check and differing:
-        print("assignments/ differs from what instructor/ makes: run python -m autograder release")
+        print("assignments/ is not up to date with instructor/: run python -m autograder release")
         return 1
     return 0

@@ -15,7 +15,7 @@ from autograder.pool.class_list import NothingToGrade, handed_in, students
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
 frequent reasons for failures with the students who got them, the time of each check, and what
-students predicted. The points are those from checks that were booked last. The same report is
+students predicted. The points are those that were last booked from checks. The same report is
 written as a page, grading/report/ASSIGNMENT.html. It names students, so never hand it out. The
 command changes no grades."""
 EXAMPLES = """\

@@ -136,14 +136,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="SHARE",
-        help="list only pairs that are at least so much alike, from 0 to 1 (default: 0.5)",
+        help="list only pairs with at least this similarity, from 0 to 1 (default: 0.5)",
     )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Compare for the command line; return the exit status."""
     if not 0 <= arguments.at_least <= 1 or arguments.top < 1:
-        print("autograder similar: --at-least must be 0 to 1, and --top 1 or more", file=sys.stderr)
+        print(
+            "autograder similar: --at-least must be from 0 to 1, --top at least 1", file=sys.stderr
+        )
         return 2
     show = sys.stderr.isatty()
     try:

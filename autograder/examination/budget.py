@@ -123,11 +123,11 @@ class Budget:
         """Return the verdict's words on a submission whose time is used up."""
         if self.left > 0:
             return None
-        words = f"the submission used up its {self.limits.submission:g} s"
+        words = f"the submission used up its time limit of {self.limits.submission:g} s"
         if self.waited < 1:
             return words
         took = self.used + self.waited
-        words += f"; this took {took:.0f} s by the clock, because it waited for a core"
+        words += f"; by the clock it took {took:.0f} s, because it had to wait for a core"
         if self.waited < self.used:
             return words
         return f"{words}. This machine was busy: grade this submission again, with fewer --jobs"
@@ -150,7 +150,8 @@ class Budget:
         left = self.left
         if left <= 0:
             raise OutOfTime(
-                f"Not run, because the submission has used up its {self.limits.submission:g} s."
+                "Not run, because the submission has used up its time limit of "
+                f"{self.limits.submission:g} s."
             )
         return Deadline(self, min(seconds, left))
 
@@ -175,7 +176,9 @@ class Budget:
         if unseen or any(cores.stopped for cores in seen.values()):
             self.still += passed
             if self.still > STANDSTILL:
-                raise MachineFailure(f"This machine stood still for {self.still:.0f} s")
+                raise MachineFailure(
+                    f"This machine was paused for {self.still:.0f} s during an examination"
+                )
             return
         counts = min(passed, max(passed - waited, ran, passed / PATIENCE))
         self.used += counts

@@ -39,7 +39,7 @@ _OF_HIDDEN = (
     ((MismatchError,), "The ranks called operations that do not fit together."),
     ((RankTimeout,), "The case took longer than its limit."),
     ((RankError,), "A rank raised an exception, or its process ended."),
-    ((RanksError,), "The ranks did not end."),
+    ((RanksError,), "The case did not run to its end."),
 )
 """A student reads only this of a failed hidden case: it cannot reveal its inputs."""
 _WRONG = "The result or the behaviour of the function is wrong in this case."
@@ -135,7 +135,9 @@ class _Guard:
 
     def note(self, what: str, trace: str) -> None:
         """Keep an escaped exception for the author."""
-        self.notes.append(f"{self._name}: {what} failed on an answer: {trace[-3500:]}")
+        self.notes.append(
+            f"{self._name}: the check itself raised an exception in {what}: {trace[-3500:]}"
+        )
 
     def run(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
         """Run a case; record its kind of failure."""
@@ -146,7 +148,7 @@ class _Guard:
             self.kinds[case.name] = words or error.summary
             if limit := _limit(error):  # a student reads it
                 which = "a hidden case" if case.name in self._hidden else case.name
-                self.limits.append(f"{limit}: {self._name}, {which}")
+                self.limits.append(f"{limit}, in {which} of {self._name}")
             raise
         except (MachineFailure, SandboxUnavailable, AuthorError):
             raise

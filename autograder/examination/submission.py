@@ -100,8 +100,8 @@ class Submission:
         except WireError:
             self._end_notebook()
             raise _NotebookEnded(
-                "the process that ran the cell gave an answer that could not be read, so the "
-                "grader ended that process"
+                "the notebook's process gave an answer that could not be read, so the grader ended "
+                "that process"
             ) from None
         return answer
 
@@ -133,7 +133,7 @@ class Submission:
 
     def _look(self) -> None:
         if over := self._place.over_memory():
-            raise _NotebookEnded(f"the cell was ended: {over}")
+            raise _NotebookEnded(f"the cell was stopped, because {over}")
 
     def _start_notebook(self) -> tuple[Channel, Cell]:
         ours, theirs = socket.socketpair()
@@ -244,7 +244,7 @@ class Submission:
         try:
             answer = self._ask_notebook(Frame.TAKE, {"name": function})
         except _NotebookEnded as ended:
-            why = str(ended).replace("the cell", "reading it", 1)
+            why = str(ended).replace("the cell", "reading the function", 1)
             return SubmissionError(
                 f"{function} could not be read from the notebook: {why}. All global names that the "
                 "function uses are read with it, so keep no large objects in them."
@@ -259,8 +259,7 @@ class Submission:
         """Return a sentence on the last cell that names the function and did not end well."""
         for number, source, error in reversed(self._stopped):
             if re.search(rf"\b{re.escape(function)}\b", source):
-                said = error.removeprefix("the cell ")
-                return f". Cell {number}, in which it occurs, did not run to its end: {said}"
+                return f". Cell {number} contains this name, but did not run to its end: {error}"
         return ""
 
 

@@ -25,7 +25,7 @@ DEFAULT = next(iter(WHEN))
 MAX_OUTPUT = 20_000
 """Characters of a test's output: a student's code may have made them long."""
 
-_POINTS = "Points also depend on hidden cases. Gradescope shows them {}."
+_POINTS = "Points also depend on hidden cases. Gradescope shows the points {}."
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _visible(check: CheckVerdict) -> dict[str, Any]:
     cases = [CaseResult(**case) for case in check.cases if not case["hidden"]]
     report = CheckReport(check.name, tuple(cases))
     return {
-        "name": f"{check.task}: the cases that you have",
+        "name": f"{check.task}: the visible cases",
         "status": "passed" if report.passed else "failed",
         "output": _short(str(report)),
         "visibility": "visible",

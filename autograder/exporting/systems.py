@@ -234,5 +234,6 @@ def _comment(grade: Grade) -> str:
         return "nothing submitted"
     told = f"{grade.raw_score:g} of {grade.max_score:g} points"
     if grade.late_penalty:
-        told += f"; {grade.days_late} days late: {grade.late_penalty:g} points less"
+        days = f"{grade.days_late} day{'s' * (grade.days_late != 1)}"
+        told += f"; late penalty for {days}: {grade.late_penalty:g}"
     return told

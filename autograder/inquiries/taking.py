@@ -60,7 +60,7 @@ def _questions(files: object, tasks: list[str]) -> Iterator[tuple[str, str, str]
             continue
         if name.stem not in tasks:
             if name.stem != "timestamp":
-                yield name.stem, "", f"is not the name of a task; the tasks are: {', '.join(tasks)}"
+                yield name.stem, "", f"matches no task; the tasks are: {', '.join(tasks)}"
             continue
         if entry.refusal:
             yield name.stem, "", entry.refusal

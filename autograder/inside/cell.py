@@ -163,6 +163,8 @@ def _make_sure() -> None:
     wanted = {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
     for name, value in wanted.items():
         if int(told[name].strip(), 16) != value:
-            raise RuntimeError(f"{name} is {told[name]}")
+            raise RuntimeError(f"{name} of the process is {told[name]}, but must be {value:x}")
     if 0 in (*os.getresuid(), *os.getresgid()):
-        raise RuntimeError(f"the user is {os.getresuid()}, of group {os.getresgid()}")
+        raise RuntimeError(
+            f"the process is still root: user {os.getresuid()}, group {os.getresgid()}"
+        )

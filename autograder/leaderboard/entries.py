@@ -93,7 +93,7 @@ class Store:
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
                     f"{path} cannot be read as a leaderboard ({type(error).__name__}: {error}). "
-                    "--again deletes it, draws a new seed and times all entries again"
+                    "To delete this file, draw a new seed and time all entries again, add --again"
                 ) from None
 
     def known(self, name: str, digest: str, seconds: float) -> Entry | None:

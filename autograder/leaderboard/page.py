@@ -70,9 +70,10 @@ target or could not be run stay here, with the reason, but have no place in the 
 def _about(race: Race, plays: int) -> str:
     draws = "another draw" if plays == 1 else f"{plays} other draws"
     return escape(
-        f"{race.world_size} ranks, {1e6 * race.latency:g} µs and {race.bandwidth / 1e6:g} MB/s "
-        f"between them; a network of {race.features}, {race.hidden} and {race.classes} units to a "
-        f"loss of {race.target:g}. Every entry was written on one draw of the problem and timed on "
+        f"{race.world_size} ranks, with a latency of {1e6 * race.latency:g} µs and a bandwidth of "
+        f"{race.bandwidth / 1e6:g} MB/s between them, train a network of {race.features}, "
+        f"{race.hidden} and {race.classes} units until its loss is at most {race.target:g}. The "
+        "code of every entry ran on one draw of the problem. The entry was timed on "
         f"{draws}, which its code has not seen."
     )
 

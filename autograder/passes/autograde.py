@@ -35,13 +35,13 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     case_seconds = Float(
         Settings.case_seconds,
-        help="Time limit of one case, in seconds, where its check sets no limit. Default: the "
-        f"limit of a check in a notebook, {CASE_SECONDS:g}.",
+        help="Time limit of one case, in seconds, if its check sets no limit. Default: the limit "
+        f"of a check in a notebook, {CASE_SECONDS:g}.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
-        help="Time limit for all code of one submission, in seconds. For every limit, time spent "
-        "waiting for a core does not count, but at least a tenth of the wall-clock time does.",
+        help="Time limit for all code of one submission, in seconds. Time spent waiting for a "
+        "core counts for no limit, but at least a tenth of the wall-clock time always counts.",
     ).tag(config=True)
     memory_gib = Float(
         Settings.memory_gib,
@@ -50,7 +50,7 @@ class Examine(NbGraderPreprocessor):
     on = Enum(
         ("", "cpu", "gpu"),
         Settings.on,
-        help="Run solutions that have passed on the grader's simulated network once more, on real "
+        help="Run solutions that passed on the grader's simulated network a second time, on real "
         "ranks: 'cpu' (gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
     ).tag(config=True)
     seed = Unicode(
@@ -96,7 +96,7 @@ class Examine(NbGraderPreprocessor):
                 examine_notebook(nb, Exam.of(source), verdict, self.log)
                 break
             except MachineFailure as error:
-                self.log.error("No verdict on %s, attempt %d: %s", student, attempt, error)
+                self.log.error("No verdict on %s in attempt %d: %s", student, attempt, error)
                 if attempt == ATTEMPTS:
                     raise
         path = verdict_path(data, assignment, student, notebook)

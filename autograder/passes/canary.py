@@ -127,7 +127,8 @@ class Canary:
             if not as_it_must_be:
                 said = " ".join(check.reason.split())[:300]
                 because = f" ({said})" if said else ""
-                return f"{which} of {self.task} got {check.score:g} of {check.max_score:g}{because}"
+                points = f"{check.score:g} of {check.max_score:g} points"
+                return f"{which} got {points} in {self.task}{because}"
         return ""
 
 

@@ -207,7 +207,7 @@ def examine_cells(
         else:
             outcome = submission.run_cell(cell.source, count)
             if limit := _limit(outcome):
-                verdict.limits.append(f"{limit}: cell {count}")
+                verdict.limits.append(f"{limit}, in cell {count}")
             cell.outputs = cell_outputs(outcome)
         verdict.timings[what] = verdict.timings.get(what, 0.0) + time.monotonic() - start
 

@@ -106,7 +106,7 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
             added.append(nbformat.from_dict({"cell_type": kind, "metadata": {}, "source": source}))
     for index, cell in enumerate(cells):
         if index not in found and _nbgrader(cell).get("solution"):
-            notes.append(f"the cell {_grade_id(cell)} is missing; the released cell took its place")
+            notes.append(f"the cell {_grade_id(cell)} is missing, so the released cell was graded")
 
     rebuilt = copy.copy(released)
     rebuilt.metadata = copy.deepcopy(released.metadata)
@@ -179,9 +179,9 @@ class _Room:
         if source.count("\n") > MAX_LINES:
             return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
-            return f"is beyond the limit of {MAX_TOTAL} bytes in all cells"
+            return f"exceeds the limit of {MAX_TOTAL} bytes in all cells together"
         if added is not None and not self._cells:
-            return f"is beyond the limit of {MAX_CELLS} added cells"
+            return f"exceeds the limit of {MAX_CELLS} added cells"
         self._bytes -= size
         self._cells -= added is not None
         return ""

@@ -44,7 +44,7 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
         if check is None:
             continue
         if cell.cell_type == "code":
-            told = f"{_counted(check)}, on the grader's network\n"
+            told = f"cases passed on the grader's network: {_counted(check)}\n"
             cell.outputs = [new_output("stream", name="stdout", text=told), *cell.outputs]
         cells += _below(check, data / "inquiries" / student / assignment)
     nb.cells = cells
@@ -71,7 +71,7 @@ def _overview(verdict: Verdict) -> str:
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (
         f"{first}**What was examined?** Your functions ran in a sandbox, on several ranks. You "
-        "have the visible cases; the hidden cases are others. Questions that a person reads are "
+        "have the visible cases, but not the hidden cases. Questions that a person grades are "
         "not in this table.\n\n"
         "| task | points | cases passed | first failure |\n|---|---|---|---|\n"
         + "\n".join(rows)
@@ -91,7 +91,7 @@ def _without_hidden(limit: str, verdict: Verdict) -> str:
 def _counted(check: CheckVerdict) -> str:
     visible = [case["passed"] for case in check.cases if not case["hidden"]]
     hidden = [case["passed"] for case in check.cases if case["hidden"]]
-    told = f"visible {sum(visible)} of {len(visible)}"
+    told = f"{sum(visible)} of {len(visible)} visible"
     return f"{told}; {sum(hidden)} of {len(hidden)} hidden" if hidden else told
 
 
@@ -160,8 +160,8 @@ def caption_of(trace: Mapping[str, Any]) -> str:
     case = f" “{trace['case']}”" if trace.get("case") else ""
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
-        f"What each rank did in the case{case}, the simplest visible one that failed after a "
-        f"message was sent. Times are on the clock of the grader's network.{part}"
+        f"The timeline of each rank in the case{case}: the simplest visible case that failed after "
+        f"a message was sent. Times are on the clock of the grader's network.{part}"
     )
 
 
@@ -182,6 +182,6 @@ def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
 def _in_words(trace: Mapping[str, Any]) -> str:
     told = []
     for rank, (sent, calls) in enumerate(zip(trace["bytes_sent"], trace["calls"], strict=True)):
-        made = ", ".join(f"{count} {kind}" for kind, count in dict(calls).items()) or "no call"
-        told.append(f"rank {rank}: {made}, {sent} B sent")
-    return "In the first visible case that failed: " + "; ".join(told) + "." if told else ""
+        made = ", ".join(f"{count} × {kind}" for kind, count in dict(calls).items()) or "nothing"
+        told.append(f"rank {rank} called {made} and sent {sent} B")
+    return "In the first visible case that failed, " + "; ".join(told) + "." if told else ""

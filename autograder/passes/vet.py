@@ -86,7 +86,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             told.append(f"{name!r} is not an ordinary file, so it was set aside")
         elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
             told.append(
-                "timestamp.txt has no time in it, so it was set aside: the submission has no time"
+                "timestamp.txt contains no time and was set aside, so the submission has no time"
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             told.append(f"{name!r} is too large, so it was set aside")
@@ -98,7 +98,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             continue
         set_aside(path, folder)
     if many:
-        told.append(f"only {MAX_FILES} files may be submitted: {many} more files were set aside")
+        told.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -126,7 +126,7 @@ def _is_timestamp(path: Path, size: int) -> bool:
 def _vet_notebook(path: Path, told: list[str]) -> None:
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
-        problem, content = "is a link, and was refused", None
+        problem, content = "is a link", None
     elif info.st_size > MAX_NOTEBOOK:
         problem, content = f"is larger than {MAX_NOTEBOOK // 2**20} MiB", None
     else:
@@ -134,7 +134,7 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
     if not problem:
         told += _told_before(path, content)
         return
-    done = "an empty notebook" if content is None else "what can be read of it"
+    done = "an empty notebook" if content is None else "its readable part"
     note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
     told.append(note)
     set_aside(path, path.parent)
@@ -162,7 +162,7 @@ def _encoded_oddly(data: bytes) -> str:
     try:
         data.decode()
     except UnicodeDecodeError:
-        return f"{_ENCODED}another encoding than UTF-8, and some letters are lost"
+        return f"{_ENCODED}an encoding other than UTF-8, and some letters are lost"
     return ""
 
 

@@ -229,7 +229,7 @@ class _Pool:
         if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
             while self._waiting:
                 path = self._waiting.popleft()
-                tell(Outcome(path, failed=f"not tried: {self._reason}", fault=MACHINE))
+                tell(Outcome(path, failed=f"{self._reason} (not tried again)", fault=MACHINE))
 
 
 def grade_all(

@@ -330,8 +330,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m autograder.pool.one", description=__doc__)
     parser.add_argument("paths", nargs="*", help="submitted notebooks")
     parser.add_argument("--course", type=Path, help="the course folder")
-    parser.add_argument("--settings", help="JSON: the options of Examine that differ")
-    parser.add_argument("--again", action="store_true", help="also grade those with a verdict")
+    parser.add_argument(
+        "--settings", help="options of Examine, as JSON, that differ from nbgrader_config.py"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also grade submissions that have a verdict"
+    )
     parser.add_argument(
         "--serve",
         type=int,

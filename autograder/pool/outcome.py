@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MACHINE, AUTHOR = "the machine", "the check"
+MACHINE, AUTHOR = "the machine failed", "the check is broken"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Outcome:
         seconds: duration of the examination.
         unchanged: whether the verdict existed already.
         failed: why there is no verdict, never because of the student; else empty.
-        fault: ``the machine``, and it may be tried again, or ``the check``.
+        fault: `MACHINE`, and it may be tried again, or `AUTHOR`.
         notes: damage in the notebook as it was submitted, and what was done about it.
         attempts: how often it was tried; more than once only because the machine failed.
 

@@ -31,6 +31,7 @@ from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
+from course_lib.ranks.explain.words import counted
 
 TO_DO = """\
 No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
@@ -122,7 +123,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         waiting = [found for found in all_ if found.complete and not found.booked]
         if not waiting:
             booked = sum(found.booked for found in all_)
-            print(f"nothing to book: {booked} submissions are booked already")
+            print(f"nothing to book: {counted(booked, 'submission')} booked already")
             _tell_penalties(renew_penalties(config, folders.data, assignment))
             return stale
         progress = Progress("booking", len(waiting))
@@ -136,8 +137,8 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
 
 def _tell_penalties(changed: int) -> None:
     if changed:
-        many = "submissions" if changed > 1 else "submission"
-        print(f"late penalties changed for {changed} {many}, to fit today's deadlines and policy")
+        many = counted(changed, "submission")
+        print(f"late penalties changed for {many}, to fit today's deadlines and policy")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 
 from autograder.pool.outcome import MACHINE, Outcome
 from autograder.settings import ATTEMPTS, Settings
+from course_lib.ranks.explain.words import counted
 
 LOOK_EVERY = 3.0
 """Seconds between two questions to Slurm."""
@@ -129,7 +130,8 @@ def grade_all(
             break
         array = _Array(root, chunks, settings, cluster, folder / f"{time.time_ns()}", again)
         print(
-            f"Slurm: job array {array.id} of {len(chunks)} jobs; logs in {array.folder}", flush=True
+            f"Slurm: job array {array.id} of {counted(len(chunks), 'job')}; logs in {array.folder}",
+            flush=True,
         )
         for outcome in array.outcomes():
             if outcome.path in outcomes:

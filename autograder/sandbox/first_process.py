@@ -57,4 +57,4 @@ def _reported_pid(info: IO[bytes], timeout: float) -> int:
         said += piece
         with contextlib.suppress(ValueError):
             return int(json.loads(said)["child-pid"])
-    raise TimeoutError(f"no sign of life for {timeout:.0f} s")
+    raise TimeoutError(f"it reported nothing for {timeout:.0f} s")

@@ -112,7 +112,9 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
-        raise UnknownArchitecture(f"no seccomp filter for {machine}: {', '.join(_ARCHITECTURES)}")
+        raise UnknownArchitecture(
+            f"no seccomp filter for {machine}, only for {', '.join(_ARCHITECTURES)}"
+        )
     column = list(_ARCHITECTURES).index(machine)
     code = [
         _instruction(_LOAD, _ARCHITECTURE),

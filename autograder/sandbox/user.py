@@ -42,7 +42,7 @@ def own_uid() -> Iterator[int]:
                 break
         else:
             raise SandboxUnavailable(
-                f"{len(UIDS)} sandboxes are open on this machine already: wait until others end.",
+                f"{len(UIDS)} sandboxes are open on this machine already: wait until one ends.",
                 advice="",
             )
         yield uid

@@ -9,10 +9,10 @@ from autograder.collection.tables import format_rows
 from autograder.similarity.compare import Comparison, Pair
 
 WARNING = (
-    "This list is no proof of copying. Solutions to the same short task are naturally alike, more "
-    "so after a lecture that shows how. Read both, ask both students, and think of a third source "
-    "that both may have used: lecture, book, library, forum. The report shows who shares text, "
-    "never who wrote it."
+    "This list is no proof of copying. Solutions to the same short task are naturally alike, even "
+    "more after a lecture that shows how. Read both, ask both students, and think of a third "
+    "source that both may have used: lecture, book, library, forum. The report shows who shares "
+    "text, never who wrote it."
 )
 MAX_LINES = 400
 """Number of lines of a cell that are shown."""
@@ -47,9 +47,9 @@ def summary_of(comparison: Comparison) -> str:
     """Return what was compared, and the median of the class, in a sentence or two."""
     n = comparison.compared
     told = (
-        f"{n} solutions, {n * (n - 1) // 2} pairs. Released code is not counted, and code that "
-        f"many wrote counts little. The median pair is {100 * comparison.median:.0f} % alike; "
-        f"{len(comparison.pairs)} pairs are listed."
+        f"Compared: {n} solutions, {n * (n - 1) // 2} pairs. Released code does not count, and "
+        "code that many students wrote counts little. The median pair is "
+        f"{100 * comparison.median:.0f} % alike. Pairs in the list: {len(comparison.pairs)}."
     )
     if comparison.too_short:
         told += f" Too little code to compare: {', '.join(comparison.too_short)}."

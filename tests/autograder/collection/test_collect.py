@@ -175,7 +175,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
     assert {row.student: row.late for row in collected.rows} == {"ada": 0, "grace": 1, "ming": 0}
     assert "not in the class list" in why(collected)
     assert "typed into Canvas" in why(collected)
-    assert "my work.ipynb' was taken as the notebook" in str(collected.rows)
+    assert "my work.ipynb' was used as the notebook" in str(collected.rows)
     stamps = [p.parts[-3] for p in (course / "grading").rglob("timestamp.txt")]
     assert stamps == ["grace"], "Canvas says no time; nobody is late by a guess"
 
@@ -257,7 +257,7 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     (row,) = collect(course, ASSIGNMENT, second).rows
     assert row.what.startswith("taken, newer; the earlier submission is in")
-    assert "GRADED: grade again" in row.what
+    assert "GRADED already, so grade again" in row.what
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     kept = list((course / "grading/earlier").rglob(FILE))
     assert [nbformat.read(each, as_version=4).cells[0].source for each in kept] == [
@@ -412,10 +412,10 @@ def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("23:59", "not a whole date"),
-        ("Friday", "not a whole date"),
-        ("2026-11-20", "not a whole date"),
-        ("20 November", "not a whole date"),
+        ("23:59", "not a complete date"),
+        ("Friday", "not a complete date"),
+        ("2026-11-20", "not a complete date"),
+        ("20 November", "not a complete date"),
         ("2026-11-20 23:59 XYZT", "not known"),
         ("yesterday evening", "is not a time"),
         ("2026-11-20 23:59", "no time zone"),

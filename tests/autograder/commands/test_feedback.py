@@ -139,7 +139,7 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     for check in verdict.checks:
         hidden = [case["passed"] for case in check.cases if case["hidden"]]
         visible = [case["passed"] for case in check.cases if not case["hidden"]]
-        told = f"visible {sum(visible)} of {len(visible)}; {sum(hidden)} of {len(hidden)} hidden"
+        told = f"{sum(visible)} of {len(visible)} visible; {sum(hidden)} of {len(hidden)} hidden"
         assert said.count(told) >= 2, "above, and at the task"
     assert "rank 0 waits in recv from rank 1" in said
     assert "hidden.py" not in html
@@ -315,8 +315,8 @@ def test_a_timeline_is_drawn_of_what_the_verdict_has(count: int) -> None:
 
 def test_a_timeline_that_is_no_picture_is_words_or_nothing() -> None:
     told = timeline_of({"bytes_sent": [8, 0], "calls": [{"send": 1}, {}]})
-    words = "rank 0: 1 send, 8 B sent; rank 1: no call, 0 B sent."
-    assert told == (b"", f"In the first visible case that failed: {words}")
+    words = "rank 0 called 1 × send and sent 8 B; rank 1 called nothing and sent 0 B."
+    assert told == (b"", f"In the first visible case that failed, {words}")
     for broken in ({}, {"events": [1]}, {"events": [["<b>"] * 9], "world_size": "x"}):
         assert timeline_of(broken)[0] == b""
 

@@ -91,5 +91,5 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None
 
 
 def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:
-    with pytest.raises(FeedbackError, match="--zip is only for zips of Moodle and Canvas"):
+    with pytest.raises(FeedbackError, match="--zip needs a zip from Moodle or Canvas"):
         pack(course, ASSIGNMENT, exported(course, ["ada/hw.ipynb", "bob/hw.ipynb"]))

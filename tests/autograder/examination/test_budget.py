@@ -121,7 +121,7 @@ def test_where_the_kernel_counts_nothing_it_is_the_wall(machine: Machine) -> Non
     with budget:
         machine.passes(3, ran=1, waited=2)
         assert budget.left == 0
-    with pytest.raises(OutOfTime, match="used up its 3 s"):
+    with pytest.raises(OutOfTime, match="used up its time limit of 3 s"):
         budget.of(1)
 
 
@@ -155,13 +155,13 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
         machine.passes(59)
         assert budget.told_when_over() is None
         machine.passes(1)
-        assert budget.told_when_over() == "the submission used up its 60 s"
+        assert budget.told_when_over() == "the submission used up its time limit of 60 s"
         machine.passes(20, waited=18)
         assert str(budget.told_when_over()).endswith(
-            "this took 80 s by the clock, because it waited for a core"
+            "by the clock it took 80 s, because it had to wait for a core"
         )
         machine.passes(100, waited=90)
-        assert "this took 180 s" in str(budget.told_when_over())
+        assert "by the clock it took 180 s" in str(budget.told_when_over())
         assert "grade this submission again" in str(budget.told_when_over())
 
 
@@ -181,7 +181,7 @@ def test_time_in_which_the_machine_stood_still_does_not_count(
         assert budget.left == 57
         machine.now += STANDSTILL - 40
         machine.cores = {**machine.cores, 5: Cores(0, 0, stopped)}
-        with pytest.raises(MachineFailure, match="stood still for 70 s"):
+        with pytest.raises(MachineFailure, match="was paused for 70 s"):
             _ = budget.left
         machine.cores = {}
 

@@ -86,7 +86,7 @@ def passed(examined: Examined) -> list[bool]:
         (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
         (fails(RankTimeout("It took 9 s.")), "The case took longer than its limit"),
         (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
-        (fails(RanksError("1.5 is left.")), "The ranks did not end"),
+        (fails(RanksError("1.5 is left.")), "The case did not run to its end"),
         (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
@@ -116,9 +116,9 @@ def test_of_a_public_case_all_is_told() -> None:
 @pytest.mark.parametrize(
     ("error", "limits"),
     [
-        (OutOfTime("60 s are used up."), [f"{TIME}: 02/f, public"]),
-        (RankTimeout("It took 9 s."), [f"{TIME}: 02/f, public"]),
-        (RanksError(f"The {OVER_MEMORY} 2 GiB."), [f"{MEMORY}: 02/f, public"]),
+        (OutOfTime("60 s are used up."), [f"{TIME}, in public of 02/f"]),
+        (RankTimeout("It took 9 s."), [f"{TIME}, in public of 02/f"]),
+        (RanksError(f"The {OVER_MEMORY} 2 GiB."), [f"{MEMORY}, in public of 02/f"]),
         (DeadlockError("Ranks 0 and 1 wait."), []),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
 
         threading.Thread(target=stop_a_rank, daemon=True).start()
 
-    with pytest.raises(MachineFailure, match=r"stood still|did not start"):
+    with pytest.raises(MachineFailure, match=r"was paused|did not start"):
         examine(place, RIGHT, {"in case 2": stop}, case=1.0)
     assert examine(place, RIGHT, {}).passed
 

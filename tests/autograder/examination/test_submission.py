@@ -92,7 +92,7 @@ def test_a_cell_that_did_not_define_its_function_is_named(
     examination.run_cell("x = 1")
     result = report(examination, cell, 1).results[0]
     assert "total is not defined" in result.reason
-    assert "Cell 2, in which it occurs, did not run to its end" in result.reason
+    assert "Cell 2 contains this name, but did not run to its end: " in result.reason
     assert words in result.reason
 
 
@@ -117,7 +117,8 @@ def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in
     body = "def total(mine):\n    return ends\n"
     reason = report(examination, ends + body, 1, 2, 3, 4).reason
     assert (
-        "total could not be read from the notebook: reading it ended the Python process" in reason
+        "total could not be read from the notebook: reading the function ended the Python process"
+        in reason
     )
     assert "exit with status 5. All global names that the function uses" in reason
     assert len(started) == 1

@@ -164,7 +164,7 @@ def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
     assert text.partition("\n")[0] == header
     ada, other = read(text)
     assert float(ada["Grade"]) == pytest.approx(100 * 7 / 12, abs=0.01)
-    assert "9 of 12 points; 2 days late: 2 points less" in ada["Feedback comments"]
+    assert "9 of 12 points; late penalty for 2 days: 2" in ada["Feedback comments"]
     assert other["Grade"] == ""
     assert ada["Last modified (grade)"] == "-"
 

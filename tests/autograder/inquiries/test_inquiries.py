@@ -100,7 +100,7 @@ def test_from_question_to_close(
     assert inquiries("take", NAME, str(folder)) == 1
     out = capsys.readouterr().out
     assert "new: ada, average_gradients: Why 8 of 12?" in out
-    assert "is not the name of a task; the tasks are: shard_bounds, average_gradients" in out
+    assert "matches no task; the tasks are: shard_bounds, average_gradients" in out
     assert inquiries("take", NAME, str(folder)) == 1
     assert "0 new questions" in capsys.readouterr().out
     assert inquiries("list") == 0

@@ -117,7 +117,7 @@ def test_an_added_cell_stays_before_its_neighbour_when_others_go() -> None:
     del submitted.cells[2]  # the solution cell
     rebuilt = rebuild(notebook(), submitted)
     assert sources(rebuilt)[2:5] == [STUB, "def double(x): return 2 * x", TEST]
-    told = "the cell write is missing; the released cell took its place"
+    told = "the cell write is missing, so the released cell was graded"
     assert rebuilt.metadata["rebuild"] == [told]
 
 
@@ -242,16 +242,16 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert rebuilt.metadata["rebuild"] == [
         "cell 3 is longer than 100 bytes, so it was left out",
-        "cell 10 is beyond the limit of 3 added cells, so it was left out",
-        "cell 11 is beyond the limit of 3 added cells, so it was left out",
+        "cell 10 exceeds the limit of 3 added cells, so it was left out",
+        "cell 11 exceeds the limit of 3 added cells, so it was left out",
     ]
     submitted = insert(answered(), 6, *(v4.new_code_cell(char * 99) for char in "ab"))
     submitted.cells += [v4.new_code_cell("é" * 49), v4.new_raw_cell("raw"), v4.new_code_cell(" \n")]
     rebuilt = rebuild(notebook(), submitted)
     assert sources(rebuilt) == sources(submitted)[:7]
     assert [note.partition(" ")[2] for note in rebuilt.metadata["rebuild"]] == [
-        "8 is beyond the limit of 240 bytes in all cells, so it was left out",
-        "9 is beyond the limit of 240 bytes in all cells, so it was left out",
+        "8 exceeds the limit of 240 bytes in all cells together, so it was left out",
+        "9 exceeds the limit of 240 bytes in all cells together, so it was left out",
         "10 is neither code nor Markdown, so it was left out",
     ]
 

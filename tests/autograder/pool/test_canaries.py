@@ -128,7 +128,7 @@ def test_a_machine_that_breaks_half_way(course: Course, monkeypatch: pytest.Monk
     assert set(course.verdicts()) == {"right", "sum"} and not course.drafts()
     for name in ("right-too", "late"):
         assert desk.told[name].fault == MACHINE and not desk.told[name].verdict
-        assert "a right solution of " in desk.told[name].failed
+        assert "a right solution got " in desk.told[name].failed
         assert "course doctor --grading" in desk.told[name].failed
     assert desk.bench.distrust
     monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     desk = Desk(course)
     desk.grade("right")
     assert desk.told["right"].fault == MACHINE, desk.told
-    assert "a right solution of " in desk.told["right"].failed
+    assert "a right solution got " in desk.told["right"].failed
     assert not course.verdicts() and not course.drafts()
 
 
@@ -158,7 +158,7 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     [
         pytest.param(
             "judge=lambda case, inputs, outputs: None, expects=()",
-            *(MACHINE, "a function that returns nothing of "),
+            *(MACHINE, "a function that returns nothing got "),
             id="passes everything",
         ),
         pytest.param(
@@ -238,7 +238,7 @@ def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
     phases.book_class(course.root, ASSIGNMENT, [], Settings())
     assert set(booked(course.root)) == {"late"}
     status, said = grade(0)  # from the start
-    assert status == 1 and "sum: the machine: not tried: a right solution of " in said, said
+    assert status == 1 and "sum: the machine failed: a right solution got " in said, said
 
 
 @pytest.mark.usefixtures("new_sandbox")
@@ -250,7 +250,7 @@ def test_plain_nbgrader_books_nothing_either(
         loses_everything(patch)
         patch.setattr(autograde, "ATTEMPTS", 1)
         outcome = api.autograde(ASSIGNMENT, "right")
-    assert not outcome["success"] and "a right solution of " in outcome["log"], outcome
+    assert not outcome["success"] and "a right solution got " in outcome["log"], outcome
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
     assert points == [None] * len(TASKS), "nbgrader has noted who handed in, and no points"
     assert api.autograde(ASSIGNMENT, "right")["success"]
@@ -310,9 +310,9 @@ def test_a_worker_that_says_nothing_costs_no_points(
     [
         (4, 0, 0, ""),
         (4, 1, 0, ""),
-        (3, 0, 0, "a right solution of t got 3 of 4 (why)"),
-        (4, 4, 0, "a function that returns nothing of t got 4 of 4"),
-        (4, 0, 1, "a function that ends its process of t got 1 of 4"),
+        (3, 0, 0, "a right solution got 3 of 4 points in t (why)"),
+        (4, 4, 0, "a function that returns nothing got 4 of 4 points in t"),
+        (4, 0, 1, "a function that ends its process got 1 of 4 points in t"),
     ],
 )
 def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -> None:

@@ -134,7 +134,7 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
 
 def test_what_the_machine_fails_is_listed_and_no_zero(course: Course) -> None:
     assert course.status == 1
-    assert "refused: the machine: " in course.said and "(tried 3 times)" in course.said
+    assert "refused: the machine failed: " in course.said and "(tried 3 times)" in course.said
     assert "graded: 11 (" in course.said and "could not be graded: 1" in course.said
     assert "No student got a zero" in course.said
     # Its worker was killed with a draft.

@@ -72,6 +72,9 @@ def test_no_report_is_an_error() -> None:
     with pytest.raises(OSError, match="ended at once"):
         reported(b'{"child-pid"', os.getpid())  # it was cut off
     reads, writes = os.pipe()
-    with open(reads, "rb", buffering=0) as info, pytest.raises(TimeoutError, match="no sign"):
+    with (
+        open(reads, "rb", buffering=0) as info,
+        pytest.raises(TimeoutError, match="it reported nothing"),
+    ):
         hold(info, os.getpid(), 0.05)
     os.close(writes)
