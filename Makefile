@@ -32,7 +32,7 @@ test-all: .venv/ready  ## all tests, also large ones (every mistake, whole class
 
 # Workers, ranks and servers are measured too, so it takes about twice as long as the tests alone.
 COVERAGE = .venv/bin/python -m coverage
-coverage: .venv/ready  ## which lines the tests run, of the grader and of simulated ranks
+coverage: .venv/ready  ## which lines of the grader and of simulated ranks the tests run
 	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
 	@$(COVERAGE) erase
 	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES)); tests=$$?; \
@@ -58,7 +58,7 @@ site: .venv/ready  ## the course as web pages, in _site/html
 	@$(SPHINX)
 	@.venv/bin/python docs/site/build.py $(ARGS)
 
-slides: .venv/ready  ## lectures as slides, in _site/slides; one: ARGS=lectures/03_collectives.ipynb
+slides: .venv/ready  ## lectures as slides, in _site/slides; only one: ARGS=lectures/03_collectives.ipynb
 	@$(SPHINX)
 	@.venv/bin/python docs/site/decks.py $(ARGS)
 
@@ -71,16 +71,16 @@ lint: .venv/ready  ## ruff (rules and format) and mypy
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 
-bench: .venv/ready  ## measure our code beside others', into benchmarks/results/: about an hour
+bench: .venv/ready  ## compare our code with others', and write benchmarks/results/: about an hour
 	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
 	  all_reduce training_step step_profile memory sampler simulation compression sharding grading term; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 # Installs nothing: a lent machine may have neither a network nor pip, only PyTorch for CUDA.
-gpu:  ## test and measure on an NVIDIA GPU, at most 9 minutes; on the CPU: ARGS=--emulated
+gpu:  ## test and measure on an NVIDIA GPU, at most 9 minutes; without a GPU: ARGS=--emulated
 	@PYTHONPATH=. $(if $(wildcard .venv/ready),.venv/bin/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
 
-help:  ## this list
+help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' Makefile | while read -r target text; do \
 	  printf 'make %-10s %s\n' "$$target" "$$text"; done
 

@@ -81,15 +81,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--emulated", action="store_true", help="run every part on the CPU")
-    parser.add_argument("--only", metavar="PART", choices=[part.name for part in PARTS])
+    names = [part.name for part in PARTS]
+    parser.add_argument(
+        "--only", metavar="PART", choices=names, help=f"run only one part: {', '.join(names)}"
+    )
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds that --only has
     options = parser.parse_args()
     if options.child is not None:
         return run_here(options.only, options.out, options.emulated, options.child)
     if not options.emulated and not torch.cuda.is_available():
         print(
-            "make gpu: PyTorch sees no NVIDIA GPU here, so nothing was run. Run it on a machine "
-            "with one, or try the script on this CPU: python benchmarks/gpu.py --emulated"
+            "make gpu: PyTorch sees no NVIDIA GPU here, so nothing was run. Use a machine with "
+            "a GPU, or try the script on this CPU: python benchmarks/gpu.py --emulated"
         )
         return 0
     here = Path(tempfile.mkdtemp(prefix="gpu_emulated_")) if options.emulated else RESULTS / "gpu"
@@ -141,7 +144,7 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
     last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     outcome.good = status in (0, NOT_THERE)
     outcome.said = {
-        None: f"reached its time limit and was ended after {took}; the rows until then follow",
+        None: f"reached its time limit and was ended after {took}. Its rows until then follow",
         0: f"done in {took}",
         NOT_THERE: f"not run: {last}",
     }.get(status, f"failed after {took}: {last}")

@@ -208,15 +208,15 @@ def table(found: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Print the table; return an exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/gpu/, too")
+    parser.add_argument("--write", action="store_true", help="also write benchmarks/results/gpu/")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--list", action="store_true", help="print the kernels' names")
     parser.add_argument("--only", metavar="KERNEL", help="compile only this kernel")
     parser.add_argument(
-        "--capability", type=int, choices=CAPABILITIES, help="compile for one kind of GPU"
+        "--capability", type=int, choices=CAPABILITIES, help="compile for this kind of GPU only"
     )
     parser.add_argument(
-        "--fused", action="store_true", help="allow fused multiply-adds, to test the count"
+        "--fused", action="store_true", help="allow fused multiply-adds, to test their count"
     )
     options = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported

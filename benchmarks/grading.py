@@ -254,9 +254,9 @@ most {100 * SANDBOX:g} %).
 def main() -> None:
     """Measure, print, and write if asked to."""
     parser = arguments(__doc__, rounds=2)
-    parser.add_argument("--class-size", type=int, default=12)
+    parser.add_argument("--class-size", type=int, default=12, help="number of submissions")
     parser.add_argument(
-        "--stock-size", type=int, default=2, help="number of these that stock nbgrader grades, too"
+        "--stock-size", type=int, default=2, help="number of submissions for stock nbgrader"
     )
     options = parser.parse_args()
     count = options.class_size

@@ -52,7 +52,7 @@ def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
         "--rounds", type=int, default=rounds, help="number of rounds (default: %(default)s)"
     )
     parser.add_argument(
-        "--write", action="store_true", help="write the results to benchmarks/results/, too"
+        "--write", action="store_true", help="also write the results to benchmarks/results/"
     )
     return parser
 

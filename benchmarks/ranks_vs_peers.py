@@ -1,4 +1,4 @@
-"""Ranks beside what else runs functions on K processes: start, restart, call, memory.
+"""Ranks beside other ways to run functions on K processes: start, restart, call, memory.
 
     python benchmarks/ranks_vs_peers.py [--rounds 3]
 

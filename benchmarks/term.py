@@ -440,13 +440,13 @@ class Term:
         outdated = int(self.office("status", task.name).splitlines()[1].split()[3])
         booked = sum(bool(p.points) for (_, name), p in self.pieces.items() if name == task.name)
         if outdated != booked:
-            self.wrong.append(f"{task.name}: {outdated} of {booked} are found as outdated")
+            self.wrong.append(f"{task.name}: status finds {outdated} of {booked} outdated")
         said = self.office("regrade", task.name, "--changed", "--jobs", self.jobs)
         for line in said.splitlines():
             if (words := line.split()) and words[0] in self.students and words[4:] != [task.mended]:
-                self.wrong.append(f"{task.name}: the mend changed more than it should: {line}")
+                self.wrong.append(f"{task.name}: the mended check changed other points: {line}")
         if ", 0 lose," not in said:
-            self.wrong.append(f"{task.name}: the mend took points from somebody")
+            self.wrong.append(f"{task.name}: the mended check took points from a student")
         self.compare(task.name, {**self.pieces, **lost})
         self.office("grade", task.name, "--jobs", self.jobs)
         with self._book() as book:
@@ -469,7 +469,7 @@ class Term:
         if row is None:
             return "is not in the export"
         if piece.points is None:
-            return "" if row["status"] == "missing" else f"is {row['status']}, and must be missing"
+            return "" if row["status"] == "missing" else f"is {row['status']}, but must be missing"
         if row["status"] != "graded":
             self.lost[f"{name}: {student} ({piece.kind}): {row['status']}"] = None
             return ""
@@ -487,7 +487,7 @@ class Term:
         }
         found = {key: float(row[key] or 0) for key in must}
         return "; ".join(
-            f"{key} is {found[key]:g}, and must be {value:g}"
+            f"{key} is {found[key]:g}, but must be {value:g}"
             for key, value in must.items()
             if abs(found[key] - value) > CLOSE
         )
@@ -508,14 +508,19 @@ class Term:
         with to.open() as file:
             for row in csv.DictReader(file):
                 if row[who] and abs(float(row[points] or 0) - float(plain[row[who]] or 0)) > CLOSE:
-                    self.wrong.append(f"{task.name}: {row[who]} has {row[points]} for {system}")
+                    self.wrong.append(
+                        f"{task.name}: {row[who]} has {row[points]} points for {system}, but "
+                        f"{plain[row[who]]} in the plain export"
+                    )
 
     def compare_pages(self, task: Task) -> None:
         """Find each student's page, with all of their points."""
         for (student, name), piece in self.pieces.items():
             page = self.root / "grading/feedback" / student / name / f"{name}.html"
             if name == task.name and page.is_file() != bool(piece.points):
-                self.wrong.append(f"{name}: {student} has {'a' if page.is_file() else 'no'} page")
+                self.wrong.append(
+                    f"{name}: {student} must have {'no' if page.is_file() else 'a'} feedback page"
+                )
 
 
 def report(term: Term, tasks: list[Task], fixed: float, told: str, *, write: bool) -> None:
@@ -575,11 +580,11 @@ Kinds: {", ".join(f"{n} {kind}" for kind, n in kinds.most_common())}.
 def main() -> int:
     """Play it; return 1 if anything was lost or wrong."""
     parser = arguments(__doc__, rounds=1)
-    parser.add_argument("--students", type=int, default=12)
+    parser.add_argument("--students", type=int, default=12, help="number of students")
     parser.add_argument("--assignments", nargs="+", default=ALL[1:3], choices=[*ALL, "all"])
-    parser.add_argument("--jobs", default="2")
+    parser.add_argument("--jobs", default="2", help="submissions graded at the same time")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--said", type=Path, help="a file for the commands and their answers")
+    parser.add_argument("--said", type=Path, help="write commands and their output to this file")
     options = parser.parse_args()
     names = ALL if "all" in options.assignments else options.assignments
     busy = BusyElsewhere()

@@ -97,7 +97,7 @@ class Report:
         if self.left_out:
             name, why = next(iter(self.left_out.items()))
             lines.append(
-                f"{len(self.left_out)} tensors were not compared. The first is {name}: {why}."
+                f"Tensors that were not compared: {len(self.left_out)}. The first is {name}: {why}."
             )
         return "\n".join(lines)
 

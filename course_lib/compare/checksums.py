@@ -64,7 +64,7 @@ class Disagreement:
         else:
             said = f"{self.name} differs between {named(self.ranks)}, and no majority tells which "
             said += "of them is wrong."
-        return said + f" {self.also} more differ." * (self.also > 0)
+        return said + f" Other tensors that differ: {self.also}." * (self.also > 0)
 
 
 def checksum(tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = (
 
 SO = {
     "weight": "Something writes to this weight between the steps.",
-    "output": "All that was computed before it agrees, so look at this layer: at its options, its "
+    "output": "Everything before this output agrees, so look at this layer: at its options, its "
     "random numbers, and its communication.",
     "gradient": "All outputs agree, so look at the loss, at backward and at the communication.",
     "state": "The gradient agrees, so look at the optimizer's options, and at its state before "
@@ -71,8 +71,8 @@ def _batch(case: Case) -> Says:
                       for r in strange]  # fmt: skip
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
                 return "stale", f"{named(strange)} got the batch of step {step} again."
-        return "other rows", f"rows on {named(strange)} are not in this batch: the data are in " \
-            "another order, perhaps because of another seed or epoch."  # fmt: skip
+        return "other rows", f"rows on {named(strange)} are not in the trusted batch: the data " \
+            "are in a different order, perhaps because of a different seed or epoch."  # fmt: skip
     for one, other in combinations(have, 2):
         both = have[one] & have[other]
         if both and (missing or have[one] != have[other]):
@@ -251,8 +251,8 @@ def _partial(case: Case) -> Says:
         return "partial sum", "each rank has only its own term of a sum over the ranks: " \
             "an all-reduce is missing."  # fmt: skip
     if near(xs.mean(0), t, 2 * case.most):
-        return "no all-reduce", "each rank has only its own numbers, but the mean over the ranks " \
-            "is right: an all-reduce is missing."  # fmt: skip
+        return "no all-reduce", "each rank has only its own numbers, and only their mean over " \
+            "the ranks is the right result: an all-reduce is missing."  # fmt: skip
     return None
 
 
@@ -349,7 +349,7 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
         return ""
     numbers = same.int().argmax(1).tolist()
     listed = f"{', '.join(map(str, numbers[:12]))}{', …' * (len(numbers) > 12)}"
-    return f": the rows, from the first on, are rows {listed} of the right tensor"
+    return f": the rows are, in this order, rows {listed} of the right tensor"
 
 
 def _only_a_part(case: Case) -> Says:

@@ -50,14 +50,14 @@ def factor(
 
     k, m = world_size, backwards
     if near(m) and (averaged or not near(k)):
-        return "times backwards", f"the values are {m} times too large: the {m} backwards were " \
-            "added, but their mean is right."  # fmt: skip
+        return "times backwards", f"the values are {m} times too large: the gradients of the " \
+            f"{m} backwards were added, but must be averaged."  # fmt: skip
     if near(1 / m) and not near(1 / k):
         return "divided by backwards", f"the values are 1/{m} of the right ones, and there were " \
             f"{m} backwards."  # fmt: skip
     if near(k):
         return "times K", f"the values are K = {k} times too large: they are the sum over the " \
-            "ranks, but the mean is right."  # fmt: skip
+            "ranks, but must be the mean."  # fmt: skip
     if near(1 / k):
         return "divided by K", f"the values are 1/K of the right ones, with K = {k}: they were " \
             "divided once too often, or not summed over the ranks."  # fmt: skip
@@ -77,8 +77,8 @@ def shares_are_wrong(case: Case) -> Says:
         have = _fit(basis, x, most) if columns else None
         if have is None or not _equal(have.tolist()) or abs(float(have[0]) * k - 1) > 0.05:
             return None
-    return "wrong shares", "the gradient is the mean over the ranks, but what each backward gave " \
-        "was already wrong: look at the loss or at backward, not at communication."  # fmt: skip
+    return "wrong shares", "the gradient is the mean over the ranks, but each backward's " \
+        "gradient was already wrong: look at the loss or backward, not communication."  # fmt: skip
 
 
 def _of_one_rank(rank: int, case: Case) -> Says:
@@ -222,12 +222,12 @@ def _no_share_is_lost(
     if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
         counts = ", ".join(str(sizes[c]) for c in ratio)
         return "mean of means", "the result is a mean of means: all batches count the same, " \
-            f"though they have unequal sizes: {counts} rows."  # fmt: skip
+            f"though they have {counts} rows."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
-        return "unequal backwards", f"the backwards count {counts} times as much as they should: " \
-            "the result of the first ones was reduced again with the later ones."  # fmt: skip
+        return "unequal backwards", f"the gradients of the backwards count {counts} times what " \
+            "they should: the first ones were reduced again with the later ones."  # fmt: skip
     return "unequal factors", f"{words}. Each gradient was scaled by a factor of its own, for " \
         "example by clipping or by a loss scale."  # fmt: skip
 

@@ -88,8 +88,8 @@ class ErrorFeedback(Compressor):
         residual = self.residuals[key]
         if residual.numel() != x.numel():
             raise ValueError(
-                f"the earlier tensors of key {key!r} had {residual.numel()} elements, this tensor "
-                f"has {x.numel()}: use another key for tensors of another size"
+                f"the earlier tensors of key {key!r} had {residual.numel()} elements, but this "
+                f"tensor has {x.numel()}: use a different key for tensors of a different size"
             )
         return residual
 

@@ -73,9 +73,9 @@ def join_of_several() -> NotImplementedError:
     """Return the error for a wrapper that is handed to PyTorch's `Join`."""
     return NotImplementedError(
         "the course's DistributedDataParallel does not support Join([model, …]): a rank that has "
-        "finished shadows only the others' forwards and backwards, not other communication in a "
-        "step. Use `with model.join():` and an optimizer whose step() does not communicate, or "
-        "PyTorch's DistributedDataParallel."
+        "finished takes part in the communication of the others' forwards and backwards, but not "
+        "in other communication of a step. Use `with model.join():` and an optimizer whose step() "
+        "does not communicate, or PyTorch's DistributedDataParallel."
     )
 
 
@@ -106,8 +106,8 @@ def changed_graph(name: str, seldom: bool) -> RuntimeError:
     return _error(
         f"backward() added to the gradient of '{name}' {'less' if seldom else 'more'} often than "
         "in the first step, but the model is wrapped with static_graph=True",
-        "Wrap it with find_unused_parameters=True instead, if the loss depends on other parameters "
-        "in every step.",
+        "If the loss depends on different parameters in every step, wrap the model with "
+        "find_unused_parameters=True instead.",
         "Your training graph has changed in this iteration",
     )
 

@@ -63,8 +63,10 @@ def chunk_names(held: Tensor) -> list[str]:
         parts = [divmod(int(place), k) for place in row.nonzero()]
         chunks, ranks = {chunk for _, chunk in parts}, [rank for rank, _ in parts]
         if len(chunks) > 1 or not ((row == 0) | (row == 1)).all():
-            wrong = ", ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
-            raise ValueError(f"different chunks were added to one another: {wrong}")
+            wrong = " + ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
+            raise ValueError(
+                f"a row must be a sum of one chunk, from each rank at most once, but it is {wrong}"
+            )
         letter = "".join(map(_letter, chunks))
         names.append("Σ" + letter if len(ranks) == k > 1 else letter + "".join(map(str, ranks)))
     return names
@@ -245,8 +247,8 @@ def chunk_moments(
     length, rest = divmod(nbytes, 4 * rows)
     if rest or length < k * k:
         raise ValueError(
-            f"{nbytes} bytes do not make {rows} equal chunks of at least {4 * k * k} bytes: "
-            f"give a multiple of {4 * rows}, of {4 * k * k * rows} or more"
+            f"{nbytes} bytes cannot be cut into {rows} equal chunks of at least {4 * k * k} bytes: "
+            f"use a multiple of {4 * rows} that is at least {4 * k * k * rows}"
         )
     notes = ranks.run(_watched, all_reduce, rows, length)
     receives = [event for event in ranks.trace.operations if event.kind == "recv"]

@@ -137,7 +137,9 @@ def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: 
         raise ValueError("explore needs parameters, each with its values, as in K=[2, 4, 8]")
     count = math.prod(map(len, values.values()))
     if count > MOST:
-        raise ValueError(f"these values make {count} drawings; a page holds {MOST}: give fewer")
+        raise ValueError(
+            f"these values make {count} drawings, but a page holds {MOST}: give fewer values"
+        )
     for name, value in first.items():
         if value not in values.get(name, []):
             raise ValueError(f"first asks for {name}={value!r}, but no slider has this value")

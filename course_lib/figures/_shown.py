@@ -184,7 +184,9 @@ def _checked(spans: Iterable[Span]) -> list[Span]:
         raise ValueError("no spans to draw: record a run first")
     for rank, lane, start, stop, _ in spans:
         if stop < start:
-            raise ValueError(f"a span of rank {rank} in {lane!r} stops at {stop}, before {start}")
+            raise ValueError(
+                f"a span of rank {rank} in {lane!r} stops at {stop}, before its start at {start}"
+            )
     return spans
 
 

@@ -40,7 +40,9 @@ def winner_map(
     areas: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in styles}
     for y, row in winners.items():
         if len(row) != len(xs):
-            raise ValueError(f"row {y} has {len(row)} winners for {len(xs)} places")
+            raise ValueError(
+                f"winners[{y}] must have {len(xs)} names, one for each x, got {len(row)}"
+            )
         start = 0
         for name, group in itertools.groupby(row):
             stop = start + len(list(group))

@@ -62,7 +62,8 @@ def find(course: Path, said: str) -> str:
         return meant[0]
     close = meant if said else []
     close = close or difflib.get_close_matches(said, there, n=3, cutoff=0.5)
-    told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there)}"
+    every = f"the assignments are {', '.join(there)}"
+    told = f"did you mean {' or '.join(close)}?" if close else every
     raise Unknown(f"there is no assignment {said!r}: {told}")
 
 

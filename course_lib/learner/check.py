@@ -76,7 +76,8 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     wrong = set(said) - {task.name for task in checked}
     if wrong:
         there = ", ".join(task.name for task in checked)
-        raise _course.Unknown(f"there is no task {', '.join(sorted(wrong))}; there are {there}")
+        told = f"no check belongs to {', '.join(sorted(wrong))}"
+        raise _course.Unknown(f"{told}. The tasks with a check are: {there}")
     return [task for task in checked if not said or task.name in said]
 
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = _course.tasks(course, name)
         if arguments.task and arguments.task not in [task.name for task in tasks]:
             there = ", ".join(task.name for task in tasks)
-            raise _course.Unknown(f"there is no task {arguments.task}; there are {there}")
+            raise _course.Unknown(f"there is no task {arguments.task}; the tasks are {there}")
         source = course / "instructor" / name / f"{name}.ipynb"
         if not source.is_file():
             print(_without(name), file=sys.stderr)

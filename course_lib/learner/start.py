@@ -36,7 +36,7 @@ def add_desk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--desk",
         type=Path,
-        help="the folder of your copies (default: the one that you are in, else work)",
+        help="folder of your copies (default: the one that you are inside, else work/)",
     )
 
 

@@ -53,7 +53,7 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
         path, where = made
         try:
             if where != here:  # where the path may be that of another file
-                raise OSError("it is on another machine, or in another container")
+                raise OSError("it is on a different machine, or in a different container")
             if path is not None:
                 memory = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:
@@ -62,8 +62,8 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
         dist.all_gather_object(answers, (refusal, os.getpid()), group=group)
     if len({process for _, process in answers}) < world_size:
         raise OSError(
-            "shared pages need one process per rank: ranks that are threads, such as simulated "
-            "ranks, take turns"
+            "shared pages need one process per rank, but some of these ranks are threads of one "
+            "process, as simulated ranks are"
         )
     for r, (refusal, _) in enumerate(answers):
         if refusal is not None:

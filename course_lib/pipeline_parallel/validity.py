@@ -5,7 +5,7 @@
     >>> check_schedule(Schedule("mine", 1, (backward_first,)))  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
     course_lib.pipeline_parallel.validity.ScheduleError: mine: a deadlock. Rank 0 cannot begin B0
-    before F0 of rank 0 is over, but comes to it later
+    before F0 of rank 0 is over, but F0 comes later in its schedule
 
 A schedule being data, all of this is known before anything runs.
 """
@@ -55,9 +55,9 @@ def _check_steps(schedule: Schedule) -> None:
             if which:
                 raise ScheduleError(
                     f"{schedule.name}: rank {rank} {what} {', '.join(which[:5])}"
-                    f"{', …' if len(which) > 5 else ''}. Every rank does {', '.join(actions)} "
-                    f"once for each of {schedule.micro_batches} micro-batches and "
-                    f"{schedule.chunks} chunks"
+                    f"{', …' if len(which) > 5 else ''}. Every rank must do {', '.join(actions)} "
+                    f"once for each micro-batch ({schedule.micro_batches}) and each chunk "
+                    f"({schedule.chunks})"
                 )
 
 
@@ -71,10 +71,10 @@ def _check_progress(schedule: Schedule) -> None:
         seen.add(rank)
         missing = _first_missing(schedule, schedule.work(rank, stuck[rank]), stuck)
         holder = schedule.rank_of(missing.stage)
-        later = ", but comes to it later" if holder == rank else ""
+        step = schedule.step(missing)
+        later = f", but {step} comes later in its schedule" if holder == rank else ""
         told.append(
-            f"Rank {rank} cannot begin {stuck[rank]} before {schedule.step(missing)} of rank "
-            f"{holder} is over{later}"
+            f"Rank {rank} cannot begin {stuck[rank]} before {step} of rank {holder} is over{later}"
         )
         rank = holder
     raise ScheduleError(f"{schedule.name}: a deadlock. {'. '.join(told)}")

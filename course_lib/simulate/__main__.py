@@ -83,8 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument("--most", type=int, default=10, help="number of layouts to show")
     found.set_defaults(run=_search)
     for each in (step, found):
-        each.add_argument("--like", help="start from a published run (the beginning of its name)")
-        each.add_argument("--cluster", choices=CLUSTERS, help="default: the cluster of --like")
+        each.add_argument("--like", help="start from the published run whose name begins like this")
+        each.add_argument(
+            "--cluster", choices=CLUSTERS, help="default: the cluster of --like, else selene"
+        )
     published = commands.add_parser("validate", help="compare predictions with published runs")
     published.add_argument("--runs", action="store_true", help="also print a line per run")
     published.add_argument(
@@ -94,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     failing = commands.add_parser(
         "failures", help="share of time spent on training when devices fail"
     )
-    failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000],
+        help="numbers of devices: a line of the table for each")  # fmt: skip
     failing.add_argument("--mtbf-years", type=float, default=5.8, help=_LLAMA_3)
     failing.add_argument(
         "--checkpoint", type=float, default=60.0, help="seconds to save a checkpoint"

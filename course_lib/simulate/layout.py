@@ -174,7 +174,7 @@ class Layout:
         """
         if model.width % self.tensor or model.heads % self.tensor:
             raise LayoutError(
-                f"tensor={self.tensor} does not divide width {model.width} or {model.heads} heads"
+                f"tensor={self.tensor} must divide width={model.width} and heads={model.heads}"
             )
         # With several stages per rank, the first and the last may have no layer at all.
         if self.stages > model.layers + (2 if self.chunks > 1 else 0):

@@ -54,7 +54,7 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
             "recomputed below 1 works only in estimate(): step_on_ranks treats all layers alike"
         )
     if layout.chunks > 1 and layout.data > 1 and layout.overlap:
-        raise LayoutError("with several chunks per rank, use overlap=False")
+        raise LayoutError("with several chunks per rank, step_on_ranks needs overlap=False")
     if layout.layers_of_a_rank(model) * layout.pipeline != model.layers:
         raise LayoutError(
             f"{model.layers} layers cannot be divided equally into {layout.stages} stages"
@@ -70,8 +70,8 @@ def step_on_ranks(model: Transformer, cluster: Cluster, layout: Layout) -> tuple
         )
     if layout.zero in (1, 2) and layout.overlap:
         raise LayoutError(
-            "ZeRO-1 and ZeRO-2 need overlap=False here: the ranks gather the weights only after "
-            "the update"
+            "with ZeRO-1 and ZeRO-2, step_on_ranks needs overlap=False: the ranks gather the "
+            "weights only after the update"
         )
     network = Network(
         *cluster.link_between,

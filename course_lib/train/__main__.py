@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
     def add(group: argparse._ArgumentGroup, name: str, text: str, **kwargs: object) -> None:
         default = defaults[name]
-        text += "" if default is None else f" ({default})"
+        text += "" if default is None else f" (default: {default})"
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, default=default, help=text, **kwargs)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     how = made.add_argument_group("how")
     add(how, "ddp", "the DistributedDataParallel to use", choices=get_args(DDPName))
     add(how, "precision", "number format of matrix products", choices=get_args(PrecisionName))
-    text = "auto: use GPUs if every rank of this machine can have one (auto)"
+    text = "auto: use GPUs if every rank of this machine can have one (default: auto)"
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
     add(how, "checkpoint", "folder for checkpoints; continue from the newest one", metavar="DIR")
     add(how, "checkpoint_every", "steps between two checkpoints", type=int)
@@ -144,7 +144,7 @@ def last_words(folder: str | None) -> str:
     if folder is not None:
         found = checkpoints(Path(folder))
         step = step_of(found[-1]) if found else 0
-        kept = f"{folder} has step {step}: the same command continues from there."
+        kept = f"To continue from step {step} in {folder}, run the same command."
     return f"\n{PROGRAM}: interrupted. {kept}\n"
 
 

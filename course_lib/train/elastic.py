@@ -95,7 +95,8 @@ class Training:
     def __init__(self, config: TrainConfig) -> None:
         for name in ("dropout", "accumulate", "clip_norm", "precision", "checkpoint"):
             if getattr(config, name) != getattr(TrainConfig(), name):
-                raise ConfigError(f"elastic training has no --{name.replace('_', '-')}; leave it")
+                option = name.replace("_", "-")
+                raise ConfigError(f"elastic training does not support --{option}: leave it out")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.model = build_model(config).double()
@@ -109,7 +110,9 @@ class Training:
         self._batch_size = config.batch_size
         self._per_epoch = len(self._inputs) // config.batch_size
         if self._per_epoch == 0:
-            raise ConfigError(f"--batch-size must be at most {len(self._inputs)}")
+            raise ConfigError(
+                f"--batch-size must be at most {len(self._inputs)}, the size of the training set"
+            )
         self.total = config.steps or config.epochs * self._per_epoch
         self._order = ShardedSampler(self._inputs, 1, 0, seed=config.seed, drop_last=True)
 
@@ -421,7 +424,9 @@ def supervise(
 
     """
     if not 1 <= world_size <= config.batch_size:
-        raise ConfigError(f"--ranks must be 1 to {config.batch_size}, the rows of a batch")
+        raise ConfigError(
+            f"--ranks must be at least 1, and at most --batch-size {config.batch_size}"
+        )
     Training(config)  # a wrong option is found here, and not in each rank
     context = multiprocessing.get_context("forkserver")
     # Importing takes longer than training. Not this file: a process may run it as __main__, too.
@@ -478,7 +483,7 @@ def supervise(
                 if f"gone {name}" in given_up or time.monotonic() > closes:
                     process.kill()
             if not living and not roll.members(seen):
-                roll.end("none is replaced any more")
+                roll.end("no rank is replaced any more")
         how = roll.ended()
     finally:
         for process in living.values():
@@ -540,22 +545,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     default = TrainConfig(steps=30)
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.train.elastic",
-        description="Kill a rank: the others train on, and a new process takes its place.",
+        description="Kill ranks in training: the others go on, and new processes replace them.",
     )
     add = parser.add_argument
-    add("--ranks", type=int, default=4, help="ranks; under torchrun, it says how many (4)")
+    add("--ranks", type=int, default=4, help="ranks, if not set by torchrun (default: %(default)s)")
     add(
         "--model", choices=get_args(ModelName), default=default.model, help="(default: %(default)s)"
     )
     add("--steps", type=int, default=default.steps, help="steps (default: %(default)s)")
     add("--batch-size", type=int, default=default.batch_size, help="rows (default: %(default)s)")
     add("--seed", type=int, default=default.seed, help="seed (default: %(default)s)")
-    add("--kill", type=int, nargs="*", default=[2], help="the ranks to kill (2)", metavar="RANK")
+    text = "ranks to kill (default: 2)"
+    add("--kill", type=int, nargs="*", default=[2], help=text, metavar="RANK")
     add("--at-step", type=int, default=10, help="kill them after this step (default: %(default)s)")
-    text = "after these steps, wait until all are there (20): a process starts slower than a step"
+    text = "after these steps, wait until the killed ranks are replaced (default: 20)"
     add("--whole-at", type=int, nargs="*", default=[20], help=text, metavar="STEP")
-    add("--no-replacement", action="store_true", help="the others go on without them")
-    add("--leave-rows", action="store_true", help="nobody takes the rows of a missing rank")
+    add("--no-replacement", action="store_true", help="do not replace the killed ranks")
+    add("--leave-rows", action="store_true", help="do not give a missing rank's rows to the others")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     to_kill = set(options.kill)
@@ -591,7 +597,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if outcome.losses:
         print_line(
-            f"last loss {outcome.losses[-1]:.12f}, undisturbed {undisturbed.losses[-1]:.12f}; "
+            f"last loss {outcome.losses[-1]:.12f}, without a kill {undisturbed.losses[-1]:.12f}; "
             f"largest difference of a weight {off(outcome, undisturbed):.1e}"
         )
     return 0

@@ -159,7 +159,7 @@ class Trainer:
 def _difference(folder: Path, name: str, there: object, mine: object) -> str:
     what = f"with --{name.replace('_', '-')} {there}, but this run has {mine}"
     if name == "data":
-        what = "on other data (the text comes from another release of Python)"
+        what = "on different data (the text comes from a different release of Python)"
     return (
         f"the checkpoint in {folder} is of a run {what}. Use the same options, or choose "
         "another folder with --checkpoint."

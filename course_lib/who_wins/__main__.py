@@ -19,7 +19,7 @@ from course_lib.who_wins.winners import cells_of, steps_of, updates_of
 _EXAMPLES = """\
 examples:
   python -m course_lib.who_wins --figure map.png          # the whole map, in minutes
-  python -m course_lib.who_wins --quick                   # its corners, two seeds
+  python -m course_lib.who_wins --quick                   # only the corners of the map, two seeds
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7 --json
   python -m course_lib.who_wins --tune                    # try all settings again
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="seeds to train each algorithm with (5; --quick: 2)")
+    add("--seeds", type=int, help="seeds for each algorithm (default: 5; with --quick: 2)")
     add(
         "--workers",
         type=int,
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead of the map, try settings of each algorithm, and print a table",
     )
-    add("--write", action="store_true", help=f"write --tune's results to {FILE.name}, for the map")
+    add("--write", action="store_true", help=f"also write the results of --tune to {FILE.name}")
     add("--figure", type=Path, help="draw the map to this file")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -122,7 +122,7 @@ def _map(options: argparse.Namespace) -> int:
     names = [name for name in ALGORITHMS if name in (options.algorithms or ALGORITHMS)]
     records = Records(options.folder / "results.jsonl")
     if options.write and not (options.tune and len(names) == len(ALGORITHMS)):
-        raise ValueError("--write needs --tune, and all algorithms")
+        raise ValueError("use --write only with --tune and without --algorithms")
     if options.tune:
         tried = tune(names, problem, records, options.processes, _say)
         if options.write:

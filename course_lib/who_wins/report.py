@@ -62,7 +62,7 @@ def steps_table(
         lines.append(f"| {name} | {setting_of(name)} | {text} |")
     for name, means in updates.items():
         reached = [each for each in means if not math.isinf(each)]
-        text = f"not in {len(means) - len(reached)} of {len(means)} networks"
+        text = f"not reached in {len(means) - len(reached)} of {len(means)} networks"
         if len(reached) == len(means):
             low, high = f"{min(means):.0f}", f"{max(means):.0f}"
             text = f"{low} updates" if low == high else f"{low} to {high} updates, by network"
@@ -90,8 +90,8 @@ def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
         f"{problem.workers} workers with {problem.rows} rows each, {gradient_bytes() / 1e3:.1f} kB "
         f"of gradients, until the loss over all training rows is at most {problem.target:g}; "
         f"{len(seeds)} seeds. Virtual seconds; ± is a 95 % interval over the seeds. A number "
-        "with ~ stands on steps that did not repeat exactly. `k of n`: that many seeds reached the "
-        "target within the steps they had."
+        "with ~ is less exact: the times of its steps did not repeat exactly. `k of n`: only k "
+        "of n seeds reached the target within the allowed steps."
     )
 
 

@@ -59,8 +59,8 @@ def conditions(problem: Problem) -> str:
     return (
         f"{problem.workers} workers, {problem.rows} rows each, target {problem.target:g}, at most "
         f"{problem.steps} steps; seeds {', '.join(map(str, SEEDS))}\n"
-        "mean steps to the target, empty where a seed did not reach it; with a server updates, at "
-        f"{latency} and {bandwidth}"
+        f"mean steps to the target (updates if there is a server, at {latency} and {bandwidth}); "
+        "empty if a seed did not reach the target"
     )
 
 

@@ -85,7 +85,7 @@ def home() -> Finding:
     try:
         from jupyter_core.paths import jupyter_runtime_dir
     except ImportError:
-        return Finding("home", "jupyter_core is missing", "see the line packages")
+        return Finding("home", "jupyter_core is missing", "see packages above")
     folder = Path(jupyter_runtime_dir())
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not os.access(there, os.W_OK):
@@ -131,7 +131,7 @@ def loopback() -> Finding:
     if chosen:
         advice = "unset GLOO_SOCKET_IFNAME"
         told = f"there is no interface {chosen}, which GLOO_SOCKET_IFNAME asks for"
-    return Finding("network", f"{told}; there are {', '.join(there)}", advice)
+    return Finding("network", f"{told}; the interfaces are {', '.join(there)}", advice)
 
 
 def _reaches_itself() -> bool:
@@ -152,7 +152,7 @@ def gpus() -> Finding:
 
         from course_lib.ranks.for_graders import nccl_version, share
     except ImportError:
-        return Finding("GPUs", "PyTorch is missing", "see the line PyTorch")
+        return Finding("GPUs", "PyTorch is missing", "see PyTorch above")
     count = torch.cuda.device_count()
     if not count:
         if any(Path("/dev").glob("nvidia[0-9]*")) and torch.version.cuda:
@@ -180,7 +180,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
         from course_lib.ranks import Ranks
         from course_lib.ranks.explain.errors import RanksError
     except ImportError as error:
-        return Finding(name, f"{error.name} is missing", "see the line packages")
+        return Finding(name, f"{error.name} is missing", "see packages above")
     size = 4 if on == "simulated" else 2
     start = time.monotonic()
     try:

@@ -43,13 +43,13 @@ def namespaces() -> Finding:
 def bubblewrap() -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     if sys.platform != "linux":
-        return Finding("sandbox", "only on Linux", "see the line namespaces", "grading")
+        return Finding("sandbox", "only on Linux", "see namespaces above", "grading")
     try:
         from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
         from autograder.sandbox.look import ready
         from autograder.sandbox.place import SandboxedPlace
     except ImportError as error:
-        return Finding("sandbox", f"{error.name} is missing", "see the line packages", "grading")
+        return Finding("sandbox", f"{error.name} is missing", "see packages above", "grading")
     try:
         started = f"it starts, with {probe()}"
         with SandboxedPlace() as place:
@@ -63,7 +63,7 @@ def bubblewrap() -> Finding:
 def control_groups() -> Finding:
     """Test whether the kernel can limit a submission's memory; else the grader watches it."""
     if sys.platform != "linux":
-        return Finding("control groups", "only on Linux", "see the line namespaces", "nothing")
+        return Finding("control groups", "only on Linux", "see namespaces above", "nothing")
     from autograder.sandbox.memory import MemoryGroup
 
     group = MemoryGroup.make(limit=2**30, processes=10)
@@ -77,7 +77,7 @@ def graded() -> Finding:
     """Grade solutions whose points are known, in a process like the autograder's."""
     name = "graded"
     if sys.platform != "linux":
-        return Finding(name, "only on Linux", "see the line namespaces", "grading")
+        return Finding(name, "only on Linux", "see namespaces above", "grading")
     root = find_course()
     if not any(root.glob("instructor/*/hidden.py")):
         told = "not tested: this copy of the course has no hidden cases"

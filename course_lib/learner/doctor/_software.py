@@ -76,8 +76,8 @@ def torch_build() -> Finding:
         return Finding("PyTorch", f"{told}, without gloo", f"install another build; {COMPLETE}")
     has_driver = any(Path("/dev").glob("nvidia[0-9]*"))
     if has_driver and not torch.version.cuda:
-        advice = "to use the GPUs, install PyPI's torch, which has CUDA: see README, pip"
-        return Finding("PyTorch", f"{told}, but there are GPUs", advice, "nothing")
+        advice = "to use the GPUs, install PyPI's torch, which has CUDA: see pip in the README"
+        return Finding("PyTorch", f"{told}, but this machine has GPUs", advice, "nothing")
     if torch.version.cuda and not has_driver:
         told += "; there is no NVIDIA GPU, so the CUDA part only uses disk space"
     return Finding("PyTorch", told)

@@ -145,7 +145,7 @@ def test_odd_texts_cannot_end_the_script() -> None:
     [
         ({"alt": " "}, "alt is empty"),
         ({"step": []}, "needs parameters"),
-        ({"step": range(500)}, "1500 drawings; a page holds 400"),
+        ({"step": range(500)}, "1500 drawings, but a page holds 400"),
         ({"first": {"step": 9}}, "first asks for step=9, but no slider has this value"),
         ({"first": {"rank": 0}}, "first asks for rank=0"),
         ({"play": "rank"}, "play must be one of the parameters K, step; got 'rank'"),

@@ -49,5 +49,5 @@ def test_maps_with_the_same_names_give_them_the_same_look():
 
 def test_a_map_with_a_gap_is_refused():
     _, ax = plt.subplots()
-    with pytest.raises(ValueError, match="row 7 has 1 winners for 2 places"):
+    with pytest.raises(ValueError, match="winners\\[7\\] must have 2 names, one for each x, got 1"):
         winner_map(ax, [1, 10], {7: ["a"]})

@@ -137,7 +137,7 @@ def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("2.13.0+cpu", None, False, True, "built for the CPU"),
         ("2.13.0", "13.0", False, True, "only uses disk space"),
-        ("2.13.0+cpu", None, True, False, "there are GPUs"),
+        ("2.13.0+cpu", None, True, False, "but this machine has GPUs"),
         ("2.13.0", "13.0", True, True, "CUDA 13.0"),
     ],
 )

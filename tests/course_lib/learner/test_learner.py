@@ -141,7 +141,7 @@ def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> No
     assert f"course start {NAME}" in capsys.readouterr().err
     main(["start", NAME])
     assert main(["check", NAME, "ranks"]) == 2
-    assert "there are rank" in capsys.readouterr().err
+    assert "The tasks with a check are: rank" in capsys.readouterr().err
     mine.write_text("<<<<<<< HEAD")
     assert main(["check", NAME]) == 2
     assert "is not a valid notebook any more" in capsys.readouterr().err

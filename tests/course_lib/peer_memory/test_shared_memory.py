@@ -216,7 +216,7 @@ def more_than_there_is() -> Tensor:
 def one_is_elsewhere() -> Tensor:
     if dist.get_rank() == 2:
         shared_pages._machine = lambda: "another one"
-    with pytest.raises(OSError, match=r"rank 2 .* on another machine"):
+    with pytest.raises(OSError, match=r"rank 2 .* on a different machine"):
         map_for_all(100)
     importlib.reload(shared_pages)
     tensor = values(dist.get_rank(), 100)

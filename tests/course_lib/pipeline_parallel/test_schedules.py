@@ -144,7 +144,7 @@ F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
         ),
         (
             changed(1, [B0, F0, F1, B1]),
-            r"Rank 1 cannot begin B0 before F0 of rank 1 is over, but comes to it later",
+            r"B0 before F0 of rank 1 is over, but F0 comes later in its schedule",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["step"], "give --layers --width --heads --vocabulary, or --like"),
         (["step", "--like", "nothing"], "no published run begins with 'nothing'"),
-        (["step", *TINY, "--tensor=3"], "tensor=3 does not divide"),
+        (["step", *TINY, "--tensor=3"], "tensor=3 must divide"),
         (["step", *TINY, "--data=3", "--batch=4"], "use a multiple of 3"),
         (["step", *TINY, "--zero=4"], "zero must be a stage of ZeRO"),
         (["step", *TINY, "--schedule=best"], "schedule must be one of 1f1b"),

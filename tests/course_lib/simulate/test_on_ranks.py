@@ -97,7 +97,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
     ("node_size", "layout", "words"),
     [
         (8, {"data": 1024, "batch": 1024}, "at most 512 ranks"),
-        (8, {"tensor": 3, "batch": 1}, "does not divide width"),
+        (8, {"tensor": 3, "batch": 1}, "must divide width"),
         (8, {"pipeline": 9, "batch": 9}, "too few"),
         (2, {"data": 4, "batch": 4}, "overlap=False"),
         (8, {"data": 2, "zero": 1, "batch": 2}, "overlap=False"),
@@ -109,7 +109,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
         (
             8,
             {"data": 2, "pipeline": 2, "batch": 8, "schedule": "interleaved", "chunks": 2},
-            "with several chunks per rank, use overlap=False",
+            "with several chunks per rank, step_on_ranks needs overlap=False",
         ),
     ],
     ids=name,

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path, monkeypatch):
     text = documentation_text()
     text[100] ^= 1
     monkeypatch.setattr("course_lib.train.datasets.documentation_text", lambda: text)
-    with pytest.raises(RankError, match="on other data"):
+    with pytest.raises(RankError, match="on different data"):
         ranks.run(train, config)
 
 

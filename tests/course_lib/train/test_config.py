@@ -49,7 +49,7 @@ def test_heads_have_to_divide_the_width():
         ({"batch_size": 50}, r"2 ranks × accumulate=2 .* multiple of 4\. Use --batch-size 48 or 5"),
         ({"batch_size": 2}, r"multiple of 4\. Use --batch-size 4\."),
         ({"batch_size": 4000}, "the training set has 1438 examples"),
-        ({"model": "transformer", "context": 10**6}, "--context is 1000000"),
+        ({"model": "transformer", "context": 10**6}, "--context 1000000 is too large"),
         ({"precision": "fp16"}, "--precision fp16 needs a GPU"),
         ({"lr": 1e30, "steps": 9}, "the loss is (nan|inf) at step .* smaller --lr than 1e"),
     ],

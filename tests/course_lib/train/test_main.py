@@ -107,7 +107,9 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
         process.send_signal(signal.SIGINT)  # torchrun passes it on to the ranks
         output, errors = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert re.search(r"interrupted\. kept has step \d+: the same command continues", errors)
+    assert re.search(
+        r"interrupted\. To continue from step \d+ in kept, run the same command", errors
+    )
     assert errors.count("interrupted") == 1
     assert "course_lib/train" not in errors  # torchrun's own traceback is all there is
     assert "KeyboardInterrupt" not in errors + output

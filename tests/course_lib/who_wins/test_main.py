@@ -109,8 +109,8 @@ def test_tuning_tries_the_same_settings_for_all_and_the_map_takes_the_best(
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
         (["--straggler", "0"], "above 0"),
-        (["--write"], "needs --tune"),
-        (["--tune", "--write", "--algorithms", "flat"], "all algorithms"),
+        (["--write"], "only with --tune"),
+        (["--tune", "--write", "--algorithms", "flat"], "without --algorithms"),
     ],
 )
 def test_what_cannot_be_is_refused(
