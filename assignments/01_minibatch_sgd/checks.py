@@ -84,11 +84,11 @@ def all_else_stays(case, inputs, values):
     try:
         equals(lambda *_: {key: last}, tolerance=TO_THE_BIT)(case, inputs, [{key: values[0][key]}])
     except Wrong as wrong:
-        raise Wrong(wrong.message, "Gradients stay as they are, to the last bit.") from None
+        raise Wrong(wrong.message, "Do not change the gradients, not even by a rounding.") from None
     if any(values[0]["whether gradient {} is another tensor"]):
         raise Wrong(
-            "after the step .grad is another tensor, or requires a gradient itself",
-            "Gradients stay as they are: nothing is put in their place.",
+            "after the step, .grad is a different tensor, or .grad itself requires a gradient",
+            "Keep every .grad as it is: do not replace it.",
         )
 
 
@@ -111,12 +111,16 @@ def went_into_a_copy(case, inputs, me):
 
 
 STEP_MISTAKES = {
-    "the parameter before the steps: take each that has a gradient, and update its own memory (an "
-    "iterable may be walked once only)": stepped(lambda lr: (0, 0)),
+    "the parameter before the steps. Update each parameter that has a gradient, in its own memory. "
+    "Walk over the iterable only once": stepped(lambda lr: (0, 0)),
     "steps up the slope: the sign is wrong": stepped(lambda lr: (lr, lr)),
     "steps with the learning rate 1": stepped(lambda lr: (-1, -1)),
-    "momentum: a step uses this gradient only": stepped(lambda lr: (-1.9 * lr, -lr)),
-    "the right steps, rounded to float32: keep the dtype": stepped(rounded=torch.Tensor.float),
+    "steps with momentum: use only the current gradient in each step": stepped(
+        lambda lr: (-1.9 * lr, -lr)
+    ),
+    "the right steps, but rounded to float32. Keep the dtype of the parameter": stepped(
+        rounded=torch.Tensor.float
+    ),
 }
 
 
@@ -156,15 +160,15 @@ def rates(
 
 
 RATE_MISTAKES = {
-    "peak · t/W: the first step would do nothing": rates(lambda t, w: t / w),
+    "peak · t/W: with this rate, the first step would do nothing": rates(lambda t, w: t / w),
     "the peak: during the warm-up the rate must rise": rates(lambda t, w: 1.0),
-    "a cosine of t/T: count the steps behind the warm-up, t - W of T - W": rates(
+    "a cosine of t/T. Count only the steps after the warm-up: (t - W)/(T - W)": rates(
         passed=lambda t, w, total: t / total
     ),
-    "a cosine that is 0 in the last step: it would do nothing": rates(
+    "a cosine that is 0 in the last step: that step would do nothing": rates(
         passed=lambda t, w, total: (t - w) / max(1, total - w - 1)
     ),
-    "peak · (t + 1)/W in step W, which is the first of the cosine": lambda case, inputs, me: {
+    "peak · (t + 1)/W in step W, but the cosine begins in step W": lambda case, inputs, me: {
         "rate in step {}": [
             inputs[0]["peak"] * (t + 1) / max(1, inputs[0]["warmup"])
             for t in range(inputs[0]["total"])
@@ -177,7 +181,7 @@ RATE_MISTAKES = {
     "a cosine of (t + 1 - W)/(T - W): in step W the rate is still the peak": rates(
         passed=lambda t, w, total: (t + 1 - w) / (total - w)
     ),
-    "a cosine of (t - W)/T: T - W steps are behind the warm-up": rates(
+    "a cosine of (t - W)/T: T - W steps follow the warm-up": rates(
         passed=lambda t, w, total: (t - w) / total
     ),
     "a straight line down, where a cosine is asked for": rates(falling=lambda p: 1 - p),

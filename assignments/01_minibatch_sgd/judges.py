@@ -43,7 +43,7 @@ LIBRARY = (
 )
 """PyTorch's samplers and loaders: they do what the task asks for."""
 FROM_GENERATOR = (
-    "All that is random comes from `generator`: torch.randperm(…, generator=generator)."
+    "Draw every random number from `generator`, as in torch.randperm(…, generator=generator)."
 )
 
 
@@ -115,7 +115,7 @@ def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]
     first, second = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
     if len(first) > 1 and _same_batches(first, second):
-        hint = "Shuffle anew in every epoch: the generator's next draw is another order."
+        hint = "Shuffle anew in every epoch: the next draw from the generator is a different order."
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
@@ -142,7 +142,7 @@ def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[An
         if sizes[: n // size] != right[: n // size]:
             hint = f"Each batch has batch_size = {size} rows; only the last one may have fewer."
         if set(sizes) <= {size} and len(sizes) < n // size:
-            hint = f"All {n // size} full batches come; only a shorter one may be left out."
+            hint = f"Keep every full batch, here {n // size}. Leave out only a shorter last batch."
         raise Wrong(f"{asked}: the batches have {sizes} rows, expected {right}", hint)
     rows = [row for batch in batches for row in batch.tolist()]
     if not set(rows) <= set(range(n)):
@@ -190,7 +190,8 @@ def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> 
         raise Wrong(
             f"{asked}: some batches contain some rows more often than chance allows; row {row} is "
             f"in batch {batch} {counts[row, batch]:.0f} times, expected about {expected:.0f}",
-            "Every order of the rows must be equally likely: a shuffle by hand may prefer some.",
+            "Every order of the rows must be equally likely: a shuffle by hand may prefer some "
+            "orders.",
         )
 
 
@@ -237,18 +238,18 @@ MISTAKES: dict[str, Factors] = {
     "the plain mean over the micro-batches, though the last one has fewer rows": (
         lambda rows, micro: torch.ones_like(rows) / len(rows)
     ),
-    "the sum over the micro-batches: weigh each with its share of the rows": (
+    "the sum over the micro-batches: weight each micro-batch by its share of the rows": (
         lambda rows, micro: torch.ones_like(rows)
     ),
     "the sum over all rows: the division by B is missing": lambda rows, micro: rows,
-    "what the weight micro_batch_size / B gives, though the last one has fewer rows": (
+    "the result with the weight micro_batch_size / B, though the last micro-batch is shorter": (
         lambda rows, micro: torch.full_like(rows, micro) / rows.sum()
     ),
-    "the gradient of the last micro-batch: it has wiped out the others": last,
-    "the last micro-batch's share: it has wiped out the others": (
+    "the gradient of the last micro-batch: it has overwritten the others": last,
+    "the last micro-batch's share: it has overwritten the others": (
         lambda rows, micro: last(rows, micro) * share(rows, micro)
     ),
-    "the last micro-batch's part of a plain mean: it has wiped out the others": (
+    "the last micro-batch's part of a plain mean: it has overwritten the others": (
         lambda rows, micro: last(rows, micro) / len(rows)
     ),
 }
@@ -368,7 +369,9 @@ def equals_accumulated(*keys: str, **options: Any) -> Judge:
         return lambda case, inputs, me: those(oracle(case, inputs, me), keys)
 
     mistakes = {name: some(_oracle(factors, factors)) for name, factors in MISTAKES.items()}
-    mistakes["the right gradient, added to what was there before"] = some(_oracle(carry=1.0))
+    mistakes["the right gradient, added to the .grad from before the call"] = some(
+        _oracle(carry=1.0)
+    )
     return looking_at(keys, equals(some(_oracle()), mistakes, **options))
 
 
@@ -472,9 +475,9 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
     first, second = (float(value) for value in values[0]["variance returned by call {}"])
     if not abs(first - theory) <= chance:
         others = {
-            "σ²/B: batches that are drawn with replacement": sigma2 / size,
+            "σ²/B, the variance of batches that are drawn with replacement": sigma2 / size,
             "σ², the spread of single rows": sigma2,
-            "a mean over the parameters' numbers: a squared length is their sum": (
+            "a mean over all elements of the parameters, but a squared length is a sum": (
                 theory / rows.shape[1]
             ),
             "the square root of the variance": theory**0.5,
@@ -483,8 +486,8 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         near = chance / max(theory, 1e-30)  # by chance, relative
         close = [name for name, other in others.items() if abs(first - other) <= near * other]
         right = (
-            "The variance is the mean of |g_B - ∇F|² over num_batches batches, each drawn anew "
-            "from all rows; |…|² sums over all parameters."
+            "The variance is the mean of |g_B - ∇F|² over num_batches batches. Draw each batch "
+            "anew from all rows. |…|² is a sum over all parameters."
         )
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
@@ -492,14 +495,14 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             # Near is not equal: where it is near to several, it tells nothing.
             exact
             or (
-                f"Your number is about {close[0]}. If you compute something else: {right}"
+                f"Your number is about {close[0]}. That may be chance. {right}"
                 if len(close) == 1
                 else right
             ),
         )
     if first != second:
         raise Wrong(
-            f"{asked} is another number the second time, with the same seed", FROM_GENERATOR
+            f"{asked} is a different number the second time, with the same seed", FROM_GENERATOR
         )
 
 
@@ -541,23 +544,23 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         if not fitting:
             told = ", ".join(f"{each:.5g}" for each in different)
             raise Wrong(
-                f"{asked} is {got:.5g}, but no {count} batches can give that: |g_B - ∇F|² is "
-                f"one of {told}",
+                f"{asked} is {got:.5g}, but no {count} batches have this mean: for a batch, "
+                f"|g_B - ∇F|² is one of {told}",
                 _named_otherwise(got, list(means.values()), count, near),
             )
         seen.update(fitting)
     if len(seen) == 1:
-        hint = f"The generator's next draw is another batch. {FROM_GENERATOR}"
+        hint = f"Every call must draw new batches. {FROM_GENERATOR}"
         raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
     if all(len(set(drawn)) == 1 for drawn in seen):
         hint = (
-            "Draw num_batches batches, each anew from all rows: not one alone, and not the next "
-            "one of an epoch."
+            "Draw each of the num_batches batches anew from all rows: do not use one batch for "
+            "all, and do not take the next batch of an epoch."
         )
         raise Wrong(f"{asked}: in every call, |g_B - ∇F|² is the same for all batches", hint)
     if missing := sorted(set(different) - {each for drawn in seen for each in drawn}):
-        hint = "Any two rows may meet in a batch."
-        raise Wrong(f"{asked}: no batch has |g_B - ∇F|² = {missing[0]:.5g}", hint)
+        hint = "Every combination of rows must be possible as a batch."
+        raise Wrong(f"{asked}: in all calls, no batch has |g_B - ∇F|² = {missing[0]:.5g}", hint)
 
 
 def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
@@ -567,7 +570,8 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
         for divisor in (count, max(1, count - 1)):
             if abs(spread / divisor - got) <= near:
                 return (
-                    "This is the spread around the batches' own mean: ∇F is the mean of all rows."
+                    "This is the spread around the mean of the drawn batches, but ∇F is the mean "
+                    "over all rows."
                 )
     return ""
 

@@ -144,9 +144,9 @@ CHECKS = {
         judges=[equals_mean("gradients", "gradient of parameter {}"), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
-            sends_at_most(gradient_bytes, hint="Every gradient is summed once."),
+            sends_at_most(gradient_bytes, hint="Sum every gradient only once."),
             receives_at_least(unless_alone(gradient_bytes)),
-            calls_at_most("One call sums a whole tensor.", all_reduce=gradient_count),
+            calls_at_most("One call of all_reduce sums a whole tensor.", all_reduce=gradient_count),
         ],
         worth={"values": 3, "communication": 1},
         cases=in_many_forms(

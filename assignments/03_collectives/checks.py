@@ -90,7 +90,7 @@ def in_half_rings(halves: int) -> list[Expectation]:
             hint="In each step a rank passes on one chunk in the tensor's dtype, and never the "
             "whole tensor.",
         ),
-        calls_at_most("One message per step.", send=steps),
+        calls_at_most("Send only one message per step.", send=steps),
         time_within(seconds, hint="Send and receive at the same time: isend and irecv, then wait."),
         receives_at_least(lambda case, rank: _unknown(case, rank, whole=halves == 2)),
     ]
@@ -119,16 +119,18 @@ def along_a_tree() -> list[Expectation]:
     return [
         only_calls("send", "recv"),
         calls_at_most(
-            "Every rank that has the tensor passes it on: nobody sends in more than ceil(log2 K) "
-            "rounds.",
+            "Let every rank that has the tensor pass it on: then no rank sends more than "
+            "ceil(log2 K) times.",
             send=sends,
         ),
-        calls_at_most("The tensor reaches every other rank once.", recv=receives),
+        calls_at_most("Every rank but the source receives the tensor exactly once.", recv=receives),
         sends_at_most(
             lambda case, rank: sends(case, rank) * numel(case) * case.itemsize,
-            hint="A message is the tensor, once and in its dtype.",
+            hint="Send in each message only the tensor, once and in its own dtype.",
         ),
-        time_within(seconds, rel=0.25, hint="Those that have the tensor send at the same time."),
+        time_within(
+            seconds, rel=0.25, hint="All ranks that have the tensor must send at the same time."
+        ),
         receives_at_least(lambda case, rank: receives(case, rank) * numel(case) * case.itemsize),
     ]
 
@@ -156,7 +158,7 @@ def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
             raise Wrong(
                 f"rank {silent[0]} sends nothing to other nodes, but rank {loudest} on the same "
                 f"node sends them {format_bytes(across[loudest])}",
-                "Each rank of a node has a slow link of its own: all of them send, each its chunk.",
+                "Each rank has its own slow link to other nodes: all of them send their chunk.",
             )
 
 
@@ -258,15 +260,19 @@ def the_source(case, inputs, me, through=lambda tensor: tensor):
 
 
 SOURCE_MISTAKES = {
-    "the tensor of number src of the group: src is a rank of the whole world": held_by(
+    "the tensor of rank number src in the group, but src is a rank of the whole world": held_by(
         lambda inputs, me: inputs[me]["src"] if inputs[me]["src"] != me else None
     ),
-    "the tensor as it was: nothing arrived, or this rank took itself for the source": held_by(
-        lambda inputs, me: me
+    "the tensor as before the call: nothing arrived, or this rank took itself for the source": (
+        held_by(lambda inputs, me: me)
     ),
-    "the tensor of the group's first rank: src is another": held_by(lambda inputs, me: 0),
-    "the right tensor, rounded to float32: keep its dtype": lambda case, inputs, me: the_source(
-        case, inputs, me, lambda tensor: tensor.float().to(tensor.dtype)
+    "the tensor of the group's first rank, but src is a different rank": held_by(
+        lambda inputs, me: 0
+    ),
+    "the right tensor, but rounded to float32. Keep the dtype of the tensor": (
+        lambda case, inputs, me: the_source(
+            case, inputs, me, lambda tensor: tensor.float().to(tensor.dtype)
+        )
     ),
 }
 
@@ -277,21 +283,23 @@ def named_by_the_case(case, inputs, me):
     known = {}
     if src % k != root:
         words = (
-            f"the tensor of number {src % k}: src is world rank {src}, which is number {root} in "
-            "this group"
+            f"the tensor of number {src % k} in the group, but src is world rank {src}, which is "
+            f"number {root} in the group"
         )
         known[words] = in_calls("tensor", lambda ins, me: ins[src % k]["tensor"])(case, inputs, me)
     return {**known, **went_into_a_copy(case, inputs, me)}
 
 
 GATHER_MISTAKES = {
-    "the chunks from this rank's own on: chunk r belongs to place r": gathered(
+    "the chunks in an order that begins with this rank's own. Put chunk r in place r": gathered(
         lambda first, last: range(last - first)
     ),
-    "the chunks in the order of their arrival: chunk r belongs to place r": gathered(
+    "the chunks in the order of their arrival. Put chunk r in place r": gathered(
         lambda first, last: range(0, first - last, -1)
     ),
-    "the right vector, but 0 in the place of this rank's own chunk": gathered(without_own=True),
+    "the right vector, but with 0 in the place of this rank's own chunk": gathered(
+        without_own=True
+    ),
 }
 
 
@@ -313,12 +321,12 @@ def places_of_chunks(case, inputs, me, value):
     if not wrong:
         return ""
     place = me if me in wrong else min(wrong)
-    told = f"Place {place} of the vector holds {wrong[place]}, and it should hold chunk {place}"
+    told = f"Place {place} of the vector holds {wrong[place]}, but should hold chunk {place}"
     if wrong[place] != "nothing":
-        return f"{told}. Chunk r is the chunk of number r, also if another rank has passed it on."
+        return f"{told}. Chunk r comes from rank r of the group, whichever rank passed it on."
     if place == me:
-        return f"{told}, your own. Send that one first: it is the only one you have."
-    return f"{told}. In each of K - 1 steps a rank passes on what has just come to it."
+        return f"{told}, your own. Send your own chunk first: you have no other chunk yet."
+    return f"{told}. In each of K - 1 steps, pass on the chunk that you received last."
 
 
 def node_sum(case, inputs, me):
@@ -433,8 +441,8 @@ CHECKS = {
         judges=[
             equals_sum(
                 {
-                    "the sum over the ranks of this node only": node_sum,
-                    "the sum over the ranks of this place in all nodes only": place_sum,
+                    "the sum over only the ranks of this node": node_sum,
+                    "the sum over only the ranks with the same place in their nodes": place_sum,
                 }
             )
         ],
@@ -444,7 +452,7 @@ CHECKS = {
             time_within(
                 two_level_time,
                 hint="Messages to other nodes take long. Reduce-scatter inside the node first: "
-                "then each rank sends only its chunk, n/L, to other nodes.",
+                "then each rank sends only its chunk of n/L numbers to other nodes.",
             ),
             receives_at_least(whole_sum),
         ],

@@ -152,7 +152,7 @@ def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
     for question, letter in answers.items():
         if not isinstance(question, str) or not isinstance(letter, str):
             told = f"{question!r:.40}: {letter!r:.40}"
-            raise TypeError(f"the answers have {told}, expected texts, as in 'exhibit_1': 'A'")
+            raise TypeError(f"the answers have {told}, expected two texts, as in 'exhibit_1': 'A'")
     return {"answers": answers}
 
 
@@ -213,7 +213,7 @@ FAULTS = {
     "K": "the learning rate does not fit the number of ranks",
     "L": "gradients travel once per micro-batch",
 }
-WATCH = "Which experiment tells it from the others? Watch the script on 1, 2 and 3 ranks."
+WATCH = "Which experiment tells the faults apart? Watch the script on 1, 2 and 3 ranks."
 DIGESTS = {
     "exhibit_1": "55fdf21609f7",
     "exhibit_2": "5d8ad589108a",
@@ -252,8 +252,8 @@ CHECKS = {
             sends_at_most(
                 gradient_bytes,
                 kinds=["all_reduce"],
-                hint="Gradients travel once per optimizer step, not once per micro-batch: forward "
-                "and backward of all but a window's last micro-batch belong into no_sync().",
+                hint="Send gradients once per optimizer step, not once per micro-batch. Put "
+                "forward and backward of each micro-batch but a window's last into no_sync().",
             ),
             sends_at_most(
                 lambda case, rank: 5 * (NUMEL * case.itemsize + SMALL) // 2,
@@ -294,7 +294,7 @@ CHECKS = {
         program=evaluate_program,
         judges=[right_numbers, shared_work],
         expects=[
-            sends_at_most(SMALL, hint="Three sums are all that the others need."),
+            sends_at_most(SMALL, hint="Send only three sums: the other ranks need no more."),
             receives_at_least(unless_alone(lambda case, rank: TWO_NUMBERS)),
         ],
         worth={"values": 2, "communication": 1},
@@ -388,7 +388,7 @@ CHECKS = {
             sends_at_most(
                 lambda case, rank: 2 * NUMEL * case.parameters["steps"] + SMALL,
                 besides=["broadcast"],
-                hint="Gradients travel in bfloat16, 2 bytes for each number.",
+                hint="Send the gradients in bfloat16, with 2 bytes for each number.",
             )
         ],
     ),

@@ -79,11 +79,11 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
     if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
-        raise RuntimeError("evaluate changes the gradients of the model: it was asked to look")
+        raise RuntimeError("evaluate changes the gradients of the model, but must change nothing")
     # In training mode BatchNorm moves its buffers: then the mode is what to speak of.
     moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     if moved and not model.trained:
-        raise RuntimeError("evaluate changes parameters or buffers: it was asked to look")
+        raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
     seen: dict[str, Any] = {"rows": [0, *model.rows], "in training mode": model.trained}
     return {**seen, NUMBERS[0]: answer[0], NUMBERS[1]: answer[1]}
 
@@ -134,25 +134,24 @@ def _batches(n: int, k: int, size: int) -> list[list[int]]:
 
 
 EVALUATION_MISTAKES = {
-    "what you get when padded rows are counted: a sampler gives every rank equally many": evaluated(
-        _padded
-    ),
-    "the mean of the ranks' means, whatever their rows (strided shards)": evaluated(
+    "the result if padded rows are counted: a sampler repeats rows to give every rank equally "
+    "many": evaluated(_padded),
+    "the mean of the ranks' means, though some ranks have fewer rows (strided shards)": evaluated(
         parts=lambda n, k, size: [list(range(n))[r::k] for r in range(k)]
     ),
     "the result of this rank's rows alone": evaluated(lambda n, k, me: list(range(n))[me::k]),
     "the result without the last rows, which no rank looked at": evaluated(
         lambda n, k, me: list(range(n - n % k))
     ),
-    "the sum over the rows that were looked at, divided by n: K does not divide n, and the last "
-    "rows are looked at by no rank": evaluated(
+    "the sum without the last rows, divided by n: K does not divide n, so no rank looked at the "
+    "last rows": evaluated(
         parts=lambda n, k, size: [[row] for row in range(n - n % k)], weigh=lambda share: share
     ),
     "the mean of the batches' means: a short batch counts as much as a full one": evaluated(
         parts=_batches
     ),
-    "the sum of the batches' means, divided by the rows: loss_fn gives a mean, multiply it by the "
-    "rows of its batch": evaluated(parts=_batches, weigh=lambda share: share),
+    "the sum of the batches' means, divided by the number of rows. loss_fn gives a mean: multiply "
+    "it by the number of rows in the batch": evaluated(parts=_batches, weigh=lambda share: share),
 }
 
 
@@ -167,15 +166,15 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
         if value["in training mode"] is not False:
             raise Wrong(
                 f"rank {rank}: the model was given rows in training mode",
-                "model.eval() first: dropout drops nothing then, and BatchNorm takes its running "
-                "means.",
+                "Call model.eval() first: then dropout drops nothing, and BatchNorm uses its "
+                "running means.",
             )
         for name in NUMBERS:
             if isinstance(value[name], float) and math.isnan(value[name]):
                 raise Wrong(
                     f"rank {rank}: {name} is nan",
-                    "The mean of no rows is nan: if there are fewer rows than ranks, some ranks "
-                    "have none. Do not call loss_fn there.",
+                    "The mean of no rows is nan. If there are fewer rows than ranks, some ranks "
+                    "have no rows: do not call loss_fn on these ranks.",
                 )
     only = [{name: value[name] for name in NUMBERS} for value in values]
     # The ranks' sums may be in float32: float64 shows there, and nothing that matters.
@@ -297,7 +296,9 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     except pickle.PicklingError:  # no rank can import the classes of this folder
         raise ValueError(f"{_UNREADABLE} whole objects: save their state_dict()") from None
     if file.closed:
-        raise RuntimeError("save_checkpoint closes the file: leave that to its caller")
+        raise RuntimeError(
+            "save_checkpoint closes the file. Leave the file open: the caller closes it"
+        )
     content = file.getvalue()
     after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
     after |= _plain(optimizer.state_dict(), " after saving")
@@ -332,10 +333,10 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     for members in case.groups:
         for rank in members:
             if values[rank]["wrote"] is not (rank == members[0]):
-                did = "writes" if values[rank]["wrote"] else "writes nothing"
+                did = "writes a file" if values[rank]["wrote"] else "writes nothing"
                 raise Wrong(
-                    f"rank {rank} {did}, expected a file from rank {members[0]}, the first of its "
-                    f"group of {len(members)}, and from no other"
+                    f"rank {rank} {did}, expected a file only from rank {members[0]}, the first "
+                    f"rank in its group of {len(members)}"
                 )
         names = values[members[0]].get(MODEL, {})
         if names and all(name.startswith("module.") for name in names):
@@ -399,7 +400,7 @@ def _nothing_loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 
 LOAD_MISTAKES: dict[str, Oracle] = {
-    "what this rank had before: it was not loaded here": _nothing_loaded,
+    "the model before the call: nothing was loaded on this rank": _nothing_loaded,
 }
 
 
@@ -421,7 +422,7 @@ def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
         if not value["optimizer's state of parameter {}"]:
             raise Wrong(
                 f"rank {rank}: the optimizer has no state",
-                "Its state for each parameter is a part of the run: load it on every rank.",
+                "The state of each parameter is a part of the run: load it on every rank.",
             )
 
 

@@ -94,16 +94,14 @@ def my_batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) 
 
 
 SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
-    "the order of epoch 0: tell the sampler which epoch it is (set_epoch)": {"tell": False},
+    "the order of epoch 0: tell the sampler the epoch (set_epoch)": {"tell": False},
     "the rows in their order: shuffle them": {"shuffle": False},
-    "an order from another seed: give the sampler `seed`": {"seed": 0},
-    "what a sampler with drop_last=True gives: no row may be lost": {"drop_last": True},
+    "an order from a different seed: pass `seed` to the sampler": {"seed": 0},
+    "the batches of a sampler with drop_last=True, but no row may be lost": {"drop_last": True},
     "the share of the group's first rank": {"me": 0},
     "batches without the last, short one": {"short": False},
     "all rows in one batch": {"batch_size": 10**9},
-    "batches of one row: batch_size counts the rows of this rank's batch, not of all ranks'": {
-        "batch_size": 1
-    },
+    "batches of one row: batch_size counts only the rows in this rank's batch": {"batch_size": 1},
 }
 
 
@@ -121,8 +119,8 @@ def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
             asked = {**p, "k": len(members), "me": me}
             mistakes = {
                 **SAMPLER_MISTAKES,
-                "the share among all ranks: give the sampler the group's size, and this rank's "
-                "number in it": {**world, "me": rank},
+                "the share among all ranks: pass to the sampler the group's size, and this rank's "
+                "number in the group": {**world, "me": rank},
             }
             answers = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
             got = [list(map(list, batches)) for batches in answers]
@@ -381,13 +379,14 @@ def _share(
 
 
 EPOCHS_MISTAKES: dict[str, Oracle] = {
-    "a run whose epochs all have the order of epoch 0: tell the sampler which epoch it is "
-    "(set_epoch)": with_epochs(tell=False),
-    "a run that counts its epochs from 0: take the numbers in `epochs`": with_epochs(from_0=True),
-    "a run that leaves out a last, incomplete window: it makes a step, too": with_epochs(
+    "a run whose epochs all have the order of epoch 0: tell the sampler the epoch (set_epoch)": (
+        with_epochs(tell=False)
+    ),
+    "a run that counts its epochs from 0: use the numbers in `epochs`": with_epochs(from_0=True),
+    "a run that leaves out a last, incomplete window: take a step for it, too": with_epochs(
         keep_last=False
     ),
-    "a run whose windows go on in the next epoch: it begins a new one": with_epochs(
+    "a run whose windows go on in the next epoch: begin each epoch with a new window": with_epochs(
         carry_over=True
     ),
     "a run that drops rows (drop_last)": with_epochs(drop_last=True),
@@ -400,7 +399,9 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run that divides by batch_size · accumulate also where a window has fewer rows": with_epochs(
         scale="full"
     ),
-    "a run that adds up the means of a window's micro-batches: divide": with_epochs(scale="none"),
+    "a run with the sum of a window's micro-batch means: the division is missing": with_epochs(
+        scale="none"
+    ),
     "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
     "a run with the sum of the ranks' gradients, not their mean": with_epochs(
         MISTAKES["the sum over the ranks, not the mean"]
@@ -408,29 +409,29 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run with gradients divided by the number of ranks once more": with_epochs(
         MISTAKES["the mean divided by the number of ranks once more"]
     ),
-    "a run in which each rank began with weights of its own": with_epochs(start="own"),
-    "a run in which each rank began with weights of its own, and buffers": with_epochs(
+    "a run in which each rank began with its own weights": with_epochs(start="own"),
+    "a run in which each rank began with its own weights and buffers": with_epochs(
         start="own", buffers="own"
     ),
     "a run in which each rank kept the buffers that it began with": with_epochs(buffers="own"),
-    "the weights before training: no step was taken (an iterable may be walked once only)": (
+    "the weights before training: no step was taken (walk over an iterable only once)": (
         with_epochs(lambda rows: 0 * own(rows))
     ),
     "a run whose gradients are never cleared: zero_grad is missing": with_epochs(
         carry=1, at_first=1
     ),
-    "a run with what .grad held before it: clear it before the first backward": with_epochs(
-        at_first=1
+    "a run that contains the old .grad from before it: clear .grad before the first backward": (
+        with_epochs(at_first=1)
     ),
-    "a run in which a last window of fewer micro-batches was not averaged: its last backward is "
-    "outside no_sync, too": with_epochs(incomplete=own),
+    "a run in which a shorter last window was not averaged. Keep its last backward outside "
+    "no_sync, too": with_epochs(incomplete=own),
     "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
     "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
-    "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all": (
+    "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all ranks": (
         with_epochs(loss="part")
     ),
-    "the mean of the micro-batches' losses, a short one counted like a full one": with_epochs(
-        loss="micro"
+    "the mean of the micro-batches' losses, where a short one counts as much as a full one": (
+        with_epochs(loss="micro")
     ),
 }
 
@@ -614,11 +615,13 @@ SCRIPT_MISTAKES: Mapping[str, Oracle] = {
     "a run with gradients divided by the number of ranks once more": with_script(
         MISTAKES["the mean divided by the number of ranks once more"]
     ),
-    "a run that averages parameters, and then takes a step of its own": with_script(
-        averages="parameters"
+    "a run that averages the parameters, and then takes a step with this rank's own gradient": (
+        with_script(averages="parameters")
     ),
     "the weights before training: every gradient was zero": with_script(lambda rows: 0 * own(rows)),
-    "what this rank's own running means give: the buffers came apart": with_script(buffers="own"),
-    "what you get when this rank's last batch has changed its running means: they come apart again "
-    "in every forward in training mode": with_script(buffers="late"),
+    "the result with this rank's own running means: the buffers differ between the ranks": (
+        with_script(buffers="own")
+    ),
+    "the result after this rank's last batch has changed its running means: in training mode, each "
+    "forward makes the buffers differ between the ranks again": with_script(buffers="late"),
 }

@@ -71,11 +71,11 @@ def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) 
         assign_buckets(given.iterable(params), mine["cap"], mine["first_cap"]) for _ in range(2)
     ]
     if any((p.grad is not None) != gradients for p in made.values()):
-        raise RuntimeError("assign_buckets changes .grad: it was asked for positions only")
+        raise RuntimeError("assign_buckets changes .grad, but must only return positions")
     if answers[1] != answers[0]:
         raise RuntimeError(
-            f"assign_buckets gives {answers[0]}, and {answers[1]} when it is called once more: it "
-            "keeps something from one call to the next"
+            f"assign_buckets gives {answers[0]} in one call, and {answers[1]} in the next call "
+            "with the same parameters: it keeps something from one call to the next"
         )
     return answers[0]
 
@@ -89,7 +89,9 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
     tensors, buckets = case.parameters["tensors"], values[0]
     flat, names = [i for bucket in buckets for i in bucket], [tensor[0] for tensor in tensors]
     if not all(0 <= i < len(tensors) for i in flat):
-        raise Wrong(f"{buckets} is not made of indices from 0 to {len(tensors) - 1}")
+        raise Wrong(
+            f"the buckets are {buckets}, expected only indices from 0 to {len(tensors) - 1}"
+        )
     for i in flat:
         first = names.index(names[i])
         if not tensors[i][3]:
@@ -98,9 +100,9 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
             raise Wrong(f"parameter {i} is in the buckets twice: {buckets}")
         if i != first:
             raise Wrong(
-                f"parameters {first} and {i} are the same tensor: expected only {first}, "
-                f"got {buckets}",
-                "Its gradient is complete when the earliest layer has added to it.",
+                f"parameters {first} and {i} are the same tensor: expected only {first} in the "
+                f"buckets, got {buckets}",
+                "The gradient of this tensor is complete when the earliest layer has added to it.",
             )
     wanted = [i for i, t in enumerate(tensors) if t[3] and names.index(names[i]) == i]
     if lost := [i for i in wanted if i not in flat]:
@@ -126,9 +128,9 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         (kind,) = kinds
         before, room = last.get(kind, (None, 0))
         first = "the first cap of each dtype is min(cap, first_cap) ="
-        name, limit = ("cap is", cap) if before else (first, min(cap, first_cap))
+        name, limit = ("the cap is", cap) if before else (first, min(cap, first_cap))
         if total > limit and len(bucket) > 1:
-            raise Wrong(f"bucket {bucket} of {buckets} has {total} B, {name} {limit} B")
+            raise Wrong(f"bucket {bucket} of {buckets} has {total} B, but {name} {limit} B")
         if before and before[-1] < bucket[0]:
             raise Wrong(
                 f"in {buckets}, bucket {before} stands before {bucket} but becomes complete "
@@ -145,7 +147,7 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     if ends != sorted(ends, reverse=True):
         raise Wrong(
             f"the buckets {buckets} are not in the order in which they become complete",
-            "A bucket is complete when its last parameter's gradient is there.",
+            "A bucket is complete when the gradient of its last parameter is ready.",
         )
 
 
@@ -186,17 +188,18 @@ def waiting(*shapes, **options):
 
 EARLY = "Launch a bucket in the hook that completes it, with async_op=True; wait in finish."
 TOO_LATE = {
-    "interrupted": "No bucket leaves during backward. If buckets leave in the other cases: here an "
-    "exception leaves no_sync, and your no_sync does not end then (try: yield, finally: …).",
-    "quiet": "No bucket leaves during backward. If buckets leave in the other cases: here another "
-    "model is in no_sync, and each model needs a count of its own.",
-    "": "No bucket leaves during backward: launch it in the hook that completes it. A hook that is "
-    "made in a loop must keep its own bucket, not the loop's last.",
+    "interrupted": "No bucket leaves during backward. If buckets leave in the other cases, the "
+    "reason is an exception here: no_sync must also end after one (try: yield, finally: …).",
+    "quiet": "No bucket leaves during backward. If buckets leave in the other cases, "
+    "the reason is a different model in no_sync here: keep a separate count for each model.",
+    "": "No bucket leaves during backward. Launch each bucket in the hook that completes it. A "
+    "hook that you make in a loop must keep its own bucket, not the last bucket of the loop.",
 }
 IN_TIME = "Launch each bucket as soon as it is complete, go on, and wait only in finish."
 FASTER = f"Expected: {FACTOR} times faster than hooks that call one blocking all_reduce each."
 ONCE = (
-    "Each bucket leaves once per step, a tied parameter is in it once, and no_sync sends nothing."
+    "Send each bucket only once per step, with a tied parameter in it only once. Send nothing in "
+    "no_sync."
 )
 
 
@@ -258,10 +261,10 @@ CHECKS = {
         expects=[
             only_calls("all_reduce"),
             calls_at_most(
-                "A bucket is one tensor.",
+                "Send each bucket as one tensor.",
                 all_reduce=lambda case, rank: len(case.parameters.get("models", [0])),
             ),
-            sends_at_most(gradient_bytes, hint="Every gradient is summed once."),
+            sends_at_most(gradient_bytes, hint="Sum every gradient only once."),
             where(
                 "timed",
                 "send_bucket starts the sum; finish waits for it.",

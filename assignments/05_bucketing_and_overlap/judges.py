@@ -206,38 +206,39 @@ def _all_but_the_last(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 _NOT_THERE = (
     "this rank's own gradient divided by the number of ranks: the others added nothing (did they "
-    "send before their gradient was there?)"
+    "send the bucket before their gradient was ready?)"
 )
 RIGHT_AT_FIRST = (
-    "Step 0 is right, a later step is not: let finish() reset all that your hooks count or keep, "
-    "so that each step begins anew."
+    "Step 0 is right, but a later step is wrong. Let finish() reset everything that your hooks "
+    "count or keep."
 )
 ONLY_AT_FIRST = (
-    "An all-reduce begins during the backward of step 0, but of no later step: let finish() reset "
-    "all that your hooks count or keep."
+    "An all-reduce begins during the backward of step 0, but not in a later step. Let finish() "
+    "reset everything that your hooks count or keep."
 )
 SEVERAL = (
-    "The first bucket is complete late here, and others wait for it: its hook sends them all, one "
-    "after the other, and does not leave them to later hooks or to finish()."
+    "In this case, the first bucket is complete late, and other buckets wait for it. The hook that "
+    "completes it must send all of them, one after the other: leave none to later hooks or to "
+    "finish()."
 )
-_BEFORE = "the mean of the step before"
-_ANEW = "let finish() clear what it keeps, so that each step begins anew"
+_BEFORE = "the mean of the previous step"
+_ANEW = "let finish() clear everything that it keeps"
 
 CHAIN_MISTAKES: dict[str, Oracle] = {
     **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
     f"{_BEFORE}: {_ANEW}": _a_step_late(lambda k: 1),
     f"{_BEFORE}, divided by K once more: {_ANEW}": _a_step_late(lambda k: 1 / k),
-    "the mean, added to what this rank had: it takes the gradient's place": mixed(
+    "the mean, added to this rank's own gradient: the mean must replace it": mixed(
         lambda rows: mean(rows) + own(rows)
     ),
-    "zero: there was no gradient yet in what was sent": mixed(lambda rows: 0 * mean(rows)),
-    "the mean of what the last backward added: what .grad held before is lost": mixed(
+    "zero: the bucket was sent before the gradient was in it": mixed(lambda rows: 0 * mean(rows)),
+    "the mean of what the last backward added: the earlier numbers in .grad are lost": mixed(
         mean, part=slice(-1, None)
     ),
-    "the mean of the first micro-batch: inside no_sync nothing may be sent, also when an inner "
-    "no_sync of the same model has ended": mixed(mean, part=slice(0, 1)),
-    "the mean of all micro-batches but the last: buckets left when its backward had only begun, so "
-    "a hook inside no_sync must not count a gradient as complete": _all_but_the_last,
+    "the mean of the first micro-batch. Send nothing inside no_sync, even after an inner no_sync "
+    "of the same model has ended": mixed(mean, part=slice(0, 1)),
+    "the mean of all micro-batches but the last. Buckets left too early in the last backward: a "
+    "hook inside no_sync must not count a gradient as complete": _all_but_the_last,
     "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
 }
 
@@ -453,7 +454,7 @@ def _inside(
                 raise _InterruptedError
         if interrupted:
             raise RuntimeError(
-                "no_sync swallows an exception: what goes wrong inside must reach its caller"
+                "no_sync swallows an exception. An exception inside no_sync must reach the caller"
             )
     except _InterruptedError:
         pass
@@ -487,8 +488,8 @@ def keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
         for event in operations(trace, rank, ["all_reduce"]):
             if event.bytes > largest:
                 raise Wrong(
-                    f"rank {rank} sends a bucket of {event.bytes} B, where cap and dtypes allow "
-                    f"{largest} B: {told([event])}"
+                    f"rank {rank} sends a bucket of {event.bytes} B, but cap and dtypes allow at "
+                    f"most {largest} B: {told([event])}"
                 )
 
 
@@ -501,8 +502,8 @@ def one_order(case: Case, observed: Observed, trace: Trace) -> None:
         if launched != expected and len(case.members(rank)) > 1:  # alone, nothing need be sent
             raise Wrong(
                 f"rank {rank} launches {launched}, expected the order {expected}",
-                "These are the bytes of each all-reduce. Buckets leave in one order, even where "
-                "some are not complete.",
+                "These are the bytes of each all-reduce. Launch the buckets in their order, even "
+                "where some are not complete.",
             )
 
 

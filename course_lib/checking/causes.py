@@ -73,7 +73,7 @@ _TRAITS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     ),
     ("several groups of ranks", lambda case: len(case.groups) > 1),
     (
-        "another dtype than float32",
+        "a dtype other than float32",
         lambda case: case.form.dtype != "float32" and case.form.dtype in case.name,
     ),
 )

@@ -26,7 +26,7 @@ def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
     return value
 
 
-_AS_TENSOR = "torch.from_numpy(array) makes a tensor of it."
+_AS_TENSOR = "torch.from_numpy(array) converts the array."
 
 
 def _is_array(value: Any) -> bool:
@@ -262,7 +262,7 @@ def _known_mistakes(
                 for p in apart
                 if p in theirs
             ):
-                found[words] = f"{begin} equals {words}."
+                found[words] = f"{begin} equals {words.rstrip()}."
     return {**found, **{words: "" for words, _ in known if words not in found}}
 
 

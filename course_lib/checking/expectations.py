@@ -89,7 +89,7 @@ def _bytes(
         if total < allowed if at_least else total > allowed:
             raise Wrong(
                 f"rank {rank} {verb} {format_bytes(total)}{by}, expected {bound} "
-                f"{format_bytes(allowed)}: {told(events)}",
+                f"{format_bytes(allowed)}. It {verb}: {told(events)}",
                 hint,
             )
 
@@ -154,8 +154,7 @@ def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
         if strangers:
             names = names_inside(sorted(allowed)) if allowed else "nobody"
             raise Wrong(
-                f"rank {rank} may exchange messages only with {names}, but there is "
-                f"{told(strangers)}"
+                f"rank {rank} may exchange messages only with {names}, but calls {told(strangers)}"
             )
 
     return _each_rank(test)
@@ -215,7 +214,9 @@ def time_within(
             unit, scale = unit_of(max(allowed, took))
             bound = "" if exactly else "at most "
             last = max(trace.operations, key=lambda event: event.end, default=None)
-            end = "" if last is None else f"; the last to end is rank {last.rank}: {told([last])}"
+            end = (
+                "" if last is None else f". The last one to end is rank {last.rank}: {told([last])}"
+            )
             needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(
                 f"the ranks need {needed} {unit}, expected {bound}{most} {unit}{end}",
@@ -277,7 +278,7 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
             if most > allowed:
                 raise Wrong(
                     f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "
-                    f"{format_bytes(allowed)}: the largest are {told}",
+                    f"{format_bytes(allowed)}. The largest are {told}",
                     hint,
                 )
 

@@ -36,7 +36,7 @@ raises `RanksError`, whose `trace` attribute may hold what was recorded until th
 
 MAX_REASON = 2000
 """Characters of a reason: what a student returns may be in it."""
-_KEPT = "Each of the two calls alone is right: something is kept from the call before."
+_KEPT = "Each of the two calls is right alone, but something is kept from the call before."
 _NOT_WRITTEN = re.compile(r" raised NotImplementedError(?: +(\(.*\)))?\.?$")
 """What is said of the cells as they are handed out, which raise it without a word."""
 _PROGRAMS_OWN = (

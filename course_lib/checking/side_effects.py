@@ -23,7 +23,7 @@ SENTENCES = {
     ),
     "aliases": (
         "the result shares memory with {name}",
-        "Writing into one of them changes the other: return a copy (.clone()).",
+        "If one of them is written to, the other changes, too: return a copy (.clone()).",
     ),
     "history": (
         "the result carries the graph of its computation (requires_grad)",
@@ -41,14 +41,14 @@ SENTENCES = {
         "generator that the function gets, or from one that you make.",
     ),
     "mode": (
-        "the function changes the mode of {name}: training or evaluation",
+        "the function changes the mode of {name} (training or evaluation)",
         "Leave every module in the mode that it had before the call. If you need the other mode, "
-        "note model.training first, and restore it.",
+        "save model.training first, and restore it.",
     ),
     "requires_grad": ("the function changes which parameters of {name} require a gradient", ""),
     "trainable": (
         "the function changes which of {name} require a gradient",
-        "torch.no_grad() is enough: inside it nothing is recorded.",
+        "Use torch.no_grad(): autograd records nothing inside it.",
     ),
     "inference": (
         "the function puts tensors that were made in torch.inference_mode() into {name}",
@@ -56,7 +56,7 @@ SENTENCES = {
     ),
     "hooks": (
         "the function leaves hooks on {name}",
-        "Hooks that stay run again at every later call: remove them.",
+        "Remove the hooks before you return: otherwise they run again in every later call.",
     ),
     "structure": ("the function adds, removes or replaces parameters or buffers of {name}", ""),
     "grad_mode": (

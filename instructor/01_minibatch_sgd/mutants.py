@@ -81,7 +81,7 @@ int32: vector of row numbers (int64)
     .sort().values → .int()
 drops_if_not_told: have [4, 4] rows, expected [4, 4, 3]
     drop_last=False → drop_last=True
-drops_a_full_last_one: All 3 full batches come
+drops_a_full_last_one: Keep every full batch, here 3
     n - n % batch_size if drop_last → n - (n % batch_size or batch_size) if drop_last
 keeps_the_only_one: expected []
     n - n % batch_size if drop_last → max(1, n - n % batch_size) if drop_last
@@ -162,9 +162,9 @@ forgets_the_rate: the learning rate 1
     param -= lr * param.grad → param -= param.grad
 fixed_rate: α = 0.3
     param -= lr * param.grad → param -= 0.1 * param.grad
-on_a_copy: update its own memory
+on_a_copy: in its own memory
     param -= lr * param.grad → param = param - lr * param.grad
-in_new_memory: update its own memory
+in_new_memory: in its own memory
     param -= lr * param.grad → param.data = param.data - lr * param.grad
 recorded_by_autograd: a leaf Variable that requires grad
     torch.no_grad() → torch.enable_grad()
@@ -200,9 +200,9 @@ freezes: changes which of the parameters require a gradient
     if param.grad is not None:
   → param.requires_grad_(False)
   → …
-scales_the_gradient_there_and_back: to the last bit
+scales_the_gradient_there_and_back: not even by a rounding
     param -= lr * param.grad → param -= param.grad.mul_(lr); param.grad.div_(lr)
-zeroes: Gradients stay as they are
+zeroes: Do not change the gradients
     param -= lr * param.grad → …; param.grad.zero_()
 clips: expected
     param -= lr * param.grad → param -= lr * param.grad.clamp(-5, 5)
@@ -273,14 +273,14 @@ mean_of_means: the last one has fewer rows
     (len(rows) / len(x)) → 1 / math.ceil(len(x) / micro_batch_size)
 fixed_share: the last one has fewer rows
     (len(rows) / len(x)) → (micro_batch_size / len(x))
-sum_of_means: weigh each with its share
+sum_of_means: weight each micro-batch by its share
     (len(rows) / len(x)) → 1
 sum_over_rows: the division by B is missing
     (len(rows) / len(x)) → len(rows)
-clears_every_time: it has wiped out the others
+clears_every_time: it has overwritten the others
     model.zero_grad() → pass
     part.backward() → model.zero_grad(); …
-never_clears: added to what was there before
+never_clears: added to the .grad from before the call
     model.zero_grad() → pass
 drops_the_rest: expected
     range(0, len(x), micro → range(0, max(1, len(x) - micro_batch_size + 1), micro
@@ -355,9 +355,9 @@ begins_with_0: the first step would do nothing
     (step + 1) → step
 no_warm_up: during the warm-up the rate must rise
     peak * (step + 1) / warmup_steps → peak
-cosine_of_all_steps: count the steps behind the warm-up
+cosine_of_all_steps: Count only the steps after the warm-up
     (step - warmup_steps) / (total_steps - warmup_steps) → step / total_steps
-reaches_0: it would do nothing
+reaches_0: step would do nothing
     (total_steps - warmup_steps) → max(1, total_steps - warmup_steps - 1)
 linear: expected
     peak * (1 + math.cos(math.pi * passed)) / 2 → peak * (1 - passed)
@@ -437,7 +437,7 @@ with_replacement: drawn with replacement
   → torch.randint(len(x), (batch_size,), generator=generator)
 single_rows: the spread of single rows
     randperm(len(x), generator=generator)[:batch_size] → randperm(len(x), generator=generator)[:1]
-mean_over_the_numbers: a squared length is their sum
+mean_over_the_numbers: a squared length is a sum
     .sum() → .mean()
 length_not_squared: expected
     .square().sum() → .norm()
@@ -476,7 +476,7 @@ own_generator: the same number in each of 24 calls
 from_the_first_seed: the same number in each of 24 calls
     total = 0.0 → total, mine = 0.0, torch.Generator().manual_seed(generator.initial_seed())
     generator=generator → generator=mine
-always_10_batches: no 2 batches can give that
+always_10_batches: no 2 batches have this mean
     range(num_batches): → range(10):
     / num_batches → / 10
 batches_of_an_epoch: anew from all rows
@@ -489,26 +489,26 @@ batches_of_an_epoch: anew from all rows
   → ]
   → for rows in order[:num_batches]:
     rows = torch.randperm(len(x), generator=generator)[:batch_size] → pass
-of_neighbours: Any two rows may meet in a batch
+of_neighbours: Every combination of rows must be possible
     torch.randperm(len(x), generator=generator)[:batch_size]
   → torch.arange(len(x)).roll(int(torch.randint(len(x), (), generator=generator)))[:batch_size]
-around_its_own_mean: around the batches' own mean
+around_its_own_mean: around the mean of the drawn batches
     full = gradient(slice(None)) → found = []
     total += (gradient(rows) - full).square().sum().item() → found.append(gradient(rows))
     return total / num_batches
   → found = torch.stack(found); return (found - found.mean(0)).square().sum(1).mean().item()
-torch_var: around the batches' own mean
+torch_var: around the mean of the drawn batches
     full = gradient(slice(None)) → found = []
     total += (gradient(rows) - full).square().sum().item() → found.append(gradient(rows))
     return total / num_batches → return torch.stack(found).var(0).sum().item()
-the_formula: no 2 batches can give that
+the_formula: no 2 batches have this mean
     for _ in range(num_batches) → for i in range(len(x))
     torch.randperm(len(x), generator=generator)[:batch_size] → [i]
     return total / num_batches
   → n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)
 one_less_in_the_mean: expected
     / num_batches → / max(1, num_batches - 1)
-weights_only: no 2 batches can give that
+weights_only: no 2 batches have this mean
     list(model.parameters()) → [p for p in model.parameters() if p.dim() > 1]
 gradients_are_there: NoneType
     full = gradient → held = [p.grad.clone() for p in model.parameters()]; …
@@ -568,7 +568,7 @@ rate_of_the_first_call: something is kept from the call before
     def sgd_step__in_no_grad(params, lr):
   → def sgd_step__in_no_grad(params, lr, kept={}):
   →     lr = kept.setdefault("lr", lr)
-replaces_the_gradient: .grad is another tensor
+replaces_the_gradient: .grad is a different tensor
     param -= lr * param.grad → …; param.grad = param.grad.clone()
 """)
 
@@ -758,7 +758,7 @@ def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_bat
 
 
 edits_of(gradient_variance__draw_by_draw)("""
-in_float32: no 2 batches can give that
+in_float32: no 2 batches have this mean
     torch.cat([g.flatten() for g in grads]) → torch.cat([g.flatten() for g in grads]).float()
 """)
 

@@ -257,10 +257,10 @@ by_all_gather: this task allows all_reduce only
     dist.all_reduce(grad, group=group)
   → copies = [torch.empty_like(grad) for _ in range(world_size)]
     grad / world_size → sum(dist.all_gather(copies, grad, group=group) or copies) / world_size
-sums_twice_the_bytes: Every gradient is summed once
+sums_twice_the_bytes: Sum every gradient only once
     grad = param.grad.clone() → grad = torch.stack([param.grad, param.grad])
     grad / world_size → grad[0] / world_size
-element_by_element: One call sums a whole tensor
+element_by_element: One call of all_reduce sums a whole tensor
     dist.all_reduce(grad, group=group)
   → flat = grad.flatten(); [dist.all_reduce(e, group=group) for e in flat]
     grad / world_size → flat.view_as(grad) / world_size
@@ -334,7 +334,7 @@ divides_again: divided by the number of ranks once more
     param -= lr * param.grad → … / dist.get_world_size(group)
 climbs: the sign is wrong
     param -= lr * param.grad → param += lr * param.grad
-clears_after_the_step: what .grad held before
+clears_after_the_step: .grad from before the first step
     model.zero_grad() → pass
     return loss.item() → model.zero_grad(); return loss.item()
 rounds_the_rate: converted to float32
@@ -346,9 +346,9 @@ never_zeroes_copies: zero_grad is missing
     dist.all_reduce(param.grad, group=group)
   → g = param.grad.clone(); dist.all_reduce(g, group=group)
     param -= lr * param.grad → param -= lr * g
-rows_of_the_first_step: with the first one's B: count the rows anew
+rows_of_the_first_step: with the B of the first step: count the rows anew
     dist.all_reduce(count, group=group) → …; count = model.__dict__.setdefault("all_rows", count)
-share_of_the_first_step: with the first one's B_k/B: count the rows anew
+share_of_the_first_step: with the B_k/B of the first step: count the rows anew
     * len(x) / count → * model.__dict__.setdefault("part", len(x) / count)
 own_rows_only: a step with this rank's own gradient
     loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y)

@@ -75,7 +75,7 @@ through_bfloat16: rounded to bfloat16 on the way
     data = tensor.contiguous() → data = tensor.bfloat16().to(tensor.dtype).contiguous()
 ignores_the_source: 2 ranks, from rank 1
     dist.get_process_group_ranks(group).index(src) → 0
-takes_src_for_a_number_in_the_group: which is number 1 in this group
+takes_src_for_a_number_in_the_group: which is number 1 in the group
     dist.get_process_group_ranks(group).index(src) → src
 takes_numbers_for_ranks: 4 ranks in two groups
     group_dst=(rank + width) → dst=(rank + width)
@@ -114,12 +114,12 @@ world_of_one_only: one of them alone
     while width < k → … or first
     place < width and place + width < k → place < width and (first or place + width < k)
     width *= 2 → …; first = False
-more_than_the_tensor: A message is the tensor
+more_than_the_tensor: Send in each message only the tensor
     data = tensor.contiguous() → data = torch.stack([tensor, tensor])
     tensor.copy_(data) → tensor.copy_(data[0])
 does_not_wait (simulated, grader): never waits for the handle of send
     dist.send( → dist.isend(
-a_chain (simulated, grader): Those that have the tensor send at the same time
+a_chain (simulated, grader): All ranks that have the tensor must send at the same time
     if place < width and place + width < k → if place == width - 1
     elif width <= place < 2 * width → elif place == width
     (rank + width) → (rank + 1)
@@ -128,7 +128,7 @@ a_chain (simulated, grader): Those that have the tensor send at the same time
 """)
 
 
-@fails("Every rank that has the tensor passes it on")
+@fails("Let every rank that has the tensor pass it on")
 def tree_broadcast__root_sends_to_all(tensor, src, group=None):
     members = dist.get_process_group_ranks(group)
     data = tensor.contiguous()
@@ -149,7 +149,7 @@ def tree_broadcast__the_librarys(tensor, src, group=None):
 
 
 edits_of(tree_broadcast__doubling)("""
-twice: nobody sends in more than
+twice: no rank sends more than
     if place < width and place + width < k:
         dist.send(data, group=group, group_dst=(rank + width) % k)
     elif width <= place < 2 * width:
@@ -223,12 +223,12 @@ in_turns (simulated, grader): Send and receive at the same time
     receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k) → pass
     sending.wait() → pass
     receiving.wait() → pass
-keeps_the_next_chunk: chunk 1 of the finished sum. You are number 0 and keep chunk 0
+keeps_the_next_chunk: chunk 1 of the finished sum. You are number 0 and must keep chunk 0
     rank - step - 2 → rank - step - 1
     chunks[rank] → chunks[(rank + 1) % k]
 begins_with_its_own_chunk: In the last step, chunk 0 must arrive here
     rank - step - 2 → rank - step - 1
-begins_with_the_next_chunk: arrives here in step 1, but should arrive in the last step, 2
+begins_with_the_next_chunk: arrives here in step 1 and not in the last step (2)
     rank - step - 2 → rank - step
 one_step_too_few: expected
     range(k - 1) → range(k - 2)
@@ -249,7 +249,7 @@ returns_its_input: shares memory with tensor
     chunks[mine] += incoming → chunks[mine] = chunks[mine] + incoming
 contiguous_only: view size is not compatible
     tensor.flatten() → tensor.view(-1)
-mean: nobody asked to divide
+mean: the task asks for the sum
     chunks[rank] → (… / k).to(tensor.dtype)
 float32_buffer (simulated, grader): float32
     torch.empty_like(chunks[mine]) → torch.empty(len(chunks[mine]))
@@ -386,12 +386,12 @@ def ring_all_gather__padded(chunk, length, group=None):
 
 
 edits_of(ring_all_gather__to_the_right)("""
-in_order_of_arrival: chunk r belongs to place r
+in_order_of_arrival: Put chunk r in place r
     return whole → return torch.cat(chunks[rank:] + chunks[:rank])
-begins_with_the_next_chunk: chunk 0, your own. Send that one first
+begins_with_the_next_chunk: chunk 0, your own. Send your own chunk first
     given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
   → given, got = chunks[(rank - step + 1) % k], chunks[(rank - step) % k]
-one_step_too_few: a rank passes on what has just come to it
+one_step_too_few: pass on the chunk that you received last
     range(k - 1) → range(k - 2)
 forwards_its_own (simulated, grader): receives them as
     given, got = chunks[(rank - step) % k] → given, got = chunks[rank]
@@ -539,9 +539,9 @@ knows_the_answer_already: called twice
   → tensor.copy_(
   →     kept.setdefault((k, rank, tensor.shape, tensor.dtype), flat.clone()).view(tensor.shape)
   → )
-mean: nobody asked to divide
+mean: the task asks for the sum
     tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / k)
-half_of_the_sum: nobody asked to divide
+half_of_the_sum: the task asks for the sum
     tensor.copy_(flat.view(tensor.shape)) → tensor.copy_(flat.view(tensor.shape) / min(k, 2))
 divisible_only: 3 ranks, 10 numbers
     flat.tensor_split(k) → flat.view(k, -1)
@@ -574,7 +574,7 @@ whole_tensors: never the whole tensor
     range(2 * (k - 1)) → range(k - 1)
     given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k] → got = flat
     got.copy_(got + incoming if step < k - 1 else incoming) → got += incoming; given = incoming
-own_tensor_again: what arrives is never used
+own_tensor_again: the numbers that arrive are never used
     chunks = flat.tensor_split(k) → given, own = flat.clone(), flat.clone()
     range(2 * (k - 1)) → range(k - 1)
     given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k] → got = flat
@@ -742,9 +742,9 @@ def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
 
 
 edits_of(two_level_all_reduce__three_rings)("""
-inside_only: of this node only
+inside_only: only the ranks of this node
     ring(mine, between, lambda k: (2 * (k - 1),)) → pass
-between_only: of this place in all nodes only
+between_only: only the ranks with the same place
     mine = ring(flat, inside, lambda k: (k - 1,)) → ring(flat, between, lambda k: (2 * (k - 1),))
     ring(mine, between, lambda k: (2 * (k - 1),)) → pass
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1))) → pass
@@ -802,7 +802,7 @@ divisible_only: 3 nodes of 1 rank
     flat.tensor_split(k) → flat.view(k, -1)
 two_per_node: 1 node of 3 ranks
     k: (k - 1,) → k: (min(k, 2) - 1,)
-mean: nobody asked to divide
+mean: the task asks for the sum
     flat.view(tensor.shape) → … / dist.get_world_size()
 """)
 

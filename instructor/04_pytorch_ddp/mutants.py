@@ -37,11 +37,11 @@ def my_batches__by_hand(length, batch_size, epoch, seed, group=None):
 
 
 edits_of(my_batches__by_slices)("""
-no_set_epoch: tell the sampler which epoch it is
+no_set_epoch: tell the sampler the epoch
     sampler.set_epoch(epoch) → pass
 not_shuffled: shuffle them
     seed=seed) → seed=seed, shuffle=False)
-ignores_the_seed: an order from another seed
+ignores_the_seed: an order from a different seed
     , seed=seed) → )
 drops_rows: no row may be lost
     seed=seed) → seed=seed, drop_last=True)
@@ -158,9 +158,9 @@ def train__whole_window_at_once(
 
 
 edits_of(train__no_sync)("""
-syncs_full_windows_only: fewer micro-batches was not averaged
+syncs_full_windows_only: a shorter last window was not averaged
     nullcontext() if last else → nullcontext() if last and len(window) == accumulate else
-clears_after_the_step: what .grad held before
+clears_after_the_step: the old .grad from before
     optimizer.zero_grad() → pass
     losses.append → optimizer.zero_grad(); losses.append
 syncs_every_micro_batch: once per optimizer step, not once per micro-batch
@@ -174,9 +174,9 @@ no_ddp: nothing was averaged
     ddp = DistributedDataParallel(model, process_group=group)
   → _ = DistributedDataParallel(model, process_group=group); ddp = model
     nullcontext() if last else ddp.no_sync() → nullcontext()
-own_start: each rank began with weights of its own
+own_start: each rank began with its own weights
     process_group=group → process_group=group, init_sync=False
-no_set_epoch: tell the sampler which epoch it is
+no_set_epoch: tell the sampler the epoch
     sampler.set_epoch(epoch) → pass
 counts_epochs_from_0: counts its epochs from 0
     for epoch in epochs: → for epoch, _ in enumerate(epochs):
@@ -184,7 +184,7 @@ divides_by_accumulate: where a window has fewer micro-batches
     (len(batch) / count) → (1 / accumulate)
 divides_by_micro_batches: a short micro-batch counts as much as a full one
     (len(batch) / count) → (1 / len(window))
-adds_up_the_means: adds up the means of a window's micro-batches
+adds_up_the_means: the sum of a window's micro-batch means
     * (len(batch) / count) →
 divides_by_ranks_again: divided by the number of ranks once more
     (len(batch) / count) → (len(batch) / count) / k
@@ -256,7 +256,7 @@ gradients_in_float32: parameter 0 after training
   → wire = param.grad.float(); dist.all_reduce(wire, group=group); param.grad = wire.to(param.dtype)
 """)
 edits_of(train__no_sync)("""
-mean_of_micro_batches_losses: a short one counted like a full one
+mean_of_micro_batches_losses: a short one counts as much as a full one
     shown += loss.detach() → … * count / len(batch) / len(window)
 """)
 
@@ -306,7 +306,7 @@ def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=No
 
 
 edits_of(evaluate__contiguous_and_gathered)("""
-equal_shares_only: the last rows are looked at by no rank
+equal_shares_only: no rank looked at the last rows
     len(x) * rank // k, len(x) * (rank + 1) // k → len(x) // k * rank, len(x) // k * (rank + 1)
 """)
 edits_of(evaluate__strided)("""
@@ -346,11 +346,11 @@ loss_only: not a pair (mean loss, accuracy)
     sums[2].item(), sums[1].item() / sums[2].item() → sums[2].item()
 turns_gradients_off: gradients are disabled after the call
     model.train(mode) → …; torch.set_grad_enabled(False)
-gathers_outputs: Three sums are all that the others need
+gathers_outputs: Send only three sums
     all_reduce(sums, group=group) → …; dist.all_reduce(torch.zeros(200), group=group)
 to_rank_0_only: rank 1: mean loss
     dist.all_reduce(sums, group=group) → dist.reduce(sums, group_dst=0, group=group)
-adds_up_means: loss_fn gives a mean, multiply it
+adds_up_means: loss_fn gives a mean: multiply it
     .item() * len(batch) → .item()
 only_norm_off: the model was given rows in training mode
     model.eval() → [m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]
@@ -392,9 +392,9 @@ def save_checkpoint__strips_the_prefix(file, ddp, optimizer, epoch, group=None):
 
 
 edits_of(save_checkpoint__and_waits)("""
-by_all: rank 1 writes, expected a file from rank 0
+by_all: rank 1 writes a file, expected a file only from rank 0
     if dist.get_rank() == first: → if True:
-by_rank_0_of_the_world: rank 1 writes nothing, expected a file from rank 1
+by_rank_0_of_the_world: rank 1 writes nothing, expected a file only from rank 1
     == first → == 0
 by_the_last: rank 0 writes nothing
     WORLD)[0] → WORLD)[-1]
@@ -434,7 +434,7 @@ momentum_only: state of parameter 0 in the file step is missing
   →         for i, s in optimizer.state_dict()["state"].items()
   →     },
   → },
-others_write_too: rank 1 writes, expected a file from rank 0
+others_write_too: rank 1 writes a file, expected a file only from rank 0
     dist.barrier(group) → dist.get_rank() == first or file.write(b"see rank 0")
 empties_the_optimizer: after saving
     dist.barrier(group) → optimizer.state.clear()
@@ -474,9 +474,9 @@ edits_of(load_checkpoint__by_broadcasts)("""
 on_every_rank: AttributeError
     torch.load(file, weights_only=True) if file else None → torch.load(file, weights_only=True)
     dist.broadcast_object_list(saved, src=first, group=group) → pass
-first_rank_only: it was not loaded here
+first_rank_only: nothing was loaded on this rank
     dist.broadcast_object_list(saved, src=first, group=group) → if not file: return 4
-weights_of_the_first_only: it was not loaded here
+weights_of_the_first_only: nothing was loaded on this rank
     model.load_state_dict(state["model"]) → file and …
 forgets_the_optimizer: rank 0: the optimizer has no state
     optimizer.load_state_dict(state["optimizer"]) → pass
@@ -544,7 +544,7 @@ def exhibit_1__averages_after_the_step(model, loss_fn, batches, lr, group=None):
             param.data /= dist.get_world_size(group)
 
 
-@fails("averages parameters, and then takes a step of its own")
+@fails("averages the parameters, and then takes a step with this rank's own gradient")
 def exhibit_1__as_it_hangs(model, loss_fn, batches, lr, group=None):
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for x, y in batches:
@@ -588,7 +588,7 @@ def exhibit_2__counts(model, loss_fn, x, y, lr, batch_size, epochs, seed, group=
 
 
 edits_of(exhibit_2__counts)("""
-as_it_hangs: tell the sampler which epoch it is
+as_it_hangs: tell the sampler the epoch
     sampler.set_epoch(epoch) → pass
 one_ahead: 2 ranks, 16 rows
     sampler.set_epoch(epoch) → sampler.set_epoch(epoch + 1)
@@ -741,7 +741,7 @@ broadcasts_at_the_end passes
     process_group=group → …, forward_sync_buffers=False
     training = model.training
   → …; [dist.broadcast(buffer, group_src=0, group=group) for buffer in model.buffers()]
-as_it_hangs: the buffers came apart
+as_it_hangs: the buffers differ between the ranks
     process_group=group → …, forward_sync_buffers=False
 without_the_wrapper: this rank's last batch has changed
     predicted = ddp(x_test) → predicted = model(x_test)
@@ -784,7 +784,7 @@ def exhibit_6__divides(model, loss_fn, batches, lr, group=None):
 
 
 edits_of(exhibit_6__divides)("""
-in_full: Gradients travel in bfloat16
+in_full: Send the gradients in bfloat16
     .to(torch.bfloat16) → .clone()
 converts passes
     wire = param.grad.to(torch.bfloat16)
@@ -1034,6 +1034,6 @@ def load_checkpoint__bytes_of_the_file(file, model, optimizer, group=None):
     return state["epoch"]
 
 
-@fails("the answers have 1: 'D', expected texts")
+@fails("the answers have 1: 'D', expected two texts")
 def diagnoses__numbers_for_questions():
     return dict(zip(range(1, 7), "DBEGIJ", strict=True))

@@ -68,7 +68,7 @@ forward_inside: not in reverse order
     sorted(buckets, key=min, reverse=True) → [sorted(b) for b in buckets]
 cap_ignored: min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if False:
-closes_after_the_cap: has 32 B, the first cap of each dtype is min(cap, first_cap) = 16 B
+closes_after_the_cap: has 32 B, but the first cap of each dtype is min(cap, first_cap) = 16 B
     if bucket and filled + param.nbytes > limit: → if bucket and filled > limit:
 first_is_not_small: min(cap, first_cap) = 16 B
     min(cap, first_cap) → cap
@@ -92,7 +92,7 @@ in_order_of_opening: not in the order in which they become complete
     sorted(buckets, key=min, reverse=True) → buckets
 drops_what_is_too_large: are in no bucket
     if not param.requires_grad: → if not param.requires_grad or param.nbytes > cap:
-parameters: not made of indices
+parameters: expected only indices
     bucket.append(i) → bucket.append(param.numel() + 100)
 walks_twice: are in no bucket
     params = list(params) → len(list(params)); …
@@ -193,7 +193,7 @@ does_not_write_back: nothing was averaged
     param.grad = piece.view(param.shape) → pass
 needs_contiguous_gradients: view size is not compatible
     grad.detach().flatten() → grad.detach().view(-1)
-one_by_one: A bucket is one tensor
+one_by_one: Send each bucket as one tensor
     work = dist.all_reduce(flat, group=group, async_op=True)
   → works = [
   →     dist.all_reduce(piece, group=group, async_op=True)
@@ -317,9 +317,9 @@ def hook_buckets__buffers(buckets, group=None):
 edits_of(hook_buckets__one_order)("""
 sends_parameters: a hook gets the parameter
     else p.grad for p in params → else p for p in params
-before_accumulation: there was no gradient yet in what was sent
+before_accumulation: the bucket was sent before the gradient was in it
     param.register_post_accumulate_grad_hook(hook) → param.register_hook(lambda _, p=param: hook(p))
-takes_what_is_added: what .grad held before is lost
+takes_what_is_added: the earlier numbers in .grad are lost
     param.register_post_accumulate_grad_hook(hook)
   → param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])
     ready, sent = set(), [] → ready, sent, added = set(), [], {}
@@ -330,7 +330,7 @@ waits_in_the_hook (simulated, grader): Launch a bucket in the hook that complete
     sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
 all_in_finish (simulated, grader): must keep its own bucket
     param.register_post_accumulate_grad_hook(hook) → pass
-one_for_each_hook (simulated, grader): its hook sends them all, one after the other
+one_for_each_hook (simulated, grader): must send all of them, one after the other
     while len(sent) < len(buckets) and → if len(sent) < len(buckets) and
 when_complete: The ranks disagree about collective #1
     ready, sent = set(), [] → ready, sent, order = set(), [], []
@@ -356,19 +356,19 @@ unused_never_leaves: waits in all_reduce
     zip(buckets, sent, strict=True) → zip(buckets, sent)
 does_not_write_back: nothing was averaged
     param.grad = piece.view(param.shape) → pass
-forward_order: Buckets leave in one order
+forward_order: Launch the buckets in their order
     bucket_of = { → buckets = buckets[::-1]; …
 never_begins_anew: gradient in step 1 of parameter 0
     sent.clear() →
     zip(buckets, sent, strict=True) → zip(buckets, sent[-len(buckets):], strict=True)
-forgets_what_is_ready: Step 0 is right, a later step is not
+forgets_what_is_ready: Step 0 is right, but a later step is wrong
     ready.clear() → pass
-per_parameter: Each bucket leaves once per step
+per_parameter: Send each bucket only once per step
     bucket_of = { → buckets = [[p] for bucket in buckets for p in bucket]; …
-asks_who_used_what: Each bucket leaves once per step
+asks_who_used_what: Send each bucket only once per step
     ready.clear()
   → dist.all_reduce(torch.tensor([float(p in ready) for p in bucket_of]), group=group); …
-in_one_bucket: Buckets leave in one order
+in_one_bucket: Launch the buckets in their order
     bucket_of = { → buckets = [sum(buckets, [])]; …
 returns_nothing: is NoneType, expected a function
     return finish → pass
@@ -383,7 +383,7 @@ zeros_for_those_left_out: leaves one out, .grad is not empty
 divides_in_the_hook: leaves one out, .grad is not empty
     ready.add(param) → …; param.grad /= dist.get_world_size(group)
     mean = flat / dist.get_world_size(group) → mean = flat
-last_member_completes: there was no gradient yet in what was sent
+last_member_completes: the bucket was sent before the gradient was in it
     ready.issuperset(buckets[len(sent)]) → buckets[len(sent)][-1] in ready
 counts_calls: each its own order
     ready.issuperset(buckets[len(sent)]) → len(ready) >= sum(map(len, buckets[: len(sent) + 1]))
@@ -578,16 +578,16 @@ def data_parallel__as_a_class(params, cap, first_cap, group=None):
 
 
 edits_of(data_parallel__all_in_one)("""
-cap_ignored: where cap and dtypes allow
+cap_ignored: but cap and dtypes allow
     if bucket and filled + param.nbytes > limit: → if False:
-first_is_not_small: Buckets leave in one order
+first_is_not_small: Launch the buckets in their order
     min(cap, first_cap) → cap
-one_bucket_each: Each bucket leaves once per step
+one_bucket_each: Send each bucket only once per step
     if bucket and filled + param.nbytes > limit: → if bucket:
-forward_order: Buckets leave in one order
+forward_order: Launch the buckets in their order
     params[::-1] → params
     -place[bucket[-1]] → place[bucket[-1]]
-counts_elements: where cap and dtypes allow
+counts_elements: but cap and dtypes allow
     param.nbytes → param.numel()
 mixes_dtypes: 3 ranks, in two groups, two dtypes
     param.dtype → 'any'
@@ -596,9 +596,9 @@ includes_frozen: RuntimeError
 gives_frozen_a_gradient: expected None
     [p for p in dict.fromkeys(params) if p.requires_grad] → list(dict.fromkeys(params))
     for param in params: → for param in (p for p in params if p.requires_grad):
-tied_twice: a tied parameter is in it once
+tied_twice: a tied parameter in it only once
     [p for p in dict.fromkeys(params) if p.requires_grad] → [p for p in params if p.requires_grad]
-tied_at_its_last_use: Buckets leave in one order
+tied_at_its_last_use: Launch the buckets in their order
     dict.fromkeys(params) → list(dict.fromkeys(list(params)[::-1]))[::-1]
 no_sync_ignored: This equals the mean of the first micro-batch
     if local: → if False:
@@ -609,12 +609,12 @@ counts_inside_no_sync: a hook inside no_sync must not count a gradient as comple
   → ready.add(param)
   → if local:
   →     return
-no_sync_loses_gradients: what .grad held before is lost
+no_sync_loses_gradients: the earlier numbers in .grad are lost
     local.pop() → …; [setattr(p, 'grad', None) for p in params]
 no_sync_for_ever (simulated, grader): must keep its own bucket
     local.pop() → pass
     ready, sent, local = set(), [], [] → ready, sent, local = set(), [], [True]
-zeros_for_those_that_are_not_ready: there was no gradient yet in what was sent
+zeros_for_those_that_are_not_ready: the bucket was sent before the gradient was in it
     if p.grad is None else p.grad → if p not in ready else p.grad
 waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
     sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
@@ -643,37 +643,37 @@ returns_finish_only: expected (finish, no_sync)
     return finish, no_sync → return finish
 no_sync_is_missing: no_sync is NoneType, expected a function
     return finish, no_sync → return finish, None
-stays_quiet (simulated, grader): your no_sync does not end then
+stays_quiet (simulated, grader): no_sync must also end after one
     local.pop() → pass
 swallows_exceptions: no_sync swallows an exception
     finally:
   → except Exception:
   →     pass
   → finally:
-quiet_after_an_exception (simulated, grader): your no_sync does not end then
+quiet_after_an_exception (simulated, grader): no_sync must also end after one
     try:
         yield
     finally:
         local.pop()
   → yield
   → local.pop()
-ends_at_the_inner_no_sync: also when an inner no_sync of the same model has ended
+ends_at_the_inner_no_sync: even after an inner no_sync of the same model has ended
     local.pop() → local.clear()
 one_flag_for_all_models: two steps with no_sync
     group=None): → group=None, flag=[False]):
     if local: → if flag[0]:
     local.append(True) → flag[0] = True
     local.pop() → flag[0] = False
-one_counter_for_all_models (simulated, grader): each model needs a count of its own
+one_counter_for_all_models (simulated, grader): keep a separate count for each model
     group=None): → group=None, local=[]):
     ready, sent, local = set(), [], [] → ready, sent = set(), []
-caps_of_the_first_call: Each bucket leaves once per step
+caps_of_the_first_call: Send each bucket only once per step
     def data_parallel__all_in_one(params, cap, first_cap, group=None):
   → def data_parallel__all_in_one(params, cap, first_cap, group=None, kept={}):
   →     cap, first_cap = kept.setdefault("caps", (cap, first_cap))
 one_first_bucket: 2 ranks, two dtypes, small first buckets
     min(cap, first_cap))) → cap if still_open else …
-in_order_of_opening: Buckets leave in one order
+in_order_of_opening: Launch the buckets in their order
     buckets.sort(key=lambda bucket: -place[bucket[-1]]) →
 none_stays_none: some are left out
     piece.view → None if param.grad is None else piece.view
@@ -742,11 +742,11 @@ def hook_buckets__keeps_what_was_sent(buckets, group=None):
 edits_of(hook_buckets__keeps_what_was_sent)("""
 empties_its_list passes
     missing[:], launched[0] = → sent.clear(); …
-counts_on: Step 0 is right, a later step is not
+counts_on: Step 0 is right, but a later step is wrong
     missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
   → launched[0] = 0
   → sent.clear()
-adds_the_mean: added to what this rank had
+adds_the_mean: added to this rank's own gradient
     missing[:], launched[0] = → sent.clear(); …
     param.grad = piece.view(param.shape) / k
   → mean = piece.view(param.shape) / k

@@ -56,8 +56,8 @@ PAIRS = [of(a, b) for a in (A, B, C) for b in (A, B, C)]
     [
         (PAIRS, ""),
         ([], ""),
-        ([*PAIRS, 3 * max(PAIRS)], "but no 2 batches can give that"),
-        ([around_their_own_mean(A, B)], "This is the spread around the batches' own mean"),
+        ([*PAIRS, 3 * max(PAIRS)], "but no 2 batches have this mean"),
+        ([around_their_own_mean(A, B)], "This is the spread around the mean of the drawn batches"),
         ([of(A, B)] * 3, "is the same number in each of 3 calls"),
         ([of(A, A), of(B, B), of(C, C)], "in every call, |g_B - ∇F|² is the same for all batches"),
         ([of(A, A), of(A, B)], "no batch has |g_B - ∇F|² ="),
@@ -77,9 +77,9 @@ SINGLE = float((GRADIENTS - GRADIENTS.mean(0)).square().sum(1).mean())
     ("told", "words"),
     [
         (EXACT, ""),
-        (SINGLE / SIZE, "Your number is about σ²/B: batches that are drawn with"),
+        (SINGLE / SIZE, "Your number is about σ²/B, the variance of batches"),
         (SINGLE, "Your number is about σ², the spread of single rows"),
-        (EXACT / GRADIENTS.shape[1], "a squared length is their sum"),
+        (EXACT / GRADIENTS.shape[1], "a squared length is a sum"),
         (EXACT**0.5, "Your number is about the square root of the variance"),
         (50 * EXACT, "The variance is the mean of |g_B - ∇F|² over num_batches"),
         (float("nan"), "is nan, expected"),
@@ -95,7 +95,7 @@ def test_a_variance_that_the_seed_does_not_decide() -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
     value = {"variance returned by call {}": [EXACT, 1.001 * EXACT]}
     found = said(judges.near_the_theory, Case("", 1, parameters), [MINE], [value])
-    expect_said(found, "is another number the second time, with the same seed")
+    expect_said(found, "is a different number the second time, with the same seed")
 
 
 def test_a_number_that_nothing_gives_gets_no_hint() -> None:

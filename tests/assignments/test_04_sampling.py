@@ -48,7 +48,7 @@ def sampled(
         ({"tell": False}, "rank 0: epoch 1: expected the batches"),
         ({"tell": False}, "the order of epoch 0: tell the sampler"),
         ({"shuffle": False}, "the rows in their order: shuffle them"),
-        ({"seed": 0}, "an order from another seed"),
+        ({"seed": 0}, "an order from a different seed"),
         ({"drop": True}, "no row may be lost"),
         ({"me": 0}, "rank 1: epoch 1"),
         ({"me": 0}, "the share of the group's first rank"),

@@ -161,7 +161,9 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> 
     """
     view = memoryview(data).cast("B")
     if len(view) > max_bytes:
-        raise WireError(f"a value of {len(view)} bytes; at most {max_bytes} are accepted")
+        raise WireError(
+            f"a value of {len(view)} bytes is too large: at most {max_bytes} are accepted"
+        )
     if len(view) < _VALUE.size:
         raise WireError(f"a value of {len(view)} bytes is too short for its header")
     magic, length = _VALUE.unpack_from(view)

@@ -40,7 +40,7 @@ MISTAKES: dict[str, Matrix] = {
     "the sum over the ranks, not the mean": lambda rows: len(rows) * mean(rows),
     "this rank's own gradient: nothing was averaged": own,
     "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
-    "gives it to one rank, all_reduce to all)": lambda rows: own(rows) / len(rows),
+    "gives the sum to one rank, all_reduce to all ranks)": lambda rows: own(rows) / len(rows),
     "the first rank's gradient": lambda rows: own(rows)[:1].expand(len(rows), -1),
     "the mean divided by the number of ranks once more": lambda rows: mean(rows) / len(rows),
 }

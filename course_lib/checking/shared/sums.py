@@ -111,19 +111,19 @@ def _own(inputs: Sequence[Any], me: int) -> Tensor:
 
 MISTAKES: dict[str, _Of] = {
     "the tensor as it was before the call: write the result into it": _own,
-    "K times what this rank had: what arrives is never used": lambda ins, me: (
+    "K times this rank's own numbers: the numbers that arrive are never used": lambda ins, me: (
         len(ins) * ins[me]["tensor"]
     ),
-    "the sum and this rank's own numbers once more: do not add a finished chunk, write it over the "
-    "old one": lambda ins, me: total(ins) + ins[me]["tensor"],
+    "the sum plus this rank's own numbers once more. Do not add a finished chunk: write it over "
+    "the old chunk": lambda ins, me: total(ins) + ins[me]["tensor"],
     "twice the sum": lambda ins, me: 2 * total(ins),
     "the sum over this rank and its left neighbour only": lambda ins, me: (
         ins[me]["tensor"] + ins[me - 1]["tensor"]
     ),
-    "the mean: nobody asked to divide": lambda ins, me: (total(ins) / len(ins)).to(
+    "the mean, but the task asks for the sum": lambda ins, me: (total(ins) / len(ins)).to(
         ins[me]["tensor"].dtype
     ),
-    "the right sum, rounded to float32: keep the tensor's dtype": lambda ins, me: total(
+    "the right sum, but rounded to float32. Keep the tensor's dtype": lambda ins, me: total(
         [{"tensor": each["tensor"].float()} for each in ins]
     ).to(ins[me]["tensor"].dtype),
 }
@@ -159,14 +159,14 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
         if parts is None:
             return ""
         if len(parts) < k:
-            told_parts = " and ".join(map(str, parts))
-            told.append(f"chunk {number} has only the part of number {told_parts}")
+            ranks = f"rank{'s' if len(parts) > 1 else ''} {' and '.join(map(str, parts))}"
+            told.append(f"chunk {number} has only the numbers of {ranks} of the group")
     if not told:
         return ""
     return (
-        f"On this rank, {len(told)} of the {k} chunks are not finished: {told[0]}. The second half "
-        "of the ring must pass on only finished chunks. A rank must first send the chunk that the "
-        "first half has finished on it."
+        f"On this rank, {told[0]} (unfinished chunks: {len(told)} of {k}). In the second half "
+        "of the ring, pass on only finished chunks. Send first the chunk that you finished in "
+        "the first half."
     )
 
 
@@ -184,7 +184,7 @@ def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
     if case.form.layout == "contiguous":
         return {}
     words = (
-        f"what was there before: the tensor is {case.form.layout}, so .contiguous() and .reshape() "
+        f"the tensor as before the call. It is {case.form.layout}, so .contiguous() and .reshape() "
         "make a copy, and the result went into the copy. Copy the result back: tensor.copy_(…)"
     )
     return {words: in_calls("tensor", _own)(case, inputs, me)}
@@ -222,7 +222,7 @@ def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
         def part(theirs: Sequence[Any], me: int, number: int = number) -> Tensor:
             return _own(theirs, number)
 
-        words = f"the part of number {number} alone: every member must add its own part"
+        words = f"the part of rank {number} of the group alone: every rank must add its own part"
         if number != me:
             known[words] = _chunk(part)(case, inputs, me)
     return known
@@ -230,12 +230,12 @@ def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
     """Return which chunk a member holds with the parts of how many, and what to change."""
-    wanted = f"You are number {me} and keep chunk {me}"
+    wanted = f"You are number {me} and must keep chunk {me}"
     if parts == k:
         return (
-            f"chunk {number} of the finished sum. {wanted}: in your loop, the numbers of the chunk "
-            f"that you send and of the chunk that you add to are {(number - me) % k} too large "
-            f"(modulo {k})"
+            f"chunk {number} of the finished sum. {wanted}. In your loop, the number of the chunk "
+            f"that you send and the number of the chunk that you add to are both "
+            f"{(number - me) % k} too large (modulo {k})"
         )
     if number != me:
         held = "only your own part in it" if parts == 1 else f"the parts of {parts} of {k} in it"
@@ -243,12 +243,12 @@ def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
     if parts == 1:
         return (
             f"chunk {me} as you had it: no other part was added. In the last step, chunk {me} must "
-            "arrive here with all parts except yours: look which chunk arrives then in your loop"
+            "arrive here with all parts except yours. Look which chunk arrives in your last step"
         )
     return (
-        f"chunk {me} with the parts of {parts} of {k} members: you and those to your left. Either "
-        f"this chunk arrives here in step {parts - 1}, but should arrive in the last step, "
-        f"{k - 1}. Or a member passes on only its own part, without the parts that it has received"
+        f"chunk {me} with the parts of {parts} of {k} ranks: you and the ranks to your left. "
+        f"Either this chunk arrives here in step {parts - 1} and not in the last step ({k - 1}), "
+        "or a rank passes on only its own part, without the parts that it has received"
     )
 
 

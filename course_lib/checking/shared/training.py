@@ -47,7 +47,9 @@ UPDATE_MISTAKES: dict[str, Matrix] = {
 
 LOSS_MISTAKES: dict[str, Matrix] = {
     "the loss on this rank's own rows: average it as well": own,
-    "this rank's share of the loss: add the shares up": lambda rows: own(rows) * by_rows(rows),
+    "this rank's share of the loss: add up the shares of all ranks": lambda rows: (
+        own(rows) * by_rows(rows)
+    ),
     "the plain mean of the ranks' losses: weight each loss by its number of rows": mean,
     "the sum of the ranks' losses, not their mean": lambda rows: len(rows) * mean(rows),
     "the sum of the losses of all rows: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
@@ -163,13 +165,13 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     mistakes = {name: steps(matrix) for name, matrix in UPDATE_MISTAKES.items()}
     mistakes |= {name: steps(loss=matrix) for name, matrix in LOSS_MISTAKES.items()}
     for kept in ("B", "B_k/B"):
-        name = f"a second step with the first one's {kept}: count the rows anew in every call"
+        name = f"a second step with the {kept} of the first step: count the rows anew in every call"
         mistakes[name] = steps(kept=kept)
     # What is left of the last gradient was averaged alone, or comes once more from every rank.
     for times in (1, 2, 3, 4):
-        name = "a step with the last step's gradient still in it: zero_grad is missing"
+        name = "a step that still contains the previous step's gradient: zero_grad is missing"
         mistakes[name + " " * (times - 1)] = steps(carry=times, at_first=times)
-        name = "a step with what .grad held before the first step: clear .grad before backward"
+        name = "a step that contains .grad from before the first step: clear .grad before backward"
         mistakes[name + " " * (times - 1)] = steps(at_first=times)
     return looking_at(keys, equals(steps(), mistakes, **options))
 

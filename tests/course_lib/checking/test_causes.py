@@ -285,7 +285,7 @@ GROUPS = Form(layout="strided", dtype="float64", groups=((0, 1), (2, 3)))
         (
             [replace(STRIDED, form=GROUPS), replace(STRIDED, name="c (float64)", form=GROUPS)],
             PLAIN,
-            "several groups of ranks and another dtype than float32",
+            "several groups of ranks and a dtype other than float32",
         ),
         ([TRANSPOSED, *PLAIN[:1]], [PLAIN[1], PLAIN[1]], ""),  # one that failed is plain
         ([TRANSPOSED, STRIDED], [*PLAIN, replace(STRIDED, name="c (strided)")], ""),

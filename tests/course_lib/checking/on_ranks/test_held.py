@@ -171,7 +171,7 @@ def test_it_holds_and_fails(on: Place) -> None:
     assert [result.name for result in report.results if result.passed] == ["1 ranks"]
     assert report.parts == {"values": True, "communication": False}
     assert report.reason == (
-        "rank 0 holds 9.8 KiB of tensors at once, expected at most 7.8 KiB: the largest are "
+        "rank 0 holds 9.8 KiB of tensors at once, expected at most 7.8 KiB. The largest are "
         f"[{N}] float32; [{N}] float32; [{N // 2}] float32. Never make the whole sum."
     )
 
