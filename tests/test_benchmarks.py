@@ -99,29 +99,38 @@ def test_all_of_make_gpu_runs_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "limit", "said"),
     [
-        ("yield {'a': 1}; time.sleep(60)", "was ended after"),
-        pytest.param("yield {'a': 1}; raise KeyError('oh')", "KeyError: 'oh'", marks=tier(False)),
+        ("yield {'a': 1}; time.sleep(600)", 30, "was ended after"),
         pytest.param(
-            "yield {'a': 1, 'result': 'FAILED'}", "at least one row says FAILED", marks=tier(False)
+            "yield {'a': 1}; raise KeyError('oh')", 500, "KeyError: 'oh'", marks=tier(False)
         ),
-        ("yield {'a': 1}; raise gpu_parts.NotThere('no such thing')", "not run: no such thing"),
+        pytest.param(
+            "yield {'a': 1, 'result': 'FAILED'}",
+            500,
+            "at least one row says FAILED",
+            marks=tier(False),
+        ),
+        (
+            "yield {'a': 1}; raise gpu_parts.NotThere('no such thing')",
+            500,
+            "not run: no such thing",
+        ),
     ],
 )
 def test_a_part_that_does_not_end_well_leaves_its_rows(
-    body: str, said: str, tmp_path: Path
+    body: str, limit: int, said: str, tmp_path: Path
 ) -> None:
     """And the process that it started ends with it."""
     script = tmp_path / "gpu.py"  # as a copy, whose only part is bad
     code = (BENCHMARKS / "gpu.py").read_text()
     head, _, tail = code.partition("PARTS = (")
     bad = f"""def bad(place):
-    child = subprocess.Popen(["sleep", "100"])
+    child = subprocess.Popen(["sleep", "1000"])
     print(child.pid, flush=True)
     {body}
 
-PARTS = (Part("bad", 12, bad, "Bad"),)
+PARTS = (Part("bad", {limit}, bad, "Bad"),)
 """
     script.write_text(head + bad + tail.partition("\n)\n")[2])
     out, path = tmp_path / "out", os.pathsep.join([str(ROOT), str(BENCHMARKS)])

@@ -89,6 +89,6 @@ def test_what_ends_with_pytest_passes(tmp_path: Path, options: tuple[str, ...]) 
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, HANGS, "-o", "timeout=1")
+    result = run_pytest(tmp_path, HANGS, "-o", "timeout=1", "-o", "timeout_func_only=true")
     assert "FAILED test_it.py::test_that_hangs - Failed: Timeout" in result.stdout, result.stdout
     assert "1 failed, 1 passed" in result.stdout
