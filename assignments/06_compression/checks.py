@@ -192,11 +192,12 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
             if not torch.equal(found, first):
                 raise Wrong(
                     f"rank {rank} draws other places than rank {members[0]}",
-                    "All ranks must draw from the same seed: they must add the same places.",
+                    "All ranks must draw from the same seed, so that they add the values of the "
+                    "same places.",
                 )
         for seed, places in zip(seeds, first, strict=True):
             if not torch.equal(places, first[seeds.index(seed)]):
-                raise Wrong(f"seed {seed} draws other places the second time")
+                raise Wrong(f"seed {seed} draws other places in the second call than in the first")
         if math.comb(n, k) > LIKELY:
             _drawn_anew(seeds, first)
         if len(seeds) >= ENOUGH:
@@ -215,7 +216,7 @@ def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
             if seeds[j] != seed and torch.equal(places[i], places[j]):
                 raise Wrong(
                     f"seeds {seeds[j]} and {seed} draw the same places",
-                    "Another seed must give another draw: use the whole seed, unchanged.",
+                    "A different seed must give a different draw: use the whole seed, unchanged.",
                 )
 
 
@@ -238,8 +239,8 @@ def _drawn_equally_often(places: Tensor, expected: float) -> None:
         raise Wrong(
             f"places {i} and {j} are drawn together for {together[i, j]:.0%} of {len(places)} "
             f"seeds, expected {both:.0%}",
-            "All sets of k places must be equally likely, not only blocks of neighbours. Take the "
-            "first k of torch.randperm, or random.sample.",
+            "All sets of k places must be equally likely, not just blocks of neighbours. Take the "
+            "first k numbers of torch.randperm, or use random.sample.",
         )
 
 
@@ -265,14 +266,16 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         for rank in members:
             x = inputs[rank]["x"]
             known = {
-                "n/k times the sum over the ranks: the mean is asked for": total * n / k,
-                "the mean over the ranks: it must be scaled by n/k to be right on average": mean,
-                "the sum over the ranks: it must be divided by K, and scaled by n/k": total,
-                "the mean scaled by k/n: what is drawn rarely must count more, n/k": mean * k / n,
+                "n/k times the sum over the ranks: the task asks for the mean": total * n / k,
+                "the mean over the ranks: multiply it by n/k, so that it is right on average": mean,
+                "the sum over the ranks: divide it by K, and multiply it by n/k": total,
+                "the mean times k/n: multiply it by n/k instead": mean * k / n,
                 "the mean divided by the number of ranks once more": mean * n / k / size,
                 "the mean scaled by n // k: n/k need not be a whole number": mean * (n // k),
-                "n/k times this rank's own numbers: nothing was added": x.double() * n / k,
-                "the mean over all ranks: the group has fewer": n
+                "n/k times this rank's own numbers: take the mean over the ranks": x.double()
+                * n
+                / k,
+                "n/k times the mean over all ranks: take the mean over the ranks of the group": n
                 / k
                 * torch.stack([each["x"].double() for each in inputs]).mean(0),
             }
@@ -286,9 +289,9 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                 expect_close(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)
 
 
-K_VALUES = "One all_reduce of k numbers, in the dtype of x."
+K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."
 TWO_ROUNDS = (
-    "Each rank sends every other one a compressed shard, and later its compressed sum: then the "
+    "Send each rank one compressed shard, and later the compressed sum of your own shard. Then the "
     "bytes do not grow with K."
 )
 
@@ -329,7 +332,10 @@ CHECKS = {
         judges=[
             equals(
                 from_wire(decode_bytes),
-                {"codes read as 0 to 255: they are int8, -127 to 127": from_wire(as_unsigned)},
+                {
+                    "the numbers if the codes are read as 0 to 255: read them as int8, -127 to "
+                    "127": from_wire(as_unsigned)
+                },
                 tolerance=EXACT,
             )
         ],

@@ -35,11 +35,11 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
         said = describe(value)
         if isinstance(value, Tensor):
-            said = f"{value.dtype} of shape {list(value.shape)}, {value.nbytes} bytes"
+            said = f"a {value.dtype} tensor of shape {list(value.shape)} ({value.nbytes} bytes)"
         raise Wrong(
-            f"{what} is {said}, expected a vector of {nbytes} bytes, uint8",
-            "Send one vector of bytes: x.view(torch.uint8) shows a vector's bytes, and "
-            "torch.cat puts vectors one behind the other.",
+            f"{what} is {said}, expected a vector of {nbytes} bytes (uint8)",
+            "Return one vector of bytes: x.view(torch.uint8) gives the bytes of a vector, and "
+            "torch.cat joins vectors.",
         )
     if value.numel() != nbytes:
         raise Wrong(
@@ -107,9 +107,9 @@ def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         n, wire = own["x"].numel(), value["wire"]
         known = {
             n: "Where is the scale? The receiver needs it.",
-            n + 8: "The scale is float32, 4 bytes.",
-            n + 2: "The scale is float32, 4 bytes.",
-            4 * n + 4: "A code is one byte: int8, not a number of four.",
+            n + 8: "The scale must be float32, 4 bytes.",
+            n + 2: "The scale must be float32, 4 bytes.",
+            4 * n + 4: "A code must be one byte (int8), not four bytes.",
         }
         expect_wire(wire, n + 4, "4 for the scale, 1 for each number", f"rank {rank}: wire", known)
         if not torch.equal(value["u"], uniform(own["ticks"])):
@@ -162,25 +162,30 @@ def _right(case: Case, inputs: Sequence[Any], me: int) -> Any:
 _codes = equals(
     _right,
     {
-        "x/s rounded to the nearest: u decides, up or down": _with(lambda x, u: x.round()),
-        "⌊x/s⌋: every number is rounded down": _with(lambda x, u: x.floor()),
-        "x/s + u cut off towards zero: numbers below zero are rounded up, and biased": _with(
+        "x/s rounded to the nearest integer: let u decide between up and down": _with(
+            lambda x, u: x.round()
+        ),
+        "⌊x/s⌋, which rounds every number down: add u before you round": _with(
+            lambda x, u: x.floor()
+        ),
+        "x/s + u cut off towards zero, which rounds numbers below zero up: round down": _with(
             lambda x, u: (x + u).trunc().clamp(max=127)
         ),
-        "x/s cut off towards zero, whatever u is": _with(lambda x, u: x.trunc()),
-        "the right codes but for 128, which int8 does not have": _with(
+        "x/s cut off towards zero: add u, and round down": _with(lambda x, u: x.trunc()),
+        "the right codes, except that 128 became -128: cut codes off at 127": _with(
             lambda x, u: torch.where((x + u).float() == 128, -128, (x + u).floor())
         ),
-        "codes that u moves the wrong way: ⌊x/s + u⌋ adds it": _with(
+        "codes that u moves the wrong way: add u, as in ⌊x/s + u⌋": _with(
             lambda x, u: (x - u).ceil().clamp(min=-127)
         ),
         **{
-            f"what comes of x{words}, rounded to {name}: calculate in float32, x.float()": oracle
+            f"the result if {what} is rounded to {name}{when}: calculate in float32, "
+            "with x.float()": oracle
             for name, small in SMALL.items()
-            for words, oracle in (
-                ("", _coarse(small)),
-                (", but for the scale", _coarse(small, scaled=False)),
-                ("/s", _coarse(quotient=small)),
+            for what, when, oracle in (
+                ("x", "", _coarse(small)),
+                ("x", " after the scale was computed", _coarse(small, scaled=False)),
+                ("x/s", "", _coarse(quotient=small)),
             )
         },
     },
@@ -212,19 +217,19 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     x, k, wire = inputs[0]["x"], case.parameters["k"], values[0]["wire"]
     n, size = x.numel(), x.element_size()
     bitmap = -(-n // 8)
-    own_dtype = "Values are float32 on the wire, whatever dtype x has."
+    own_dtype = "The values must be float32 on the wire, whatever the dtype of x is."
     known = {
-        4 * k + n // 8: "The last byte of a bitmap is filled up with zeros, and not left out.",
+        4 * k + n // 8: "Do not leave out the last byte of the bitmap: fill it up with zeros.",
         size * k + 4 * k: own_dtype,
         size * k + bitmap: own_dtype,
         size * k + 8 * k: own_dtype,
-        4 * k + n: "A bool is a whole byte: eight bits go into one.",
-        4 * k + 8 * bitmap: "A bool is a whole byte: eight bits go into one.",
-        4 * n: "Zeros take as many bytes as any number: send the k values and their places.",
-        4 * k: "Where were they? The receiver needs their places.",
-        12 * k: "PyTorch's indices are int64, 8 bytes each: int32 is enough.",
-        8 * k: "Here the bitmap, one bit for each number, is the smaller list of places.",
-        4 * k + bitmap: "Here k places of 4 bytes take fewer than the bitmap.",
+        4 * k + n: "A bool takes a whole byte: pack eight bits into one byte.",
+        4 * k + 8 * bitmap: "A bool takes a whole byte: pack eight bits into one byte.",
+        4 * n: "Do not send the zeros: send only the k values and their places.",
+        4 * k: "The places of the values are missing: the receiver needs them.",
+        12 * k: "PyTorch's indices are int64, 8 bytes each: send the places as int32.",
+        8 * k: "Here the bitmap, one bit for each number, is smaller than the list of places.",
+        4 * k + bitmap: "Here the list, k places of 4 bytes, is smaller than the bitmap.",
     }
     formula = f"4 k + min(4 k, ceil(n/8)) with k = {k}, n = {n}"
     expect_wire(wire, 4 * k + min(4 * k, bitmap), formula, "rank 0: wire", known)
@@ -235,7 +240,7 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
     if bitmap == 4 * k > 0 and torch.equal(bits, (right != 0).to(torch.uint8)):
         raise Wrong(
             "rank 0: wire: the places are a bitmap, expected a list",
-            f"{n} bits take {bitmap} whole bytes, as many as the list: then send the list.",
+            f"{n} bits take {bitmap} whole bytes, like the list. In this case, send the list.",
         )
     if is_reversed and not is_right:
         raise Wrong(
@@ -244,8 +249,9 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
         )
     if got is None:
         raise Wrong(
-            f"rank 0: wire: the places in it are not {k} different numbers from 0 to {n - 1}",
-            "Places count in the flattened x, and the last byte is filled up with zeros.",
+            f"rank 0: wire: the places are not {k} different numbers from 0 to {n - 1}",
+            "Count the places in the flattened x, and fill the last byte of a bitmap up with "
+            "zeros.",
         )
     same_values = torch.equal(got.sort().values, right.sort().values)
     if torch.equal(got != 0, right != 0) and same_values and not torch.equal(got, right):
@@ -263,8 +269,8 @@ def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 
 
 _NEARLY_LARGEST = (
-    "The kept numbers are as large as the right numbers in bfloat16 or float16, and not in "
-    "float32: compare in float32, x.float()."
+    "In bfloat16 or float16 the kept numbers are as large as the right numbers, but not in "
+    "float32: compare in float32, with x.float()."
 )
 
 
@@ -310,13 +316,15 @@ def _kept(values: Callable[[Tensor, int], Tensor]) -> Oracle:
 _largest = equals(
     _kept(largest_values),
     {
-        "the k largest numbers: their absolute values count": _kept(
+        "the k largest numbers: keep the k largest absolute values": _kept(
             lambda x, k: _chosen(x, lambda flat: flat.argsort(descending=True)[:k])
         ),
-        "the k smallest": _kept(lambda x, k: _chosen(x, lambda flat: flat.abs().argsort()[:k])),
+        "the k smallest absolute values: keep the largest": _kept(
+            lambda x, k: _chosen(x, lambda flat: flat.abs().argsort()[:k])
+        ),
         "the absolute values, without signs": _kept(lambda x, k: largest_values(x, k).abs()),
         **{
-            f"the largest of x rounded to {name}: calculate in float32, x.float()": _kept(
+            f"the largest of x rounded to {name}: compare in float32, with x.float()": _kept(
                 lambda x, k, small=small: largest_values(small(x), k)
             )
             for name, small in SMALL.items()
@@ -479,28 +487,32 @@ def compressed_sum(
 equals_compressed_sum = equals(
     compressed_sum(),
     {
-        "a sum with your own shard as it was: encode and decode it, too": compressed_sum(
+        "the result if your own shard is not compressed: encode and decode it, too": compressed_sum(
             parts=_own_exactly
         ),
-        "the right sums, but the sum of your own shard was kept as it was: decode its wire, too, "
-        "or the ranks end with different bits": compressed_sum(sums=_own_exactly),
-        "Σ C(x): the sums are sent as they are, not compressed": compressed_sum(sums=_exactly),
-        "C(Σ x): what each rank sends at first is not compressed": compressed_sum(parts=_exactly),
+        "the right sums, except that the sum of your own shard is not compressed: decode its wire, "
+        "too, or the ranks end with different bits": compressed_sum(sums=_own_exactly),
+        "Σ C(x): compress the sums, too, before you send them": compressed_sum(sums=_exactly),
+        "C(Σ x): compress the shards, too, before you send them": compressed_sum(parts=_exactly),
         "the tensor as it was before the call: write the result into it": in_calls(
             "tensor", lambda inputs, me: inputs[me]["tensor"]
         ),
         "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
-        "a tensor compressed as a whole: encode each shard by itself": compressed_sum(shards=1),
+        "the result if the tensor is compressed as a whole: encode each shard by itself": (
+            compressed_sum(shards=1)
+        ),
         "a sum that was rounded to bfloat16: add up in float32": compressed_sum(add=torch.bfloat16),
         "a sum that was rounded to float16: add up in float32": compressed_sum(add=torch.float16),
         "sums decoded in bfloat16: decode in float32, and convert when you write into x": (
             compressed_sum(sums=_coarsely)
         ),
-        "a sum of what was decoded in bfloat16: decode in float32": compressed_sum(parts=_coarsely),
-        "a sum of what x gives in bfloat16: calculate in float32, x.float()": compressed_sum(
-            parts=lambda codec, x, own: round_trip(codec, x.bfloat16().float())
+        "a sum of shards that were decoded in bfloat16: decode in float32": compressed_sum(
+            parts=_coarsely
         ),
-        "the mean: nobody asked to divide": lambda case, inputs, me: {
+        "the result if x is rounded to bfloat16: calculate in float32, with x.float()": (
+            compressed_sum(parts=lambda codec, x, own: round_trip(codec, x.bfloat16().float()))
+        ),
+        "the mean: do not divide by the number of ranks": lambda case, inputs, me: {
             name: value / len(inputs) for name, value in compressed_sum()(case, inputs, me).items()
         },
     },
@@ -549,8 +561,8 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
         if numbers in seen:
             raise RuntimeError(
-                "compress is called twice for one tensor: if it rounds at random, what is kept "
-                "does not belong to what is returned"
+                "compress is called twice for the same tensor. Call it once: it may round at "
+                "random, and then the second result is not the one that you returned"
             )
         seen.add(numbers)
         return compress(p)
@@ -597,7 +609,7 @@ def run_feedback(
     for send in senders.values():
         if not callable(send):
             kind = type(send).__name__
-            raise TypeError(f"what with_feedback returns is {kind}, expected a function")
+            raise TypeError(f"with_feedback returns {kind}, expected a function")
     found, kept = {}, []  # no key takes the place of another in memory
     for step in [name for name in mine if name.startswith("step")]:
         for x, given_key in zip(mine[step], mine["keys"], strict=True):
@@ -610,7 +622,7 @@ def run_feedback(
                 if not isinstance(sent, Tensor):
                     raise TypeError(f"send returns {type(sent).__name__}, expected a tensor")
                 found[f"{name} sender, {step}, key {key!r}"] = sent.clone()
-                found[f"{name} sender, {step}, key {key!r}: x afterwards"] = gradient - before
+                found[f"{name} sender, {step}, key {key!r}: change of x"] = gradient - before
                 gradient.fill_(7), sent.fill_(9)
     return found
 
@@ -647,7 +659,7 @@ def replayed(
                     sent = COMPRESS[own["compress"]](p if coarse is None else p.to(coarse).float())
                     kept = keep(g.float(), e, sent)
                     residuals[memory(sender, key)] = kept
-                    found[place], found[f"{place}: x afterwards"] = sent.to(x.dtype), 0 * x
+                    found[place], found[f"{place}: change of x"] = sent.to(x.dtype), 0 * x
         return found
 
     return oracle
@@ -667,38 +679,43 @@ def _end_of(key: Hashable) -> Hashable:
 equals_feedback = equals(
     replayed(),
     {
-        "C(x): what was left out is not added to the next (keys that are equal are one key, "
-        "whatever object each is)": replayed(weight=0),
+        "C(x), without the residual: add what the last call with an equal key left out (equal keys "
+        "may be different objects)": replayed(weight=0),
         "C(x + 2 e): the residual is added twice": replayed(weight=2),
         "C(x - e): the residual has the wrong sign": replayed(weight=-1),
-        "one residual for keys that read alike: 1 and '1' are two keys, as in a dict": replayed(
-            memory=lambda s, key: (s, str(key))
+        "the result if keys of the same text share a residual: 1 and '1' are two keys, as in a "
+        "dict": replayed(memory=lambda s, key: (s, str(key))),
+        "the result if two keys share a residual: use the key itself, not a part or a hash of it": (
+            replayed(memory=lambda s, key: (s, _end_of(key)))
         ),
-        "one residual for two keys: use the key itself, not a part or a hash of it": replayed(
-            memory=lambda s, key: (s, _end_of(key))
+        "the result if all keys share one residual: each key needs its own": replayed(
+            memory=lambda s, key: s
         ),
-        "one residual for all keys: each key needs its own": replayed(memory=lambda s, key: s),
-        "residuals that two senders share: each call of with_feedback begins anew": replayed(
-            memory=lambda sender, key: key
+        "the result if two senders share their residuals: make new residuals in each call of "
+        "with_feedback": replayed(memory=lambda sender, key: key),
+        "the result if you keep x - C(x + e): keep x + e - C(x + e)": replayed(
+            lambda x, e, c: x - c
         ),
-        "what x - C(x + e) leaves: e = x + e - C(x + e)": replayed(lambda x, e, c: x - c),
-        "e + p - C(p) kept, where p is x + e: e is in p already, so it is counted twice": replayed(
-            lambda x, e, c: x + 2 * e - c
+        "the result if you keep e + p - C(p), where p is x + e: p contains e already, so keep "
+        "p - C(p)": replayed(lambda x, e, c: x + 2 * e - c),
+        "the result if you keep all of x + e: subtract what was sent": replayed(
+            lambda x, e, c: x + e
         ),
-        "all of x + e kept, also what was sent": replayed(lambda x, e, c: x + e),
-        "what C(p) in the dtype of x leaves: e is p - C(p) before C(p) is converted": _in_bfloat16(
-            replayed(lambda x, e, c: x + e - c.bfloat16().float())
-        ),
-        "x + e in the dtype of x: convert x before you add": _in_bfloat16(
-            replayed(
-                lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(), coarse=torch.bfloat16
+        "the result if C(p) is converted to the dtype of x too early: compute p - C(p) before you "
+        "convert C(p)": _in_bfloat16(replayed(lambda x, e, c: x + e - c.bfloat16().float())),
+        "the result if x + e is computed in the dtype of x: convert x to float32 before you add": (
+            _in_bfloat16(
+                replayed(
+                    lambda x, e, c: ((x + e).bfloat16() - c.bfloat16()).float(),
+                    coarse=torch.bfloat16,
+                )
             )
         ),
-        "a residual rounded to the dtype of x: keep it in float32": _in_bfloat16(
+        "the result if the residual is rounded to the dtype of x: keep it in float32": _in_bfloat16(
             replayed(lambda x, e, c: (x + e - c).bfloat16().float())
         ),
         **{
-            f"{what} rounded to {name}: calculate in float32": oracle
+            f"the result if {what} is rounded to {name}: calculate in float32": oracle
             for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
             for what, oracle in (
                 (
@@ -706,7 +723,7 @@ equals_feedback = equals(
                     replayed(lambda x, e, c, t=dtype: (x + e).to(t).float() - c, coarse=dtype),
                 ),
                 (
-                    "what was left out,",
+                    "the residual",
                     replayed(lambda x, e, c, t=dtype: (x + e - c).to(t).float()),
                 ),
             )

@@ -66,7 +66,7 @@ def backup_program(backup_server, mine, given):
     return follow_script(made, mine, given, COUNTED)
 
 
-LIVE = "the weights as they are at the end: pull must return copies, which later updates leave"
+LIVE = "the weights at the end: pull must return copies, so that later updates do not change them"
 
 
 def stepping(share, said=lambda age: age, **options):
@@ -182,7 +182,10 @@ def at_the_end_of_a_round(case, rank):
     return case.parameters["steps"] // case.parameters["every"]
 
 
-ONCE = "Nothing is sent in between: one all-reduce of all parameters together, after every H steps."
+ONCE = (
+    "After every H steps, call all_reduce once, with all parameters together. Send nothing in "
+    "between."
+)
 
 
 # Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
@@ -217,14 +220,16 @@ CHECKS = {
                 {
                     LIVE: stepping(aware, live=True),
                     "a step that does not divide by 1 + τ": stepping(lambda age: 1),
-                    "a step that divides by τ: a fresh gradient has τ = 0": stepping(
+                    "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
                         lambda age: 1 / max(age, 1)
                     ),
                     "a step that divides by 2 + τ: τ is one too large": stepping(
                         lambda age: 1 / (2 + age)
                     ),
-                    "a step of γ + τ: it is γ/(1 + τ)": served(AGE, adding_the_age),
-                    "steps that drop what is stale": stepping(lambda age: float(age == 0)),
+                    "a step of γ + τ: take γ/(1 + τ)": served(AGE, adding_the_age),
+                    "steps that drop stale gradients: take a smaller step with them": stepping(
+                        lambda age: float(age == 0)
+                    ),
                     "a step uphill": stepping(lambda age: -1 / (1 + age)),
                 },
             )
@@ -250,13 +255,12 @@ CHECKS = {
             equals(
                 worked(),
                 {
-                    "this worker's own weights from the start: receive the server's": worked(
-                        lambda w, own, g, old: (own, g(own))
-                    ),
-                    "what comes of a gradient that was added to older ones: clear .grad": worked(
+                    "the result with this worker's own first weights: receive the server's "
+                    "weights": worked(lambda w, own, g, old: (own, g(own))),
+                    "the result if a gradient is added to older ones: clear .grad": worked(
                         lambda w, own, g, old: (w, g(w) + old)
                     ),
-                    "what comes of weights that were pushed, not of gradients": worked(
+                    "the result if the workers push weights: push gradients": worked(
                         lambda w, own, g, old: (w, w)
                     ),
                 },
@@ -265,9 +269,13 @@ CHECKS = {
         expects=[
             only_calls("send", "recv"),
             only_peers(server_and_workers),
-            calls_at_most("One message with weights, one with the gradient.", send=pushes),
+            calls_at_most(
+                "For each gradient, receive the weights in one message, and send the gradient in "
+                "one message.",
+                send=pushes,
+            ),
             sends_at_most(lambda case, rank: pushes(case, rank) * numbers(case) * case.itemsize),
-            time_within(without_waiting, rel=0.02, hint="Wait for nobody but the server."),
+            time_within(without_waiting, rel=0.02, hint="Wait only for the server."),
         ],
         worth={"values": 2, "communication": 1},
         cases=in_both_forms(
@@ -300,28 +308,31 @@ CHECKS = {
                     "a step with gradients that their owners have overwritten: keep copies": (
                         backing_up(kept=True)
                     ),
-                    "a step with each gradient as it comes: until the N-th has come, the weights "
-                    "stay as they are": backing_up(at_once=True),
-                    "waiting for no more gradients than there are workers: one may push twice": (
-                        backing_up(first=workers)
-                    ),
-                    "waiting for no more gradients than there are workers, each divided by N: one "
-                    "may push twice": backing_up(
+                    "a step with each gradient when it comes: change the weights only when N "
+                    "gradients have come": backing_up(at_once=True),
+                    "a step with as many gradients as there are workers: wait for N, since a "
+                    "worker may push twice": backing_up(first=workers),
+                    "a step with as many gradients as there are workers, each divided by N: wait "
+                    "for N, since a worker may push twice": backing_up(
                         first=workers, share=lambda n, own: 1 / own["wait_for"]
                     ),
-                    "a step with each worker's last gradient only: one may push several": (
+                    "a step with each worker's last gradient only: a worker may push several": (
                         backing_up(second="replaces")
                     ),
-                    "a step with each worker's first gradient only: one may push several": (
+                    "a step with each worker's first gradient only: a worker may push several": (
                         backing_up(second="lost")
                     ),
                     "a step with a late gradient: discard it": backing_up(late=True),
-                    "a step with the mean over the numbers, too: give dim=0": backing_up(
+                    "a step with one mean over all numbers: take the mean with dim=0": backing_up(
                         over_numbers=True
                     ),
-                    "a step with the sum of the gradients": backing_up(share=lambda n, own: 1),
-                    "a step with every gradient": backing_up(first=lambda n, own: 1),
-                    "waiting for one gradient more": backing_up(first=lambda n, own: n + 1),
+                    "a step with the sum of the gradients: take their mean": backing_up(
+                        share=lambda n, own: 1
+                    ),
+                    "a step with every gradient: wait for N gradients": backing_up(
+                        first=lambda n, own: 1
+                    ),
+                    "a step with N + 1 gradients": backing_up(first=lambda n, own: n + 1),
                 },
             )
         ],

@@ -19,6 +19,7 @@ from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
+from course_lib.ranks.explain.words import counted
 
 # Servers and workers: scripts of events, and programs that follow them ----------------------------
 
@@ -55,13 +56,12 @@ def _since_the_last_push(events: Events) -> list[int]:
 
 
 AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
-    "the right list plus 1: a push does not make its own gradient older": lambda e: ages(e, 1),
-    "the version that was pulled, not how old it is": lambda e: [
+    "the right list plus 1: do not count a gradient's own push": lambda e: ages(e, 1),
+    "the versions that were pulled, not their staleness": lambda e: [
         n - age for n, age in enumerate(ages(e))
     ],
-    "the right list if each worker pulled right after its push: a worker may pull later": (
-        _since_the_last_push
-    ),
+    "the right list if each worker pulls right after its push: count from its last pull, which may "
+    "come later": _since_the_last_push,
 }
 
 
@@ -78,7 +78,9 @@ def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
     same = (f"This equals {name}." for name, of in AGE_MISTAKES.items() if of(events) == got)
     hint = next(same, "")
     if len(got) != len(right):
-        what = f"the list has {len(got)} numbers, expected {len(right)}, one for each push"
+        what = (
+            f"the list has {counted(len(got), 'number')}, expected {len(right)}, one for each push"
+        )
         raise Wrong(what, hint)
     n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
     what = f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}"
@@ -137,7 +139,9 @@ def follow_script(
 
 def _server(made: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
-        raise TypeError(f"the server is {type(made).__name__}, expected two functions (pull, push)")
+        raise TypeError(
+            f"your function returns {type(made).__name__}, expected two functions (pull, push)"
+        )
     return made
 
 
@@ -219,7 +223,8 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
 
     def total(term: Callable[[Tensor, Tensor], Tensor]) -> Any:
         if len(seen) >= len(mine["targets"]):
-            raise RuntimeError(f"loss() is called more than {len(mine['targets'])} times")
+            most = counted(len(mine["targets"]), "time")
+            raise RuntimeError(f"loss() is called more than {most}")
         targets = mine["targets"][len(seen)]
         seen.append(weights())
         compute(mine["seconds"])
@@ -235,7 +240,7 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
     work(given.iterable(params), loss, len(mine["targets"]), mine["server"])
     return {
         "weights at gradient {}": seen,
-        "weights at the end, the last received": weights(),
+        "weights at the end (those received last)": weights(),
     }
 
 
@@ -292,7 +297,7 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
         if me == server:
             return {"server's weights": w.to(dtype)}
         end = seen[-1] if seen else own[me].to(dtype)
-        return {"weights at gradient {}": seen, "weights at the end, the last received": end}
+        return {"weights at gradient {}": seen, "weights at the end (those received last)": end}
 
     return oracle
 
@@ -321,7 +326,7 @@ def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
     """Take the case's ``steps``; return the weights around every outer step."""
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
-    memory, found, calls = addresses(params), [], []
+    memory, found, calls = addresses(params), {}, []
     for param in params if mine["inner"] == "along" else ():
         # An inner optimizer has used it in the last step.
         param.grad = torch.ones(param.shape, dtype=param.dtype)
@@ -350,14 +355,18 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
     for n in range(mine["steps"]):
         step()
         if (n + 1) % mine["every"] in (0, 1):
-            found.append([param.detach().clone() for param in params])
+            found[_after_step(n + 1)] = [param.detach().clone() for param in params]
     same = (a.grad is b for a, b in zip(params, grads, strict=True))
     return {
-        "after look {}, parameter {}": found,
+        **found,
         "inner steps": len(calls),
         OWN_MEMORY: memory_of(params, memory),
         "each .grad": LEFT if all(same) and all(g is None or g.eq(1).all() for g in grads) else SET,
     }
+
+
+def _after_step(n: int) -> str:
+    return f"weights after step {n}, parameter {{}}"
 
 
 def rounds_computes(own: Any) -> dict[float, int]:
@@ -404,7 +413,7 @@ def trained_by(
         shapes = [value.shape for value in own["values"]]
         w = torch.stack([_joined(each["values"]) for each in inputs])
         goals = torch.stack([_joined(each["goals"]) for each in inputs])
-        held, m, found = w[0], torch.zeros_like(w[0]), []
+        held, m, found = w[0], torch.zeros_like(w[0]), {}
         for n in range(1, own["steps"] + 1):
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
             held = w if late and n == 1 else held
@@ -416,10 +425,10 @@ def trained_by(
             if n % own["every"] in (0, 1):
                 ours = w[me].to(own["values"][0].dtype)
                 pieces = torch.split(ours, [shape.numel() for shape in shapes])
-                found.append([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
+                found[_after_step(n)] = [p.view(s) for p, s in zip(pieces, shapes, strict=True)]
         return {
             "inner steps": own["steps"],
-            "after look {}, parameter {}": found,
+            **found,
             OWN_MEMORY: KEPT,
             "each .grad": LEFT,
         }
@@ -430,25 +439,24 @@ def trained_by(
 equals_diloco = equals(
     trained_by(),
     {
-        "the plain mean of the weights: take an outer step towards it": trained_by(
+        "the plain mean of the weights: take an outer step towards this mean": trained_by(
             lambda held, change, momentum, m: (held, change, m), rate=1.0
         ),
-        "a step of Δ alone: Nesterov's looks ahead, Δ + μ m": trained_by(
+        "a step of Δ alone: Nesterov's step is Δ + μ m": trained_by(
             lambda held, change, momentum, m: (held, change, momentum * m + change)
         ),
-        "a step of m alone, as plain momentum takes it, or of Δ + μ m with the m of the round "
-        "before: Nesterov's looks ahead, Δ + μ m with the new m": trained_by(_heavy_ball),
-        "an outer step from weights that were remembered after the first inner step: at first they "
-        "are those that diloco got": trained_by(late=True),
-        "an outer step away from the mean: Δ is old minus new, and is subtracted": trained_by(
+        "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before: "
+        "Nesterov's step is Δ + μ m with the new m": trained_by(_heavy_ball),
+        "an outer step from weights that were copied after the first inner step: copy them when "
+        "diloco is called": trained_by(late=True),
+        "an outer step away from the mean: subtract Δ, which is old minus new": trained_by(
             scale=lambda k, all_ranks: -1.0
         ),
         "the sum of the changes over the ranks, not their mean": trained_by(
             scale=lambda k, all_ranks: float(k)
         ),
-        "the sum of the group's changes divided by the number of all ranks: hand the group on": (
-            trained_by(scale=lambda k, all_ranks: k / all_ranks)
-        ),
+        "the sum of the group's changes divided by the number of all ranks: divide by the number "
+        "of ranks in the group": trained_by(scale=lambda k, all_ranks: k / all_ranks),
         "an outer learning rate of 1": trained_by(rate=1.0),
         "no outer step at all": trained_by(after=0.5),
     },

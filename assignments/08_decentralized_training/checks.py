@@ -74,19 +74,18 @@ def mixing_computes(own):
 
 
 MIXING_MISTAKES = {
-    "what this rank had: nothing was mixed": mixed(lambda w: torch.eye(len(w)).double()),
-    "mixing with a column of the matrix: row i is what rank i hears": mixed(lambda w: w.T),
-    "mixing without ranks of tiny weight: a rank is heard if its weight is not 0": mixed(
+    "this rank's own tensor: nothing was mixed": mixed(lambda w: torch.eye(len(w)).double()),
+    "mixing with a column of the matrix: rank i needs row i": mixed(lambda w: w.T),
+    "mixing without ranks of tiny weight: hear every rank whose weight is not 0": mixed(
         lambda w: torch.where(w > 1e-3, w, 0)
     ),
-    "mixing with the right ranks, but the weights of a column: i weighs j with W[i, j]": mixed(
-        lambda w: torch.where(w > 0, w.T, 0)
-    ),
+    "mixing with the right ranks, but with the weights of a column: on rank i, the weight of "
+    "rank j is W[i, j]": mixed(lambda w: torch.where(w > 0, w.T, 0)),
     "mixing with the mean over all ranks: mix with neighbours only": mixed(
         lambda w: torch.ones_like(w) / len(w)
     ),
-    "mixing twice: neighbours of neighbours are two hops away": mixed(lambda w: w @ w),
-    "this rank's own share, and nothing of the others": mixed(lambda w: w.diag().diag()),
+    "mixing twice: mix once, with direct neighbours only": mixed(lambda w: w @ w),
+    "this rank's own share, without the others' shares": mixed(lambda w: w.diag().diag()),
     "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": mixed(
         lambda w: w - w.diag().diag() + torch.eye(len(w)).double()
     ),
@@ -94,10 +93,10 @@ MIXING_MISTAKES = {
     "mixing without ranks of little weight: hear every rank whose weight is not 0": mixed(
         lambda w: torch.where(w > 0.1, w, 0)
     ),
-    "the plain sum over the ranks that this one hears: weigh each": mixed(
+    "the plain sum over the ranks that this rank hears: multiply by the weights": mixed(
         lambda w: (w > 0).double()
     ),
-    "the plain mean over the ranks that this one hears: weigh each": mixed(
+    "the plain mean over the ranks that this rank hears: multiply by the weights": mixed(
         lambda w: (w > 0).double() / (w > 0).sum(1, keepdim=True)
     ),
 }
@@ -136,17 +135,18 @@ GAP_MISTAKES = {
     "1 minus a real part: for a complex eigenvalue, |λ| = √(re² + im²)": gap(
         lambda w: 1 - second(torch.linalg.eigvals(w).real.abs())
     ),
-    "the gap by eigvalsh: it is for symmetric matrices only": gap(
+    "the gap by eigvalsh, which is for symmetric matrices only: use eigvals": gap(
         lambda w: 1 - second(torch.linalg.eigvalsh(w).abs())
     ),
-    "the gap by eigvalsh of W - 1/K: it is for symmetric matrices only": gap(
+    "the gap by eigvalsh of W - 1/K, which is for symmetric matrices only: use eigvals": gap(
         lambda w: 1 - float(torch.linalg.eigvalsh(w - 1 / len(w)).abs().max())
     ),
-    "the gap to the second largest eigenvalue with its sign: |λ₂| is the second largest of the "
-    "absolute values, and -1 has the absolute value 1": gap(
-        lambda w: 1 - second(torch.linalg.eigvals(w).real)
+    "1 minus the second largest eigenvalue with its sign: take the second largest absolute value": (
+        gap(lambda w: 1 - second(torch.linalg.eigvals(w).real))
     ),
-    "the gap of singular values": gap(lambda w: 1 - float(torch.linalg.svdvals(w)[1:2].sum())),
+    "1 minus the second singular value: take eigenvalues": gap(
+        lambda w: 1 - float(torch.linalg.svdvals(w)[1:2].sum())
+    ),
 }
 
 
@@ -168,22 +168,23 @@ def choice_program(choose_graph, mine, given):
 
 
 CHOICE_MISTAKES = {
-    "the time of one step less: T is rounded up": chosen(whole=math.floor),
-    "the time if row i, whom rank i hears, is counted: count column i, to whom it sends": chosen(
-        heard=heard_by_one
-    ),
+    "the time of one step less: round T up": chosen(whole=math.floor),
+    "the time if you count row i, the ranks that rank i hears: count column i, the ranks that it "
+    "sends to": chosen(heard=heard_by_one),
     "the time if only the messages of rank 0 are counted: take the largest of all columns": chosen(
         heard=sent_by_rank_0
     ),
-    "the time if 1 is always subtracted for a rank's own weight: it may be 0, and then there is "
-    "nothing to subtract": chosen(heard=lambda w: int((w != 0).sum(0).max()) - 1),
-    "the time if every rank sends one message in a step: count a column": chosen(heard=lambda w: 1),
-    "the time if a rank also sends a message to itself: it does not": chosen(
+    "the time if you always subtract 1 for a rank's own weight: subtract nothing where this weight "
+    "is 0": chosen(heard=lambda w: int((w != 0).sum(0).max()) - 1),
+    "the time if every rank sends one message in a step: count the ranks in a column": chosen(
+        heard=lambda w: 1
+    ),
+    "the time if a rank also sends a message to itself: do not count W[i, i]": chosen(
         heard=lambda w: int((w > 0).sum(0).max())
     ),
-    "the fastest if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
-    "the time of a ring all-reduce whose messages have n bytes: each has n/K": chosen(pieces=1),
-    "the time of a fraction of a step: T is a whole number": chosen(whole=float),
+    "the result if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
+    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": chosen(pieces=1),
+    "the time of a fraction of a step: round T up to a whole number": chosen(whole=float),
     "the time of one step more: |λ₂|^T may be equal to tolerance": chosen(
         whole=lambda steps: math.floor(steps) + 1
     ),

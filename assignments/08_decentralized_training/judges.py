@@ -159,7 +159,7 @@ def _not_to_itself(case: Case, observed: Observed, trace: Trace) -> None:
         if event.kind == "send" and event.peer == event.rank:
             raise Wrong(
                 f"rank {event.rank} sends a message to itself: {told([event])}",
-                "Its own share needs no message.",
+                "A rank's own share needs no message.",
             )
 
 
@@ -175,7 +175,10 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
         steps, busy = len(case.parameters["graphs"]), case.parameters.get("seconds", 0.0)
         return 1.01 * steps * max(busy, 1.5 * network.latency)
 
-    once = "In each step one message to each rank that hears this one, one from each that it hears."
+    once = (
+        "In each step, send one message to each rank that hears this rank, and receive one from "
+        "each rank that it hears."
+    )
     return [
         only_calls("send", "recv"),
         Expectation(_not_to_itself),
@@ -183,10 +186,12 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
         calls_at_most(once, send=messages_sent, recv=messages_received),
         sends_at_most(
             lambda case, rank: messages_sent(case, rank) * elements(case) * case.itemsize,
-            hint="Send the tensors, once to each rank that hears this one.",
+            hint="Send only the tensors, once to each rank that hears this rank.",
         ),
         time_within(
-            seconds, hint="Begin all messages, then compute, then wait: they travel meanwhile."
+            seconds,
+            hint="Begin all messages, then compute, then wait. Then the messages travel during the "
+            "computation.",
         ),
     ]
 
@@ -305,19 +310,23 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 MISTAKES: dict[str, Step] = {
-    "a parameter that loss() does not use as it was: its gradient is 0, and it is mixed like the "
-    "others": lambda w, x, lr, g, old: torch.where(g(x) == 0, x, w @ x - lr * g(x)),
-    "the weights as they were: write into the parameters": lambda w, x, lr, g, old: x,
-    "W(w - η g): the gradient must not be mixed": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
-    "η times the gradient at the mixed weights: take it before mixing": (
+    "the result if a parameter that loss() does not use stays unchanged: mix it like the others, "
+    "with the gradient 0": lambda w, x, lr, g, old: torch.where(g(x) == 0, x, w @ x - lr * g(x)),
+    "the weights before the step: write the result into the parameters": (
+        lambda w, x, lr, g, old: x
+    ),
+    "W(w - η g): do not mix the gradient": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
+    "a step with the gradient at the mixed weights: compute it at the weights before mixing": (
         lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
     ),
     "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
-    "a step with η/K: nothing is averaged here": lambda w, x, lr, g, old: (
+    "a step with η/K: use η, since gradients are not averaged here": lambda w, x, lr, g, old: (
         w @ x - lr / len(w) * g(x)
     ),
     "mixing without a step": lambda w, x, lr, g, old: w @ x,
-    "mixed gradients and the rank's own weights": lambda w, x, lr, g, old: x - lr * w @ g(x),
+    "a step with mixed gradients: mix the weights instead": lambda w, x, lr, g, old: (
+        x - lr * w @ g(x)
+    ),
     "mixing with the mean over all ranks: mix with neighbours only": lambda w, x, lr, g, old: (
         x.mean(0, keepdim=True) - lr * g(x)
     ),
@@ -327,18 +336,17 @@ MISTAKES: dict[str, Step] = {
     ),
     "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
     "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
-    "η before the mean as well: it belongs to the gradient": lambda w, x, lr, g, old: (
-        x + lr * (w @ x - x) - lr * g(x)
+    "a step that multiplies the mixing by η, too: multiply only the gradient": (
+        lambda w, x, lr, g, old: x + lr * (w @ x - x) - lr * g(x)
     ),
-    "a gradient that was added to an older one: clear .grad before backward": (
+    "a step with a gradient that was added to an older one: clear .grad before backward": (
         lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
     ),
-    "mixing with a column of the matrix: row i is what rank i hears": lambda w, x, lr, g, old: (
+    "mixing with a column of the matrix: rank i needs row i": lambda w, x, lr, g, old: (
         w.T @ x - lr * g(x)
     ),
-    "mixing with the right ranks, but the weights of a column: i weighs j with W[i, j]": (
-        lambda w, x, lr, g, old: torch.where(w > 0, w.T, 0) @ x - lr * g(x)
-    ),
+    "mixing with the right ranks, but with the weights of a column: on rank i, the weight of "
+    "rank j is W[i, j]": lambda w, x, lr, g, old: torch.where(w > 0, w.T, 0) @ x - lr * g(x),
 }
 
 equals_steps = equals(
@@ -353,7 +361,8 @@ equals_steps = equals(
 # The judge of weights looks for mistakes; the oracles compute from the matrices above.
 
 _LINK = (
-    "Both ends of a link give it the same weight, 1 over 1 plus the larger number of neighbours."
+    "A link has the same weight at both ends: 1/(1 + d), where d is the larger of the two numbers "
+    "of neighbours."
 )
 _REST = "A rank's own share is 1 minus the weights of its links."
 
@@ -373,15 +382,17 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
     if case.form.iterable == "generator" and between in ({0.0}, {1.0}) and len(links) > 1:
         raise Wrong(
             f"each link has the weight {between.pop():.0f}",
-            "Your code walks the links twice, but a generator is empty after the first time: make "
-            "a list of them first, links = list(links).",
+            "Your code goes through the links twice, but a generator is empty after the first "
+            "time. Begin with links = list(links).",
         )
     degree = [sum(i in link for link in links) for i in range(k)]
     for i in range(k):
         for j in range(k):
             got, linked = float(weights[i, j]), frozenset((i, j)) in links
             if i != j and not linked and got != 0:
-                raise Wrong(f"W[{i}, {j}] is {got:.6g}, and ranks {i} and {j} are not linked")
+                raise Wrong(
+                    f"W[{i}, {j}] is {got:.6g}, expected 0, since ranks {i} and {j} are not linked"
+                )
             if i != j and linked and not math.isclose(got * (1 + max(degree[i], degree[j])), 1):
                 most = max(degree[i], degree[j])
                 raise Wrong(

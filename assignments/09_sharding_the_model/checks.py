@@ -49,11 +49,11 @@ RESIDUAL = (
     "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
     "only the gradient that comes back through your layer"
 )
-TWICE = "K times the right one: dY is equal on all ranks, and needs no sum on the way back"
-ASSIGNED = (
-    "the gradient of this backward alone: backward adds to what an earlier one has left in .grad"
+TWICE = "K times the right gradient: do not sum dY in backward, since it is equal on all ranks"
+ASSIGNED = "the gradient of this backward alone: add it to the gradient that is in .grad already"
+COPY = (
+    "the size of a whole copy, which a slice of the copy keeps in memory: cut first, then .clone()"
 )
-COPY = "the whole copy, which slices of a copy keep: cut first, then .clone()"
 PARTS_OF_A_BIAS = (
     "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before"
 )
@@ -68,8 +68,8 @@ def bias_on_each_rank(case, inputs, me, value):
     if isinstance(got, torch.Tensor) and not bool((got == before).all()):
         return ""
     return (
-        "Backward added nothing to it: this rank does not use its bias. Every rank adds the whole "
-        "bias, after the sum."
+        "Backward gave this bias no gradient, because this rank does not use its bias. Add the "
+        "whole bias on every rank, after the sum."
     )
 
 
@@ -109,8 +109,8 @@ def its_share(case, observed, trace):
                 as_listed = held == tied * (copies if what == "state" else 1)
                 raise Wrong(
                     f"rank {rank}'s optimizer {words[what].format(held)}, expected at most {limit}",
-                    f"There are n = {trained_numbers(case)} numbers: each rank updates ⌈n/K⌉ of "
-                    "them, and keeps state for these only."
+                    f"There are n = {trained_numbers(case)} numbers to train. A rank may update "
+                    "⌈n/K⌉ of them, and keep state for these only."
                     + (" A tied parameter counts once." if as_listed else ""),
                 )
 
@@ -120,7 +120,9 @@ def step_bytes(case, rank):
     return case.parameters["steps"] * case.itemsize * chunk * (len(case.members(rank)) + 1)
 
 
-ONE_OF_EACH = "A step is one reduce-scatter of all gradients, and one all-gather of the weights."
+ONE_OF_EACH = (
+    "In each step, call one reduce-scatter for all gradients, and one all-gather for the weights."
+)
 
 
 def steps_of(case, rank):
@@ -154,10 +156,10 @@ CHECKS = {
         ],
         expects=[
             only_calls("all_reduce"),
-            calls_at_most("Forward sends nothing, backward one sum.", all_reduce=1),
+            calls_at_most("Send nothing in forward, and one sum in backward.", all_reduce=1),
             sends_at_most(
                 lambda case, rank: layer_bytes(case, "in"),
-                hint="Only the gradient of x is summed.",
+                hint="Sum only the gradient of x.",
             ),
         ],
         worth={"values": 3, "communication": 1},
@@ -183,10 +185,10 @@ CHECKS = {
         ],
         expects=[
             only_calls("all_reduce"),
-            calls_at_most("Forward sends one sum, backward nothing.", all_reduce=2),
+            calls_at_most("Send one sum in each forward, and nothing in backward.", all_reduce=2),
             sends_at_most(
                 lambda case, rank: 2 * layer_bytes(case, "out"),
-                hint="Only the output is summed, in each of two forwards.",
+                hint="Sum only the output, once in each of the two forwards.",
             ),
         ],
         worth={"values": 3, "communication": 1},
@@ -205,7 +207,10 @@ CHECKS = {
             Expectation(its_share, part="memory"),
             only_calls("reduce_scatter", "all_gather"),
             calls_at_most(ONE_OF_EACH, reduce_scatter=steps_of, all_gather=steps_of),
-            sends_at_most(step_bytes, hint="Padding: fewer than K numbers. Frozen ones stay."),
+            sends_at_most(
+                step_bytes,
+                hint="Pad with fewer than K numbers, and do not send frozen parameters.",
+            ),
         ],
         worth={"values": 3, "memory": 2, "communication": 1},
         cases=in_many_forms(

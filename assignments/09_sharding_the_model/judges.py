@@ -23,6 +23,7 @@ from course_lib.checking.on_ranks.held import held_by
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.checking.task import Inputs
 from course_lib.ranks import Network, Trace, compute
+from course_lib.ranks.explain.words import counted
 
 # A linear layer that several ranks share ----------------------------------------------------------
 
@@ -36,8 +37,8 @@ Mistake = Literal[
 ]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
-_BESIDE = "numbers that the module keeps in memory beside its parameters"
-_HELD = "whole layer is still held"
+_BESIDE = "numbers that the module keeps in memory in addition to its parameters"
+_HELD = "the module still holds the whole layer"
 
 
 MOST = {"bfloat16": (3, 1.0), "float32": (511, 1.0), "float64": (3 * 2**23, 2.0**-14)}
@@ -90,7 +91,7 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
         raise RuntimeError("the function changes linear. It must leave linear as it is")
     whole = weakref.ref(linear.weight)
     if not isinstance(layer, nn.Module):
-        raise TypeError(f"what comes back is {type(layer).__name__}, expected an nn.Module")
+        raise TypeError(f"your function returns {type(layer).__name__}, expected an nn.Module")
     del linear
     x = mine["x"].clone().requires_grad_()
     # x is used as it is, too: in a model there is a residual connection around such layers.
@@ -115,7 +116,7 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
 def _parameter(layer: nn.Module, name: str) -> Any:
     if not hasattr(layer, name):
         raise AttributeError(
-            f"the module has no attribute {name}; a module without a {name} sets it to None"
+            f"the module has no attribute {name}. Set this attribute, to None if there is no {name}"
         )
     return getattr(layer, name)
 
@@ -273,14 +274,14 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
     step = sharded_optimizer(tied, make_optimizer, group=given.group)
     sharded_optimizer(others[1], lambda tensors: cls(tensors, **options), group=given.group)
     if not callable(step):
-        raise TypeError(f"what comes back is {type(step).__name__}, expected a function step()")
+        raise TypeError(f"your function returns {type(step).__name__}, expected a function step()")
     memory = addresses(params)  # who put them into one piece of memory has done so
     for grads in mine["gradients"]:
         for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.clone()
         step()
         if any(param.requires_grad == (i in mine["frozen"]) for i, param in enumerate(params)):
-            raise RuntimeError("the function changes which parameters require a gradient")
+            raise RuntimeError("step() changes requires_grad of a parameter: leave it as it is")
     updated = [t for each in made for group in each.param_groups for t in group["params"]]
     state = [v for each in made for per in each.state.values() for v in per.values()]
     return {
@@ -358,11 +359,10 @@ equals_one_optimizer = _without_counts(
                 lambda k: 1, mine=True
             ),
             "the mean divided by the number of ranks once more": _one_process(lambda k: 1 / k**2),
-            "the weights if every step makes a new optimizer: its state must stay": (
-                _one_process(anew=True)
-            ),
-            "the weights if a gradient that is None takes no room among the others, and those "
-            "behind it come too early: leave its place, with zeros": _one_process(packed=True),
+            "the weights if every step makes a new optimizer: make it once, so that it keeps its "
+            "state": _one_process(anew=True),
+            "the weights if a gradient that is None is left out, so that later gradients move "
+            "forward: put zeros in its place": _one_process(packed=True),
         },
     )
 )
@@ -436,12 +436,12 @@ def _listed(value: Any) -> bool:
 def _wrong_steps(steps: Steps, micro_batches: int) -> str:
     """Return what is wrong with one rank's steps, whatever the other ranks do; or nothing."""
     counts = Counter((action, m) for action, m in steps)
-    for action, name in (("F", "forward"), ("B", "backward")):
+    for action in ("F", "B"):
         for m in range(micro_batches):
             if counts[action, m] != 1:
-                return f"does the {name} of micro-batch {m} {counts[action, m]} times, not once"
-    if more := [f"{a}{m}" for a, m in counts if not 0 <= m < micro_batches]:
-        return f"has the step {more[0]}, of {micro_batches} micro-batches"
+                return f'has the step ("{action}", {m}) {counts[action, m]} times, expected once'
+    if more := [f'("{a}", {m})' for a, m in counts if not 0 <= m < micro_batches]:
+        return f"has the step {more[0]}, but the last micro-batch is {micro_batches - 1}"
     for m in range(micro_batches):
         if steps.index(["B", m]) < steps.index(["F", m]):
             return f"does the backward of micro-batch {m} before its forward"
@@ -490,22 +490,23 @@ def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
         made = value["schedule"]
         if not isinstance(made, list):
             raise Wrong(
-                f"rank {rank}: the schedule is {made}, expected a list with one list of steps, "
+                f"rank {rank}: the schedule is {made}, expected a list that holds a list of steps, "
                 'such as ("F", 0), for each rank'
             )
         if len(made) != p:
-            raise Wrong(f"rank {rank}: steps for {len(made)} ranks, and there are {p}")
+            ranks = counted(len(made), "rank")
+            raise Wrong(f"rank {rank}: the schedule has steps for {ranks}, expected {p}")
         if made != values[0]["schedule"]:
-            raise Wrong(f"rank {rank} was told another schedule than rank 0")
+            raise Wrong(f"rank {rank} returns a different schedule than rank 0")
     for rank, steps in enumerate(values[0]["schedule"]):
         m = sum(action == "F" for action, _ in steps)
         if m != right:
             n = min(m, right)
-            waits = f"{p - 1}/{n + p - 1} of the time" if n + p > 1 else "never"
+            waits = f"waits {p - 1}/{n + p - 1} of the time" if n + p > 1 else "never waits"
             raise Wrong(
-                f"rank {rank} has {m} micro-batches, expected {right}",
-                f"With {n} a rank waits {waits}; at most {bubble} was asked for, with as few "
-                "micro-batches as can be.",
+                f"rank {rank} has {m} micro-batch{'es' * (m != 1)}, expected {right}",
+                f"With m = {n} a rank {waits}. The task allows at most {bubble} of the time, and "
+                "asks for as few micro-batches as possible.",
             )
         if wrong := _wrong_steps(steps, right):
             raise Wrong(f"rank {rank} {wrong}")
@@ -542,7 +543,8 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
             raise Wrong(
                 f"rank {rank} holds the activations of {peak} micro-batches at once, expected at "
                 f"most {min(p - rank, m)}",
-                f"It does {begin} forwards before its first backward: {min(p - rank, m)} will do."
+                f"It does {begin} forwards before its first backward, but needs only "
+                f"{min(p - rank, m)}."
                 if begin > min(p - rank, m)
                 else "From the first backward on, do a forward and a backward in turn.",
             )
@@ -559,7 +561,7 @@ def ends_in_time(case: Case, observed: Observed, trace: Trace) -> None:
     if observed.network is not None and took > allowed:
         raise Wrong(
             f"the ranks need {1e3 * took:.2f} ms, expected at most {1e3 * allowed:.2f} ms",
-            "A rank before the last one must have done enough forwards before its first backward.",
+            "Let each rank but the last do enough forwards before its first backward.",
         )
 
 

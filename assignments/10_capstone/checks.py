@@ -53,8 +53,8 @@ def light(of_rank=max, of_all=max, **changed):
 
 KEYS = ("flops", "sent", "received")
 ONCE = (
-    "Here flops, sent and received are generators: each can be walked once, and has no length and "
-    "no [k]. Use zip(), or begin with list(flops)."
+    "Here flops, sent and received are generators: you can go through each of them only once, and "
+    "they have no length and no [k]. Use zip(), or begin with flops = list(flops)."
 )
 
 
@@ -67,22 +67,24 @@ LIGHT_MISTAKES = {
     "the sum of computation and messages: perfect overlap hides the shorter one": light(
         lambda f, s, r: f + max(s, r)
     ),
-    "sending plus receiving: a port does both at once": light(lambda f, s, r: max(f, s + r)),
-    "without what is received": light(received=()),
-    "without what is sent": light(sent=()),
-    "without the computation": light(flops=()),
-    "the mean over the ranks: all wait for the last one": light(of_all=mean),
-    "the sum over the ranks: they work at the same time": light(of_all=sum),
-    "the fastest rank: all wait for the last one": light(of_all=min),
-    "milliseconds: seconds are asked for": light(lambda f, s, r: 1e3 * max(f, s, r)),
-    "bits: the bandwidth is in bytes per second": light(lambda f, s, r: max(f, 8 * s, 8 * r)),
-    "the rate and the bandwidth in each other's place": light(
+    "sending plus receiving: a rank does both at once": light(lambda f, s, r: max(f, s + r)),
+    "the bound without the bytes that are received": light(received=()),
+    "the bound without the bytes that are sent": light(sent=()),
+    "the bound without the computation": light(flops=()),
+    "the mean over the ranks: the slowest rank sets the time": light(of_all=mean),
+    "the sum over the ranks: the ranks work at the same time": light(of_all=sum),
+    "the time of the fastest rank: the slowest rank sets the time": light(of_all=min),
+    "the bound in milliseconds: return seconds": light(lambda f, s, r: 1e3 * max(f, s, r)),
+    "the bound with 8 times the bytes: the bandwidth is in bytes per second, not in bits": light(
+        lambda f, s, r: max(f, 8 * s, 8 * r)
+    ),
+    "the bound with rate and bandwidth exchanged": light(
         rate=lambda own: own["bandwidth"], bandwidth=lambda own: own["rate"]
     ),
-    "products: operations take operations divided by operations per second": light(
+    "the bound with products: divide by the rate and by the bandwidth": light(
         rate=lambda own: 1 / own["rate"], bandwidth=lambda own: 1 / own["bandwidth"]
     ),
-    "the shortest of the three: the rank is done when the longest is": light(min),
+    "the shortest of the three times: a rank needs the longest": light(min),
 }
 
 
@@ -143,33 +145,34 @@ def judge_score(race, score):
     written, *scored = score.losses
     if max(scored) == math.inf:
         raise Wrong(
-            "the weights that rank 0 ends with are not finite, or so large that the loss is not",
-            "Training diverges: is the learning rate too large, do you divide sums over the ranks "
+            "the loss with the trained weights of rank 0 is not finite",
+            "Training diverges. Is the learning rate too large? Do you divide sums over the ranks "
             "by K?",
         )
     if not score.equal:
         raise Wrong(
             "the ranks end with different weights",
-            "Average them after the last step: all parameters, the biases too.",
+            "After the last step, average all parameters over the ranks, also the biases.",
         )
     if max(scored) > race.target:
         loss = in_digits(max(scored))
         there = f"the loss on test rows, which no rank has, is {loss}, expected at most"
         if written <= race.target:
             hint = (
-                f"On the draw that your code saw it is {in_digits(written)}, which is low "
-                "enough. Either it only just got there (train a little further), or a number of "
-                "that draw (.item(), tolist()) went back into what you computed."
+                f"On the data that your code saw the loss is {in_digits(written)}, which is low "
+                "enough. Perhaps it is only just low enough: then train a little longer. Or your "
+                "code read numbers of these data with .item() or tolist(), and computed with them: "
+                "then compute with the tensors instead."
             )
         elif max(scored) < math.log(race.classes):
             hint = (
-                "It trains, but not far enough: take more steps, average more often, or change the "
-                "learning rate. rehearse(train, Race()) tells you the loss in a moment."
+                "The model trains, but not far enough: take more steps, average more often, or "
+                "change the learning rate. rehearse(train, Race()) tells you the loss quickly."
             )
         else:
             hint = (
-                "That is no better than guessing: do you train job.model itself, do you divide "
-                "sums over the ranks by K, is the learning rate too large?"
+                "This is no better than guessing. Do you train job.model itself? Do you divide "
+                "sums over the ranks by K? Is the learning rate too large?"
             )
         raise Wrong(f"{there} {race.target:g}", hint)
 
@@ -186,12 +189,13 @@ def in_time(part, hint=""):
         limit = limits.get(part, math.inf)
         missed = [each for each in limits if score.seconds > limits[each]]
         if part in missed[1:]:
-            raise Wrong(f"at most {1e3 * limit:g} ms for the points of ‘{part}’", hint)
+            words = f"training may take at most {1e3 * limit:g} ms for the points of ‘{part}’"
+            raise Wrong(words, hint)
         if part in missed:
             raise Wrong(
                 f"training takes {1e3 * score.seconds:.1f} ms on the virtual clock, expected at "
                 f"most {1e3 * limit:g} ms for the points of ‘{part}’",
-                f"{1e3 * score.computed:.1f} ms of them is computation. {bounded(score, limit)} "
+                f"{1e3 * score.computed:.1f} ms of this is computation. {bounded(score, limit)} "
                 f"{hint}".rstrip(),
             )
 
@@ -203,10 +207,13 @@ def bounded(score, limit):
     light = f"{1e3 * score.light:.1f} ms"
     if score.light > limit:
         return (
-            f"Your bytes and operations alone take {light}, however well you schedule them: "
-            "fewer are needed."
+            f"Even with a perfect schedule your bytes and operations take {light}: use fewer of "
+            "them."
         )
-    return f"Your bytes and operations alone would take {light}: the rest is latency and waiting."
+    return (
+        f"With a perfect schedule your bytes and operations take {light}: the rest is latency and "
+        "waiting."
+    )
 
 
 def says_its_bytes(case, observed, trace):
@@ -214,12 +221,12 @@ def says_its_bytes(case, observed, trace):
     for rank, (says, sent) in enumerate(zip(score.claimed, score.sent, strict=True)):
         if says < 0:
             raise Wrong(
-                f"rank {rank} does not return a number of bytes; it sent {sent:,}",
-                "Count them while you send, and return the sum: an int, no tensor.",
+                f"rank {rank} does not return a number of bytes, expected {sent:,}",
+                "Count the bytes while you send, and return the sum as an int, not as a tensor.",
             )
         if abs(says - sent) > 0.01 * sent:
             raise Wrong(
-                f"rank {rank} says that it sent {says:,} bytes, and it sent {sent:,}",
+                f"rank {rank} says that it sent {says:,} bytes, but it sent {sent:,}",
                 "A ring all-reduce of n bytes sends 2 (K - 1)/K n from each rank.",
             )
 
@@ -233,13 +240,17 @@ REFEREE = Referee()
 # Each trick alone reaches a limit. One message for all gradients takes 194 ms; and 170 ms if it
 # travels during the next gradient, or 159 ms in half the bytes.
 LADDER = {
-    "bucketing": "One message for all gradients will do: torch.cat them.",
+    "bucketing": "Send all gradients of a step in one message: join them with torch.cat.",
     "overlap or compression": (
-        "Beside one message for all gradients: let it travel while the next gradient is computed, "
-        "or send half its bytes."
+        "Send all gradients of a step in one message. In addition, compute the next gradient while "
+        "this message travels, or send half its bytes."
     ),
-    "fewer rounds": "Let the ranks meet more rarely, or take an optimizer that needs fewer steps.",
-    "all together": "Beside fewer rounds: send fewer bytes, or compute while messages travel.",
+    "fewer rounds": (
+        "Let the ranks communicate less often, or take an optimizer that needs fewer steps."
+    ),
+    "all together": (
+        "In addition to fewer rounds, send fewer bytes, or compute while messages travel."
+    ),
 }
 LIMITS = dict(zip(LADDER, (0.2, 0.175, 0.07, 0.017), strict=True))
 RACE = race("4 ranks, 1 Gb/s: the race", LIMITS)

@@ -119,7 +119,7 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     elif name.endswith("softmax_backward_data"):
         grad, result, *_ = args
         if grad.shape != result.shape:
-            raise ValueError("a softmax and its gradient differ in shape")
+            raise ValueError("a softmax and its gradient have different shapes")
     elif name in _OPTIMIZERS:
         _check_fused(name, args, kwargs)
 
@@ -138,7 +138,7 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         others.pop()
     lengths = {len(each) for each in (params, *others, *([steps] if steps else []))}
     if len(lengths) > 1 or (name != "_fused_sgd_" and not steps):
-        raise ValueError("the lists of a fused optimizer differ in length")
+        raise ValueError("the lists of a fused optimizer have different lengths")
     wrong = [
         tensor
         for each in (params, *others)
@@ -147,7 +147,7 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     ]
     wrong += [step for step in steps if step.numel() != 1 or step.dtype != torch.float32]
     if wrong or any(kwargs.get(each) is not None for each in ("grad_scale", "found_inf")):
-        raise ValueError("the tensors of a fused optimizer differ in shape")
+        raise ValueError("the tensors of a fused optimizer have different shapes")
 
 
 def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:

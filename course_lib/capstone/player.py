@@ -194,7 +194,7 @@ class Player:
         found = tensor.storage_offset(), list(tensor.shape), list(tensor.stride())
         if found != (offset, size, stride) or tensor.dtype is not DTYPES[which]:
             raise TapeError(
-                f"{name} gives a tensor of another shape when the data are drawn again. A tape "
+                f"{name} gives a tensor of a different shape when the data are drawn again. A tape "
                 "cannot hold a shape that depends on the numbers, as in x[mask]: multiply by "
                 "weights of 0 and 1 instead"
             )

@@ -124,7 +124,7 @@ class Recorder(TorchDispatchMode):
             return ["g", self._generator(value)]
         raise TapeError(
             f"an operation got an argument of type {type(value).__name__}, which a tape cannot "
-            "hold; give operations tensors, numbers, text, or lists of these"
+            "hold. Give operations only tensors, numbers, text, and lists of them"
         )
 
     def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -134,11 +134,13 @@ class Recorder(TorchDispatchMode):
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise TapeError(f"a tensor with {tensor.dtype} and {tensor.layout} cannot be on a tape")
+            raise TapeError(
+                f"a tape cannot hold a tensor of {tensor.dtype} with the layout {tensor.layout}"
+            )
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TapeError(
-                f"a {type(tensor).__name__} has no memory of its own: tools that trace or rewrite "
-                "code (torch.export, make_fx, …) cannot be recorded; call the module itself"
+                f"a {type(tensor).__name__} has no memory of its own. A tape cannot record tools "
+                "that trace or rewrite code (torch.export, make_fx, …): call the module itself"
             )
         buffer = self._buffer_of(tensor)
         if buffer is None:
@@ -281,5 +283,5 @@ def _is_composite(func: Any) -> bool:
 
 def _dtype(dtype: torch.dtype) -> int:
     if dtype not in DTYPES:
-        raise TapeError(f"tensors of {dtype} cannot be on a tape")
+        raise TapeError(f"a tape cannot hold tensors of {dtype}")
     return DTYPES.index(dtype)

@@ -169,7 +169,7 @@ def play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> d
         equal = equal and all(_same(rank.weights, played[0].weights) for rank in played)
         seconds.add(ranks.trace.makespan)
     if len(seconds) != 1:
-        return {"error": "the tape takes another time when other numbers are drawn"}
+        return {"error": "the tape takes a different time when the data are drawn again"}
     score = _score(race, played, tapes, ranks.trace, losses, equal)
     return {"score": score, "events": ranks.trace.events}
 

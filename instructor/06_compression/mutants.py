@@ -38,23 +38,23 @@ def quantize__into_the_wire(x, u):
 
 
 edits_of(quantize__numpy)("""
-to_the_nearest: rounded to the nearest: u decides
+to_the_nearest: rounded to the nearest integer: let u decide
     np.floor(scaled + u) → np.round(scaled)
-rounds_down: every number is rounded down
+rounds_down: which rounds every number down
     scaled + u → scaled
-cuts_off: cut off towards zero, whatever u is
+cuts_off: x/s cut off towards zero: add u
     np.floor(scaled + u) → np.trunc(scaled)
-cuts_off_after_adding: numbers below zero are rounded up, and biased
+cuts_off_after_adding: which rounds numbers below zero up: round down
     np.floor( → np.trunc(
 subtracts_u: that u moves the wrong way
     np.minimum(np.floor(scaled + u), 127) → np.maximum(np.ceil(scaled - u), -127)
 """)
 edits_of(quantize__into_the_wire)("""
-lets_128_wrap: 128, which int8 does not have
+lets_128_wrap: except that 128 became -128
     codes[codes > 127] = 127 → codes[codes > 127] = -128
 """)
 edits_of(quantize__numpy)("""
-floats_on_the_wire: A code is one byte
+floats_on_the_wire: A code must be one byte
     .astype(np.int8) → .astype(np.float32)
 """)
 edits_of(quantize__into_the_wire)("""
@@ -66,7 +66,7 @@ without_the_scale: Where is the scale?
     return wire → return wire[4:]
 """)
 edits_of(quantize__numpy)("""
-a_scale_of_eight_bytes: The scale is float32, 4 bytes
+a_scale_of_eight_bytes: The scale must be float32, 4 bytes
     scale.tobytes() → np.float64(scale).tobytes()
 a_scale_above_zero: scale[0]: expected 0
     max(initial=0) → max(initial=1e-6)
@@ -98,17 +98,17 @@ scale_in_the_dtype_of_x: scale[0]: expected
 edits_of(quantize__numpy)("""
 an_epsilon: codes[
     x / scale if scale else x → x / (scale + np.float32(1e-30))
-x_in_float16: what comes of x, rounded to float16
+x_in_float16: the result if x is rounded to float16
     x.detach().float() → x.detach().half().float()
-quotient_in_float16: what comes of x/s, rounded to float16
+quotient_in_float16: the result if x/s is rounded to float16
     np.floor(scaled + u) → np.floor(scaled.astype(np.float16).astype(np.float32) + u)
 scale_behind: scale[0]: expected
     scale.tobytes() + codes.tobytes() → codes.tobytes() + scale.tobytes()
 """)
 edits_of(quantize__into_the_wire)("""
-x_in_bfloat16: what comes of x, rounded to bfloat16
+x_in_bfloat16: the result if x is rounded to bfloat16:
     to(torch.float32) → bfloat16().float()
-bfloat16_beside_the_right_scale: what comes of x, but for the scale, rounded to bfloat16
+bfloat16_beside_the_right_scale: rounded to bfloat16 after the scale was computed
     torch.floor(flat → torch.floor(flat.bfloat16().float()
 """)
 
@@ -194,7 +194,7 @@ def dequantize__in_place(wire, shape, dtype):
 
 
 edits_of(dequantize__in_place)("""
-unsigned: codes read as 0 to 255
+unsigned: the codes are read as 0 to 255
     .view(torch.int8) →
 views_any_four_bytes: divisible
     wire = wire.clone() → pass
@@ -275,17 +275,17 @@ def encode_top_k__by_threshold(x, k):
 
 
 edits_of(encode_top_k__numpy)("""
-largest_numbers: their absolute values count
+largest_numbers: keep the k largest absolute values
     -np.abs(x) → -x
 smallest: the k smallest
     -np.abs(x) → np.abs(x)
 without_signs: without signs
     x[places].tobytes() → np.abs(x[places]).tobytes()
-int64_places: int32 is enough
+int64_places: send the places as int32
     .astype(np.int32) → .astype(np.int64)
 always_a_list: Here the bitmap
     bitmap if len(bitmap) < len(listed) else listed → listed
-always_a_bitmap: Here k places of 4 bytes
+always_a_bitmap: Here the list, k places of 4 bytes, is smaller
     bitmap if len(bitmap) < len(listed) else listed → bitmap
 counts_whole_bytes_only: 61 bits take 8 whole bytes
     len(bitmap) < len(listed) → n // 8 < 4 * k
@@ -293,18 +293,18 @@ counts_bits: 61 bits take 8 whole bytes
     len(bitmap) < len(listed) → n < 8 * 4 * k
 one_byte_too_many: Here the bitmap
     len(bitmap) < len(listed) → n // 8 + 1 < 4 * k
-without_places: Where were they?
+without_places: The places of the values are missing
     + (bitmap if len(bitmap) < len(listed) else listed) →
-bools: A bool is a whole byte
+bools: A bool takes a whole byte
     np.packbits(bits, bitorder="little") → bits
 highest_bit_first: the first element has the highest bit
     bits, bitorder="little" → bits
 """)
 edits_of(encode_top_k__by_hand)("""
-last_byte_missing: filled up with zeros, and not left out
+last_byte_missing: Do not leave out the last byte
     bits = torch.zeros((n + 7) // 8 * 8 → bits = torch.zeros(n // 8 * 8
     bits[:n] = kept → bits[:] = kept[: len(bits)]
-padded_in_front: the places in it are not
+padded_in_front: the places are not
     bits[:n] = kept → bits[-n:] = kept
 """)
 edits_of(encode_top_k__numpy)("""
@@ -312,11 +312,11 @@ in_order_of_size: not in the same order
     np.sort(np.argsort(-np.abs(x))[:k]) → np.argsort(-np.abs(x))[:k]
 """)
 edits_of(encode_top_k__by_hand)("""
-zeros_left_in: Zeros take as many bytes
+zeros_left_in: Do not send the zeros
     kept[flat.abs().argsort(descending=True)[:k]] = True
   → …
   → return torch.where(kept, flat, 0).view(torch.uint8)
-values_in_the_dtype_of_x: Values are float32 on the wire
+values_in_the_dtype_of_x: The values must be float32 on the wire
     reshape(-1).to(torch.float32) → reshape(-1)
 two_tensors: expected a vector of
     return torch.cat(wire) → return wire
@@ -418,9 +418,9 @@ def with_feedback__default_dict(compress):
 
 
 edits_of(with_feedback__a_class)("""
-dropped: what was left out is not added
+dropped: add what the last call with an equal key left out
     sent = compress(e) → sent = compress(x.float())
-new_each_time: what was left out is not added
+new_each_time: add what the last call with an equal key left out
     self.left.setdefault(key, torch.zeros(x.shape)) → torch.zeros(x.shape)
 """)
 edits_of(with_feedback__default_dict)("""
@@ -432,27 +432,27 @@ subtracted: C(x - e)
     torch.sub(p, result) → p + 2 * residuals[key] - result
 """)
 edits_of(with_feedback__a_class)("""
-one_for_all_keys: one residual for all keys
+one_for_all_keys: all keys share one residual
     self.left.setdefault(key, torch.zeros(x.shape)) → self.left.setdefault(0, torch.zeros(x.shape))
-by_shape: one residual for all keys
+by_shape: all keys share one residual
     setdefault(key, torch.zeros(x.shape)) → setdefault(x.shape, torch.zeros(x.shape))
 """)
 edits_of(with_feedback__default_dict)("""
-of_x_alone: what x - C(x + e) leaves
+of_x_alone: if you keep x - C(x + e)
     torch.sub(p, result) → x.float() - result
-adds_what_is_in_it: e is in p already
+adds_what_is_in_it: p contains e already
     torch.sub(p, result) → residuals[key] + p - result
 remembers_x: first sender, step 1, key
     torch.sub(p, result) → x.float().clone()
 """)
 edits_of(with_feedback__a_class)("""
-remembers_all: also what was sent
+remembers_all: subtract what was sent
     e -= sent → pass
 """)
 edits_of(with_feedback__default_dict)("""
 in_the_dtype_of_x: in the dtype of x
     torch.sub(p, result) → torch.sub(p, result).to(x.dtype).float()
-of_what_was_converted: e is p - C(p) before C(p) is converted
+of_what_was_converted: compute p - C(p) before you convert C(p)
     torch.sub(p, result) → p - result.to(x.dtype).float()
 """)
 edits_of(with_feedback__a_class)("""
@@ -460,7 +460,7 @@ compresses_the_dtype_of_x: compress takes a float32 tensor, not torch.
     torch.zeros(x.shape) → torch.zeros_like(x)
 """)
 edits_of(with_feedback__default_dict)("""
-adds_in_the_dtype_of_x: convert x before you add
+adds_in_the_dtype_of_x: convert x to float32 before you add
     residuals[key] + x → (residuals[key].to(x.dtype) + x)
 """)
 edits_of(with_feedback__a_class)("""
@@ -468,7 +468,7 @@ float32_only: has dtype torch.float32
     .to(x.dtype) →
 """)
 edits_of(with_feedback__default_dict)("""
-changes_x: x afterwards
+changes_x: change of x
     p = residuals[key] + x.to(torch.float32) → p = x.add_(residuals[key]).float()
 """)
 edits_of(with_feedback__a_class)("""
@@ -477,7 +477,7 @@ returns_what_was_left_out: expected
 """)
 
 
-@fails("compress is called twice for one tensor")
+@fails("compress is called twice for the same tensor")
 def with_feedback__compresses_twice(compress):
     residuals = {}
 
@@ -489,7 +489,7 @@ def with_feedback__compresses_twice(compress):
     return send
 
 
-@fails("that two senders share")
+@fails("two senders share their residuals")
 def with_feedback__for_good(compress, residuals={}):  # noqa: B006
     def send(x, key):
         p = x.float() + residuals.get(key, 0)
@@ -515,7 +515,7 @@ def with_feedback__keeps_the_callers_tensors(compress):
     return send
 
 
-@fails("is NoneType")
+@fails("with_feedback returns NoneType, expected a function")
 def with_feedback__returns_nothing(compress):
     residuals = {}
 
@@ -530,22 +530,22 @@ one_shape: must match the size
     p = residuals[key] + x.to(torch.float32)
   → first.append(torch.zeros(x.shape))
   → p = residuals.get(key, first[0]) + x.to(torch.float32)
-on_compress: that two senders share
+on_compress: two senders share their residuals
     residuals = defaultdict(lambda: torch.zeros(()))
   → residuals = compress.__dict__.setdefault('residuals', defaultdict(lambda: torch.zeros(())))
-by_object: whatever object each is
+by_object: equal keys may be different objects
     residuals[key] → residuals[id(key)]
-by_its_text: keys that read alike
+by_its_text: keys of the same text share a residual
     residuals[key] → residuals[str(key)]
 by_a_short_hash: ✗ many keys
     residuals[key] → residuals[hash(key) % 1024]
 few_keys_only: ✗ many keys
     p = residuals[key] → len(residuals) > 8 and residuals.clear(); p = residuals[key]
-x_in_float16: x + e rounded to
+x_in_float16: if x + e is rounded to
     x.to(torch.float32) → x.half().float()
-residual_in_float16: what was left out, rounded to float16
+residual_in_float16: if the residual is rounded to float16
     torch.sub(p, result) → torch.sub(p, result).half().float()
-no_key_0: what was left out is not added
+no_key_0: add what the last call with an equal key left out
     p = residuals[key] → p = (residuals[key] if key else 0)
 compresses_a_vector: expected
     result = compress(p) → result = compress(p.flatten()).view(p.shape)
@@ -633,18 +633,18 @@ nothing_to_send: which ended without taking part
   →     return
 """)
 edits_of(compressed_all_reduce__in_turn)("""
-sum_of_compressed: the sums are sent as they are
+sum_of_compressed: compress the sums, too
     wire = encode(torch.stack(decoded).sum(0)) → whole = torch.stack(decoded).sum(0)
     wire = encode(shard) → …; whole = torch.empty(shard.shape)
     dist.broadcast(wire, → dist.broadcast(whole,
     totals.append(decode(wire, shard.shape, torch.float32)) → totals.append(whole)
 """)
 edits_of(compressed_all_reduce__messages)("""
-own_sum_exact: the sum of your own shard was kept as it was
+own_sum_exact: the sum of your own shard is not compressed
     decoded = [decode(w, s.shape, torch.float32) for w, s in zip(sums, shards, strict=True)]
   → …
   → decoded[rank] = total
-compresses_the_sum_only: what each rank sends at first is not
+compresses_the_sum_only: compress the shards, too
     total = torch.zeros_like(own)
   → dist.all_reduce(flat, group=group)
   → total = own
@@ -751,7 +751,7 @@ contiguous_only: view size is not compatible
     x.detach().to(torch.float32).reshape(-1) → x.view(-1).float()
 into_a_copy: write the result into it
     x.copy_(torch.cat(decoded).view(x.shape)) → return (torch.cat(decoded).view(x.shape))
-mean: nobody asked to divide
+mean: do not divide by the number of ranks
     x.copy_(torch.cat(decoded).view(x.shape)) → x.copy_(torch.cat(decoded).div(k).view(x.shape))
 encodes_the_sum_for_each: expected
     [encode(total)] * k → [encode(total) for _ in range(k)]
@@ -866,33 +866,33 @@ remembers_the_places_of_a_seed (simulated, cpu): out of bounds
     group=None): → group=None, known={}):
     places = random.Random(seed).sample(range(n), k)
   → places = known.setdefault(seed, random.Random(seed).sample(range(n), k))
-goes_on_drawing: draws other places the second time
+goes_on_drawing: draws other places in the second call
     random.Random(seed) → GENERATORS.setdefault((dist.get_rank(), seed), …)
     n, size = x.numel(), dist.get_world_size(group)
   → GENERATORS = globals().setdefault("kept", {})
   → …
-unscaled: it must be scaled by n/k
+unscaled: multiply it by n/k, so that
     n / k / size → 1 / size
-scaled_by_k_over_n: scaled by k/n
+scaled_by_k_over_n: the mean times k/n
     n / k / size → k / n / size
-sum: the mean is asked for
+sum: the task asks for the mean
     n / k / size → n / k
-plain_sum: it must be divided by K, and scaled
+plain_sum: divide it by K, and multiply it
     values * (n / k / size) → values
 divides_twice: divided by the number of ranks once more
     flat[places].clone() → flat[places] / size
-nothing_added: nothing was added
+nothing_added: this rank's own numbers: take the mean
     values = flat[places].clone() → values = flat[places] * size
     dist.all_reduce(values, group=group) → pass
 whole_world: 4 ranks in two groups
     group=group → group=None
     dist.get_world_size(group) → dist.get_world_size()
-whole_tensor: One all_reduce of k numbers
+whole_tensor: call all_reduce once, with k numbers
     values = flat[places].clone() → whole = flat.clone()
     dist.all_reduce(values, group=group)
   → dist.all_reduce(whole, group=group)
   → values = whole[places]
-float64: One all_reduce of k numbers
+float64: call all_reduce once, with k numbers
     flat[places].clone() → flat[places].double()
     values * (n / k / size) → (…).to(x.dtype)
 sends_the_places: this task allows all_reduce only
@@ -912,7 +912,7 @@ float32_only: dtypes match
     dtype=x.dtype → dtype=torch.float32
 everything_drawn: Keep only the k places that were drawn
     result = torch.zeros(n, dtype=x.dtype) → …; result += flat * (n / k)
-one_by_one: One all_reduce of k numbers
+one_by_one: call all_reduce once, with k numbers
     dist.all_reduce(values, group=group)
   → for value in values.split(1):
   →     dist.all_reduce(value, group=group)
@@ -923,7 +923,7 @@ seeds_below_1000: draw the same places
     random.Random(seed) → random.Random(seed % 1000)
 seed_in_float32: draw the same places
     random.Random(seed) → random.Random(float(np.float32(seed)))
-enlarges_small_draws_only: it must be scaled by n/k
+enlarges_small_draws_only: multiply it by n/k, so that
     n / k / size → (n / k if 2 * k < n else 1) / size
 """)
 
@@ -941,7 +941,7 @@ codec_of_the_first_call: something is kept from the call before
   →     encode, decode = kept.setdefault("codec", (encode, decode))
 """)
 edits_of(random_k_mean__sample)("""
-group_of_the_first_call: the mean over all ranks: the group has fewer
+group_of_the_first_call: the mean over all ranks: take the mean over the ranks of the group
     def random_k_mean__sample(x, k, seed, group=None):
   → def random_k_mean__sample(x, k, seed, group=None, kept={}):
   →     group = kept.setdefault("group", group)

@@ -46,7 +46,7 @@ counts_its_own_push: expected staleness 0, got 1
   → for other in age:
   →     age[other] += 1
   → found.append(age[worker])
-since_its_last_push: if each worker pulled right after its push
+since_its_last_push: if each worker pulls right after its push
     age[worker] = 0 → age.setdefault(worker, 0)
         age[other] += 1
   →     age[other] += 1
@@ -90,7 +90,7 @@ def staleness__a_hundred_workers(events):
 edits_of(staleness__counting_up)("""
 one_per_event: one for each push
     age[worker] = 0 → …; found.append(0)
-a_version: the version that was pulled, not how old it is
+a_version: the versions that were pulled, not their staleness
     found.append(age[worker]) → found.append(len(found) - age[worker])
 largest_only: expected staleness
     return found → return [max(found, default=0)] * len(found)
@@ -159,9 +159,9 @@ views: weights of pull 0
     [w.detach().clone() for w in self.weights] → [w.detach() for w in self.weights]
 not_aware: a step that does not divide by 1 + τ
     alpha=lr / (1 + age) → alpha=lr
-adds_the_staleness: it is γ/(1 + τ)
+adds_the_staleness: take γ/(1 + τ)
     alpha=lr / (1 + age) → alpha=lr / 1 + age
-divides_by_staleness: a fresh gradient has τ = 0
+divides_by_staleness: divide by 1 + τ, as τ may be 0
     alpha=lr / (1 + age) → alpha=lr / max(age, 1)
 one_too_stale: staleness of push 0: expected 0, got 1
     age = self.updates - self.seen[worker]
@@ -184,7 +184,7 @@ climbs: a step uphill
     alpha=lr / (1 + age) → alpha=-lr / (1 + age)
 forgets_the_rate: weights of pull
     alpha=lr / (1 + age) → alpha=1 / (1 + age)
-drops_what_is_stale: steps that drop what is stale
+drops_what_is_stale: steps that drop stale gradients
     alpha=lr / (1 + age) → alpha=lr * (age == 0)
 in_new_memory: weight 0 of the server
     for w, g in zip(self.weights, gradients, strict=True):
@@ -243,13 +243,13 @@ def work__vector_functions(params, loss, updates, server):
 
 
 edits_of(work__vector_functions)("""
-own_weights: this worker's own weights from the start
+own_weights: this worker's own first weights
     torch.nn.utils.vector_to_parameters(incoming.clone(), params) →
-adds_up: a gradient that was added to older ones
+adds_up: if a gradient is added to older ones
     for p in params:
         p.grad = None
   →
-pushes_weights: weights that were pushed, not of gradients
+pushes_weights: if the workers push weights: push gradients
     grad.reshape → detach().reshape
 computes_before_it_receives: weights at gradient 0
     dist.recv(incoming, src=server)
@@ -279,7 +279,7 @@ takes_the_step_itself (simulated, grader): server's weights
     p.grad.reshape → (p.detach() - p.grad).reshape
 does_not_wait (simulated, grader): never waits for the handle of send
     dist.send( → dist.isend(
-steps_down_itself: weights at the end, the last received
+steps_down_itself: weights at the end (those received last)
     dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
   → …
   → for p in params:
@@ -350,7 +350,7 @@ def backup_server__by_sets(params, lr, wait_for):
 edits_of(backup_server__by_sets)("""
 keeps_references: that their owners have overwritten
     [g.clone() for g in gradients] → list(gradients)
-mean_over_the_numbers: the mean over the numbers, too: give dim=0
+mean_over_the_numbers: one mean over all numbers: take the mean with dim=0
     torch.stack(each).mean(0) → torch.stack(each).mean()
 late_only_once: counts: expected False, got True
     return False → current.add(worker); …
@@ -372,7 +372,7 @@ one_more: push 3 counts: expected True
     state["count"] == wait_for: → state["count"] == wait_for + 1:
 every_gradient: push 1 counts: expected True
     state["count"] == wait_for: → True:
-as_many_as_workers: one may push twice
+as_many_as_workers: a worker may push twice
     state["count"] == wait_for → state["count"] == min(wait_for, len(versions))
 mean_of_what_is_pulled: weights of pull
     / wait_for → / len(versions)
@@ -386,7 +386,7 @@ version_per_push: push 1 counts: expected True
     state["count"] += 1 → …; state["version"] += 1
 live_weights: weights of pull
     [w.clone() for w in weights] → weights
-weights_at_once: a step with each gradient as it comes
+weights_at_once: a step with each gradient when it comes
     state["count"] += 1
     if state["count"] == wait_for:
         for w, each in zip(weights, total, strict=True):
@@ -484,19 +484,19 @@ def diloco__by_hand(params, inner_step, every, outer_lr, momentum, group=None):
 edits_of(diloco__by_hand)("""
 plain_mean: the plain mean of the weights
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta)
-m_of_the_round_before: Nesterov's looks ahead, Δ + μ m with the new m
+m_of_the_round_before: Nesterov's step is Δ + μ m with the new m
     b.mul_(momentum).add_(delta)
     s.sub_(delta + momentum * b, alpha=outer_lr)
   → s.sub_(delta + momentum * b, alpha=outer_lr)
   → b.mul_(momentum).add_(delta)
-remembers_late: weights that were remembered after the first inner step
+remembers_late: weights that were copied after the first inner step
     buffers = [torch.zeros_like(p) for p in start] → …; begun = []
     inner_step()
   → inner_step()
   → if not begun:
   →     begun.append(True)
   →     start[:] = [p.detach().clone() for p in params]
-no_momentum: Nesterov's looks ahead
+no_momentum: Nesterov's step is
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(delta, alpha=outer_lr)
 not_nesterov: a step of m alone
     s.sub_(delta + momentum * b, alpha=outer_lr) → s.sub_(b, alpha=outer_lr)
@@ -519,7 +519,7 @@ does_not_move_there: parameter 0
 from_the_last_step: parameter 0
     s.sub_(delta + momentum * b, alpha=outer_lr) → new = s - outer_lr * (delta + momentum * b)
     p.data.copy_(s) → p.data.copy_(new)
-no_communication: after look
+no_communication: weights after step
     dist.all_reduce(moved, group=group, async_op=True).wait() → pass
     moved /= dist.get_world_size(group) → pass
 one_step_late: ✗ 2 ranks, 3 rounds
@@ -543,12 +543,12 @@ before_the_inner_step: parameter 0
         p.data.copy_(s)
   →     p.data.copy_(s)
   → inner_step()
-in_every_step: Nothing is sent in between
+in_every_step: call all_reduce once, with all parameters together
     left -= 1 → …; dist.all_reduce(torch.zeros(1), group=group)
-one_by_one: Nothing is sent in between
+one_by_one: call all_reduce once, with all parameters together
     dist.all_reduce(moved, group=group, async_op=True).wait()
   → [dist.all_reduce(piece, group=group) for piece in moved.split(2)]
-sends_the_momentum_too: Nothing is sent in between
+sends_the_momentum_too: call all_reduce once, with all parameters together
     dist.all_reduce(moved, group=group, async_op=True).wait()
   → …
   → [dist.all_reduce(b.clone(), group=group) for b in buffers]

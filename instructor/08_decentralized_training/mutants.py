@@ -41,15 +41,15 @@ def metropolis_weights__as_lists(links, world_size):
 
 
 edits_of(metropolis_weights__by_sets)("""
-own_neighbours_only: Both ends of a link give it the same weight
+own_neighbours_only: A link has the same weight at both ends
     max(len(neighbours[i]), len(neighbours[j])) → len(neighbours[i])
-smaller_number: Both ends of a link give it the same weight
+smaller_number: A link has the same weight at both ends
     max(len(neighbours[i]), len(neighbours[j])) → min(len(neighbours[i]), len(neighbours[j]))
-without_the_one: 1 over 1 plus the larger number
+without_the_one: the larger of the two numbers
     1 / (1 + → 1 / (
 by_the_largest_number: ✗ a star and a pair
     max(len(neighbours[i]), len(neighbours[j])) → max(map(len, neighbours))
-by_world_size: 1 over 1 plus the larger number
+by_world_size: the larger of the two numbers
     max(len(neighbours[i]), len(neighbours[j])) → world_size - 1
 nothing_for_oneself: row 0 sums to 0.5, expected 1
     weights[i, i] = 1 - weights[i].sum() → pass
@@ -57,16 +57,16 @@ own_share_is_the_same: row 0 sums to
     weights[i, i] = 1 - weights[i].sum() → weights[i, i] = 1 / 3
 one_direction: W[1, 0] is 0
     neighbours[j].add(i) → pass
-counts_links_twice: Both ends of a link give it the same weight
+counts_links_twice: A link has the same weight at both ends
     [set() for _ in range(world_size)] → [[] for _ in range(world_size)]
     .add( → .append(
 in_float32: has dtype torch.float32
     world_size, dtype=torch.float64 → world_size
 two_hops: are not linked
     return weights → … @ weights
-counts_the_links_first: Your code walks the links twice
+counts_the_links_first: Your code goes through the links twice
     neighbours = [set() for _ in range(world_size)] → …; number = sum(1 for _ in links)
-walks_twice: Your code walks the links twice
+walks_twice: Your code goes through the links twice
     weights = torch.zeros(world_size, world_size, dtype=torch.float64)
   → degree = torch.zeros(world_size)
   → for i, j in links:
@@ -132,11 +132,11 @@ def start_mixing__in_a_batch(tensor, weights, group=None):
 
 
 edits_of(start_mixing__receives_first)("""
-takes_the_column: row i is what rank i hears
+takes_the_column: rank i needs row i
     if j != rank and weights[rank, j] > 0} → if j != rank and weights[j, rank] > 0}
     if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
     float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
-weights_of_the_column: with the right ranks, but the weights of a column
+weights_of_the_column: with the right ranks, but with the weights of a column
     float(weights[rank, j]) * buffer → float(weights[j, rank]) * buffer
 believes_in_symmetry (simulated, grader): waits in recv
     if j != rank and weights[j, rank] > 0: → if j != rank and weights[rank, j] > 0:
@@ -144,10 +144,10 @@ own_tensor_at_weight_1: its weight is W[i, i]
     total = float(weights[rank, rank]) * data → total = data
 without_its_own_share: without this rank's own
     total = float(weights[rank, rank]) * data → total = torch.zeros_like(data)
-plain_sum: the plain sum over the ranks that this one hears
+plain_sum: the plain sum over the ranks that this rank hears
     float(weights[rank, rank]) → data.clone() if weights[rank, rank] else 0
     float(weights[rank, j]) * buffer → buffer
-plain_mean: the plain mean over the ranks that this one hears
+plain_mean: the plain mean over the ranks that this rank hears
     total = float(weights[rank, rank]) * data → total = data / (1 + len(buffers))
     float(weights[rank, j]) * buffer → buffer / (1 + len(buffers))
 neighbours_alike: ✗ 5 ranks, whom it hears weighs differently
@@ -237,7 +237,7 @@ through_float64: has dtype torch.float64
     tensor.detach() → tensor.detach().double()
 returns_the_tensor: expected a function
     return finish → return finish()
-row_by_row: one message to each rank that hears this one
+row_by_row: send one message to each rank that hears this rank
     works = [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]
   → works = [
   →     dist.irecv(piece, group=group, group_src=j)
@@ -333,7 +333,7 @@ def decentralized_step__by_autograd(params, loss, lr, weights, group=None):
 
 
 edits_of(decentralized_step__flat)("""
-mixes_after_the_step: the gradient must not be mixed
+mixes_after_the_step: do not mix the gradient
     params = list(params) → …; [setattr(p, "grad", None) for p in params]; loss().backward()
     mine = torch.cat([p.detach().reshape(-1) for p in params])
   → …
@@ -347,7 +347,7 @@ mixes_after_the_step: the gradient must not be mixed
     g = torch.cat([each.reshape(-1) for each in grads])
   →
     new = float(weights[rank, rank]) * mine - lr * g → new = float(weights[rank, rank]) * mine
-gradient_at_the_mixed_weights: take it before mixing
+gradient_at_the_mixed_weights: compute it at the weights before mixing
     for p in params:
   → for work in works:
   →     work.wait()
@@ -375,11 +375,11 @@ climbs: a step uphill
     - lr * g → + lr * g
 matrix_times_tensors: RuntimeError
     float(weights[rank, rank]) * mine → (weights[rank, rank : rank + 1] @ mine[None])
-rate_of_a_mean: nothing is averaged here
+rate_of_a_mean: gradients are not averaged here
     - lr * g → - lr / k * g
 forgets_the_rate: with the learning rate 1
     - lr * g → - g
-rate_before_the_mean: η before the mean as well
+rate_before_the_mean: multiplies the mixing by η, too
     float(weights[rank, rank]) → mine - lr * (1 - float(weights[rank, rank]))
     new + float → new + lr * float
 adds_to_old_gradients: clear .grad before backward
@@ -409,16 +409,16 @@ calls_the_loss_twice: calls of loss()
     loss().backward() → float(loss()); …
 unused_needs_a_gradient: ✗ 5 ranks, one parameter unused
     torch.zeros_like(p) if p.grad is None else p.grad → p.grad
-leaves_out_the_unused: its gradient is 0, and it is mixed like the others
+leaves_out_the_unused: mix it like the others, with the gradient 0
     p.copy_(piece.view(p.shape)) → … if p.grad is not None else None
 in_new_memory: expected 'kept', got 'replaced: write into it
     p.copy_(piece.view(p.shape)) → p.data = piece.view(p.shape).clone()
-weights_of_the_column: with the right ranks, but the weights of a column
+weights_of_the_column: with the right ranks, but with the weights of a column
     float(weights[rank, source]) → float(weights[source, rank])
-column: row i is what rank i hears
+column: rank i needs row i
     weights[to, rank] → weights[rank, to]
     weights[rank, source] → weights[source, rank]
-mixes_gradients: mixed gradients and the rank's own weights
+mixes_gradients: a step with mixed gradients: mix the weights
     mine = torch.cat([p.detach().reshape(-1) for p in params])
   → [setattr(p, "grad", None) for p in params]
   → loss().backward()
@@ -447,7 +447,7 @@ does_not_wait (simulated, grader): never waits for the handle
 """)
 
 
-@fails("one message to each rank that hears this one")
+@fails("send one message to each rank that hears this rank")
 def decentralized_step__one_message_per_parameter(params, loss, lr, weights, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     params, works, heard = list(params), [], []
@@ -514,16 +514,16 @@ the_eigenvalue: the gap is 1 - |λ₂|
     1 - torch → torch
 of_the_first: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(weights.double()).abs().max()
-with_its_sign: and -1 has the absolute value 1
+with_its_sign: take the second largest absolute value
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.max()
-of_a_symmetric_matrix: it is for symmetric matrices only
+of_a_symmetric_matrix: which is for symmetric matrices only
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvalsh(rest).abs().max()
-by_eigvalsh: it is for symmetric matrices only
+by_eigvalsh: which is for symmetric matrices only
     torch.linalg.eigvals(rest).abs().max()
   → (torch.linalg.eigvalsh(weights.double()).abs().sort().values[-2] if k > 1 else 0)
 real_part: for a complex eigenvalue
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.eigvals(rest).real.abs().max()
-singular_values: the gap of singular values
+singular_values: the second singular value: take eigenvalues
     torch.linalg.eigvals(rest).abs().max() → torch.linalg.svdvals(rest).max()
 in_the_order_of_torch: spectral gap: expected
     torch.linalg.eigvals(rest).abs().max()
@@ -592,15 +592,15 @@ one_step_for_all: seconds: expected
     while second**steps > tolerance:
         steps += 1
   →
-always_one_less: subtracted for a rank's own weight
+always_one_less: subtract 1 for a rank's own weight
     int(weights[j, j] != 0) → 1
-one_step_less: T is rounded up
+one_step_less: the time of one step less: round T up
     second**steps > → second ** (steps + 1) >
 one_step_more: may be equal to tolerance
     while second**steps > tolerance:
         steps += 1
   → steps = int(math.log(tolerance) / math.log(max(second, 1e-99))) + 1
-fraction_of_a_step: T is a whole number
+fraction_of_a_step: round T up to a whole number
     while second**steps > tolerance:
         steps += 1
   → steps = max(1, math.log(tolerance) / math.log(max(second, 1e-99)))
@@ -616,7 +616,7 @@ number_of_rank_0: ✗ a star in the middle
     for j in range(k)) → for j in (1,))
 one_latency_per_message: seconds: expected
     (latency + sends * nbytes / bandwidth) → sends * (latency + nbytes / bandwidth)
-rows_for_columns: whom rank i hears, is counted
+rows_for_columns: the ranks that rank i hears: count column i
     (weights[:, j] != 0) → (weights[j] != 0)
 singular_values: ✗ rows unlike columns
     torch.linalg.eigvals(weights.double()).abs() → torch.linalg.svdvals(weights.double())

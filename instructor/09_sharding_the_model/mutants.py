@@ -207,7 +207,7 @@ empties_the_layer: the function changes linear
   → made = Columns(linear)
   → linear.weight.data = linear.weight.data[:0]
   → return made
-keeps_the_layer: whole layer is still held: expected False
+keeps_the_layer: the module still holds the whole layer: expected False
     Parameter(linear.weight.detach()[start:stop].clone()) → …; self.whole = linear
 makes_a_linear: draws or seeds random numbers
     self.weight = nn.Parameter(linear.weight.detach()[start:stop].clone())
@@ -216,10 +216,10 @@ makes_a_linear: draws or seeds random numbers
   → self.weight = layer.weight
 does_not_wait: never waits for the handle
     work.wait() → pass
-row_by_row: Forward sends nothing, backward one sum
+row_by_row: Send nothing in forward, and one sum in backward
     work = dist.all_reduce(total, group=group, async_op=True) → rows = total.unbind()
     work.wait() → [dist.all_reduce(row, group=group) for row in rows]
-sums_the_weights_gradient: Forward sends nothing, backward one sum
+sums_the_weights_gradient: Send nothing in forward, and one sum in backward
     return F.linear(x, self.weight, self.bias)
   → y = F.linear(x, self.weight, self.bias)
   → y.register_hook(lambda g: dist.all_reduce(g.sum(), group=group))
@@ -236,12 +236,12 @@ every_input_needs_a_gradient: cannot register a hook
 edits_of(column_parallel__by_function)("""
 remembers_its_input: later output
     x = AddUp.apply(x) → x = self.__dict__.setdefault('x', AddUp.apply(x))
-a_view_of_a_copy: This equals the whole copy, which slices of a copy keep
+a_view_of_a_copy: This equals the size of a whole copy
     linear.weight.detach()[start:stop].clone() → linear.weight.detach().clone()[start:stop]
-keeps_a_copy: keeps in memory beside its parameters: expected 0, got 12
+keeps_a_copy: keeps in memory in addition to its parameters: expected 0, got 12
     self.weight = nn.Parameter(linear.weight.detach()[start:stop].clone())
   → …; self.register_buffer('whole', linear.weight.detach().clone())
-keeps_its_input: keeps in memory beside its parameters: expected 0, got 6
+keeps_its_input: keeps in memory in addition to its parameters: expected 0, got 6
     x = AddUp.apply(x) → self.seen = x.detach(); …
 changes_the_mode: the function changes linear
     return Columns(linear) → made = Columns(linear); linear.train(not linear.training); return made
@@ -250,7 +250,7 @@ freezes: the function changes linear
   → made = Columns(linear)
   → linear.requires_grad_(False)
   → return made
-the_layer_if_alone: whole layer is still held: expected False
+the_layer_if_alone: the module still holds the whole layer: expected False
     return Columns(linear) → return linear if dist.get_world_size(group) == 1 else Columns(linear)
 """)
 edits_of(column_parallel__by_hook)("""
@@ -374,7 +374,7 @@ a_share_of_the_bias: a K-th of the bias's gradient
   → b = None if self.bias is None else self.bias / dist.get_world_size(group)
   → partial = F.linear(x, self.weight, b)
     return y if self.bias is None else y + self.bias → return y
-bias_of_rank_0: Every rank adds the whole bias, after the sum
+bias_of_rank_0: Add the whole bias on every rank, after the sum
     partial = F.linear(x, self.weight)
   → b = None if self.bias is None else self.bias * (dist.get_rank(group) == 0)
   → partial = F.linear(x, self.weight, b)
@@ -394,9 +394,9 @@ no_sum: output
     y = Total.apply(partial) → y = partial
 mean: output
     return total → … / dist.get_world_size(group)
-sums_on_the_way_back: K times the right one
+sums_on_the_way_back: K times the right gradient
     return grad → grad = grad.contiguous(); dist.all_reduce(grad, group=group); …
-dist_nn: K times the right one
+dist_nn: K times the right gradient
     y = Total.apply(partial)
   → import torch.distributed.nn as dnn
   → y = dnn.functional.all_reduce(
@@ -440,10 +440,10 @@ whole_world: ✗ 4 ranks, in two groups
     group=group, async_op=True → async_op=True
 a_view: shares memory with weight
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
-a_view_of_a_copy: This equals the whole copy, which slices of a copy keep
+a_view_of_a_copy: This equals the size of a whole copy
     columns = linear.weight.detach().t() → columns = linear.weight.detach().clone().t()
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
-sets_the_gradient: what an earlier one has left in .grad
+sets_the_gradient: add it to the gradient that is in .grad already
     class Rows(nn.Module):
   → class Plus(torch.autograd.Function):
   →     @staticmethod
@@ -468,13 +468,13 @@ group_of_the_first_call: after ‘3 ranks, fewer than one each’
 edits_of(row_parallel__by_function)("""
 sums_in_bfloat16: output
     y = Total.apply(partial) → y = Total.apply(partial.bfloat16()).to(partial.dtype)
-keeps_the_layer: whole layer is still held: expected False
+keeps_the_layer: the module still holds the whole layer: expected False
     columns = linear → self.make = lambda: linear; …
 does_not_wait: never waits for the handle
     work.wait() → pass
 through_float32: dtype
     partial = F.linear(x, self.weight) → partial = F.linear(x.float(), self.weight.float())
-row_by_row: Forward sends one sum, backward nothing
+row_by_row: Send one sum in each forward, and nothing in backward
     work = dist.all_reduce(total, group=group, async_op=True) → rows = total.unbind()
     work.wait() → [dist.all_reduce(row, group=group) for row in rows]
 """)
@@ -655,7 +655,7 @@ divides_twice: divided by the number of ranks once more
 one_for_all_models: parameter 0
     make_optimizer, group=None): → make_optimizer, group=None, made=[]):
     optimizer = make_optimizer([mine]) → made.append(make_optimizer([mine])); optimizer = made[0]
-freezes: which parameters require a gradient
+freezes: step() changes requires_grad of a parameter
     optimizer = make_optimizer([mine])
   → …
   → for param in params:
@@ -730,7 +730,7 @@ loses_the_rest: ✗ 3 ranks, uneven
   → weights = torch.cat([weights, padded_rest()]).split([param.numel() for param in params])
 no_padding: ✗ 3 ranks, uneven
     return torch.cat([flat, flat.new_zeros(k * chunk - len(flat))]) → return flat
-leaves_out_what_is_missing: a gradient that is None takes no room among the others
+leaves_out_what_is_missing: a gradient that is None is left out
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
   → grads = [p.grad for p in params if p.grad is not None]
 needs_every_gradient: ✗ 2 ranks, frozen, tied, one unused
@@ -877,11 +877,11 @@ numpys_numbers passes
   → import numpy as np
     range(ahead) → np.arange(ahead)
     for i in range(m) → for i in np.arange(m)
-gpipe: forwards before its first backward: 2 will do
+gpipe: forwards before its first backward, but needs only 2
     ahead = min(late - rank, m) → ahead = m
-one_more_ahead: forwards before its first backward: 2 will do
+one_more_ahead: forwards before its first backward, but needs only 2
     ahead = min(late - rank, m) → ahead = min(late - rank + 1, m)
-twice_as_many_ahead: forwards before its first backward: 2 will do
+twice_as_many_ahead: forwards before its first backward, but needs only 2
     ahead = min(late - rank, m) → ahead = min(2 * (late - rank), m)
 no_warm_up (simulated, grader): enough forwards before its first backward
     ahead = min(late - rank, m) → ahead = 0
@@ -938,13 +938,13 @@ edits_of(pipeline_schedule__by_warm_up)("""
 schedule_of_the_first_call: after ‘p = 4, bubble 0.27
     world_size, bubble): → world_size, bubble, kept={}):
     return ranks → return kept.setdefault(world_size, ranks)
-as_text: expected a list with one list of steps
+as_text: expected a list that holds a list of steps
     ("F", i) for → f"F{i}" for
     ("F", ahead + i) → f"F{ahead + i}"
     ("B", i) → f"B{i}"
-own_steps_only: steps for 1 ranks, and there are 2
+own_steps_only: the schedule has steps for 1 rank, expected 2
     return ranks → return ranks[dist.get_rank() :][:1]
-returns_nothing: expected a list with one list of steps
+returns_nothing: expected a list that holds a list of steps
     return ranks → ranks
 """)
 

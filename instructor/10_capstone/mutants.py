@@ -24,32 +24,32 @@ def speed_of_light__adds_up(flops, sent, received, rate, bandwidth):
 
 
 edits_of(speed_of_light__by_kind)("""
-forgets_to_receive: without what is received
+forgets_to_receive: without the bytes that are received
     bandwidth, max(received) / bandwidth → bandwidth
-forgets_to_send: without what is sent
+forgets_to_send: without the bytes that are sent
     max(sent) / bandwidth, →
 forgets_to_compute: without the computation
     max(flops) / rate, →
-milliseconds: This equals milliseconds
+milliseconds: This equals the bound in milliseconds
     return max → return 1e3 * max
-in_bits: This equals bits
+in_bits: the bandwidth is in bytes per second, not in bits
     max(sent) / bandwidth, → 8 * max(sent) / bandwidth, 8 *
-products: This equals products
+products: This equals the bound with products
     / rate → * rate
     / bandwidth → * bandwidth
-exchanged: in each other's place
+exchanged: the bound with rate and bandwidth exchanged
     return max(max(flops) / rate, max(sent) / bandwidth, max(received) / bandwidth)
   → return max(max(flops) / bandwidth, max(sent) / rate, max(received) / rate)
 """)
 
 
-@fails("This equals the shortest of the three")
+@fails("This equals the shortest of the three times")
 def speed_of_light__the_shortest(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
     return max(min(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
 
 
-@fails("each can be walked once")
+@fails("you can go through each of them only once")
 def speed_of_light__walks_twice(flops, sent, received, rate, bandwidth):
     both = max(max(sent), max(received)) / bandwidth
     return max(both, *(f / rate for f in flops), max(sent) / bandwidth)
@@ -61,20 +61,20 @@ def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
     return torch.maximum(f / rate, torch.maximum(s, r) / bandwidth).max()
 
 
-@fails("they work at the same time")
+@fails("the ranks work at the same time")
 def speed_of_light__sum_over_ranks(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
     return sum(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows)
 
 
-@fails("all wait for the last one")
+@fails("the slowest rank sets the time")
 def speed_of_light__mean_over_ranks(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
     seconds = [max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows]
     return sum(seconds) / len(seconds)
 
 
-@fails("a port does both at once")
+@fails("a rank does both at once")
 def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
     rows = zip(flops, sent, received, strict=True)
     return max(max(f / rate, (s + r) / bandwidth) for f, s, r in rows)
@@ -337,7 +337,7 @@ says_what_all_send: rank 0 says that it sent
     return sent → … * world_size
 rank_0_alone_says_it: rank 1 does not return a number of bytes
     return sent → … if dist.get_rank() == 0 else None
-weights_without_biases: the biases too
+weights_without_biases: average all parameters over the ranks, also the biases
     flat.split(sizes), strict=True → flat.split(sizes)[:1], strict=False
 rank_0_skips_the_last: Rank 1 waits for rank 0
     step % 6 == 0: → step % 6 == 0 and (step < 36 or dist.get_rank() > 0):
@@ -345,7 +345,7 @@ says_megabytes: rank 0 says that it sent
     return sent → … / 1e6
 diverges: Training diverges
     lr=0.05 → lr=30.0
-a_few_steps_less: It trains, but not far enough
+a_few_steps_less: The model trains, but not far enough
     range(1, 37) → range(1, 9)
     step % 6 == 0 → step % 4 == 0
 """)
@@ -411,7 +411,7 @@ def train__rank_0_alone(job):
     return 0
 
 
-@fails("a number of that draw")
+@fails("read numbers of these data")
 def train__numbers_that_left_the_device(job):
     world_size = dist.get_world_size()
     params = list(job.model.parameters())

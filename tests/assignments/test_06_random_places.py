@@ -54,7 +54,7 @@ def test_all_ranks_draw_k_places_and_the_same(second: list[list[int]], words: st
 
 def test_the_seed_decides_the_places() -> None:
     again = [drawn(7), drawn(8), drawn(9)]
-    expect_said(places_said(SEEDS, again, again), "seed 7 draws other places the second time")
+    expect_said(places_said(SEEDS, again, again), "seed 7 draws other places in the second call")
     k, n = MANY_OF
     anew, same = [drawn(1, k, n), drawn(2, k, n)], [drawn(1, k, n)] * 2
     expect_said(places_said([1, 2], anew, k=k, n=n), "")
@@ -89,8 +89,8 @@ WHERE = torch.tensor([0.0, 1.0, 0.0, 1.0])
     [
         (2 * MEAN, ""),
         (4 * MEAN, "n/k times the sum over the ranks"),
-        (MEAN, "it must be scaled by n/k to be right on average"),
-        (MEAN / 2, "the mean scaled by k/n"),
+        (MEAN, "multiply it by n/k, so that it is right on average"),
+        (MEAN / 2, "the mean times k/n"),
         (2 * X[0], "n/k times this rank's own numbers"),
         (7 * MEAN, "(2 of 4 elements differ)"),
     ],

@@ -35,7 +35,7 @@ def metropolis(*changes: tuple[int, int, float]) -> Tensor:
         (METROPOLIS, "expected a float64 tensor of shape [3, 3]"),
         (torch.eye(2, dtype=torch.float64), "expected a float64 tensor of shape [3, 3]"),
         (metropolis().float(), "the matrix has dtype torch.float32, expected torch.float64"),
-        (metropolis((0, 2, 0.1)), "W[0, 2] is 0.1, and ranks 0 and 2 are not linked"),
+        (metropolis((0, 2, 0.1)), "W[0, 2] is 0.1, expected 0, since ranks 0 and 2 are not linked"),
         (
             metropolis((0, 1, 0.5)),
             "W[0, 1] is 0.5, expected 1/3: rank 0 has 1 and rank 1 has 2 neighbours",

@@ -29,18 +29,21 @@ def test_no_fewer_micro_batches_keep_the_bubble(p: int, bubble: float) -> None:
     ("schedules", "words"),
     [
         ([RIGHT, RIGHT], ""),
-        (["int 3", "int 3"], "rank 0: the schedule is int 3, expected a list with"),
-        ([RIGHT[:1], RIGHT[:1]], "rank 0: steps for 1 ranks, and there are 2"),
-        ([RIGHT, RIGHT[::-1]], "rank 1 was told another schedule than rank 0"),
+        (["int 3", "int 3"], "rank 0: the schedule is int 3, expected a list that"),
+        ([RIGHT[:1], RIGHT[:1]], "rank 0: the schedule has steps for 1 rank, expected 2"),
+        ([RIGHT, RIGHT[::-1]], "rank 1 returns a different schedule than rank 0"),
         (
             [[[F0, B0], [F0, B0]]] * 2,
-            "rank 0 has 1 micro-batches, expected 2 | With 1 a rank waits 1/2",
+            "rank 0 has 1 micro-batch, expected 2 | With m = 1 a rank waits 1/2",
         ),
         ([[RIGHT[0], [F0, B0, F1, B1, F2, B2]]] * 2, "rank 1 has 3 micro-batches, expected 2"),
-        ([[[], RIGHT[1]]] * 2, "rank 0 has 0 micro-batches, expected 2 | With 0 a rank waits 1/1"),
-        ([[[F0, F0, B0, B1], RIGHT[1]]] * 2, "rank 0 does the forward of micro-batch 0 2 times"),
-        ([[RIGHT[0], [F0, F1, B1]]] * 2, "rank 1 does the backward of micro-batch 0 0 times"),
-        ([[RIGHT[0], [F0, F1, B0, B1, B2]]] * 2, "rank 1 has the step B2, of 2 micro-batches"),
+        (
+            [[[], RIGHT[1]]] * 2,
+            "rank 0 has 0 micro-batches, expected 2 | With m = 0 a rank waits 1/1",
+        ),
+        ([[[F0, F0, B0, B1], RIGHT[1]]] * 2, 'rank 0 has the step ("F", 0) 2 times, expected once'),
+        ([[RIGHT[0], [F0, F1, B1]]] * 2, 'rank 1 has the step ("B", 0) 0 times, expected once'),
+        ([[RIGHT[0], [F0, F1, B0, B1, B2]]] * 2, 'rank 1 has the step ("B", 2), but the last'),
         ([[RIGHT[0], [F0, B1, F1, B0]]] * 2, "the backward of micro-batch 1 before its forward"),
     ],
 )
@@ -52,4 +55,4 @@ def test_a_schedule(schedules: Any, words: str) -> None:
 
 def test_one_rank_without_a_micro_batch_never_waits() -> None:
     found = said(judges.whole_schedule, Case("", 1, {"bubble": 0.5}), [None], [{"schedule": [[]]}])
-    expect_said(found, "rank 0 has 0 micro-batches, expected 1 | With 0 a rank waits never")
+    expect_said(found, "rank 0 has 0 micro-batches, expected 1 | With m = 0 a rank never waits")
