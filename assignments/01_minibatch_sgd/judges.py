@@ -245,7 +245,7 @@ MISTAKES: dict[str, Factors] = {
     "the result with the weight micro_batch_size / B, though the last micro-batch is shorter": (
         lambda rows, micro: torch.full_like(rows, micro) / rows.sum()
     ),
-    "the gradient of the last micro-batch: it has overwritten the others": last,
+    "the result of the last micro-batch alone: it has overwritten the others": last,
     "the last micro-batch's share: it has overwritten the others": (
         lambda rows, micro: last(rows, micro) * share(rows, micro)
     ),

@@ -337,10 +337,10 @@ def _beside_pytorch(summary: str) -> str:
 
 def _in_one_line(error: RanksError) -> str:
     """Return the error with what the ranks wait for, where that is the point."""
-    waiting = [f"rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
+    waiting = [f"Rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
     if isinstance(error, RankError) or not waiting:
         return error.summary + _beside_pytorch(error.summary)
-    return f"{error.summary}{_beside_pytorch(error.summary)} {'; '.join(waiting)}."
+    return f"{error.summary}{_beside_pytorch(error.summary)} {'. '.join(waiting)}."
 
 
 def _explanation(error: RanksError) -> str:

@@ -269,9 +269,9 @@ def accumulate_gradients__divides_at_the_end(model, loss_fn, x, y, micro_batch_s
 
 
 edits_of(accumulate_gradients__weighted)("""
-mean_of_means: the last one has fewer rows
+mean_of_means: the last micro-batch is shorter
     (len(rows) / len(x)) → 1 / math.ceil(len(x) / micro_batch_size)
-fixed_share: the last one has fewer rows
+fixed_share: the last micro-batch is shorter
     (len(rows) / len(x)) → (micro_batch_size / len(x))
 sum_of_means: weight each micro-batch by its share
     (len(rows) / len(x)) → 1

@@ -572,7 +572,7 @@ globals: parameter 0
     moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, params, strict=True)])
   → start, buffers, params = kept[dist.get_rank()]
   → …
-in_new_memory: expected 'kept', got 'replaced: write into it
+in_new_memory: expected 'kept', got 'replaced: write into the old memory
     p.data.copy_(s) → p.data = s.clone()
 aliases: parameter 0
     p.detach().clone() → p.detach()

@@ -411,7 +411,7 @@ unused_needs_a_gradient: ✗ 5 ranks, one parameter unused
     torch.zeros_like(p) if p.grad is None else p.grad → p.grad
 leaves_out_the_unused: mix it like the others, with the gradient 0
     p.copy_(piece.view(p.shape)) → … if p.grad is not None else None
-in_new_memory: expected 'kept', got 'replaced: write into it
+in_new_memory: expected 'kept', got 'replaced: write into the old memory
     p.copy_(piece.view(p.shape)) → p.data = piece.view(p.shape).clone()
 weights_of_the_column: with the right ranks, but with the weights of a column
     float(weights[rank, source]) → float(weights[source, rank])

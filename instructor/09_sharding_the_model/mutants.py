@@ -695,7 +695,7 @@ per_parameter: rank 0 calls reduce_scatter
   → total = torch.cat(parts)
 steps_twice: parameter 0
     optimizer.step() → optimizer.step(); optimizer.step()
-in_new_memory: got 'replaced: write into it
+in_new_memory: got 'replaced: write into the old memory
     param.copy_(weight.reshape(param.shape)) → param.data = weight.reshape(param.shape)
 no_gradient_for_zeros: ✗ 3 ranks, one that nobody uses
     mine.grad = total / k → mine.grad = total / k if total.any() else None

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-OWN_MEMORY = "the parameters' own memory"
+OWN_MEMORY = "the memory of the parameters after the call"
 """Key of a program's answer; its value is `memory_of`."""
 KEPT = "kept"
-REPLACED = "replaced: write into it, with p.data.copy_(new)"
+REPLACED = "replaced: write into the old memory, with p.data.copy_(new)"
 
 
 def addresses(params: Iterable[Tensor]) -> list[int]:

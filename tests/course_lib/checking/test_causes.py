@@ -39,10 +39,10 @@ from course_lib.ranks import RankError, Trace
         ),
         ("Ranks 0, 1 raised ValueError: no", "Ranks 0-3, 5 raised ValueError: no"),
         (
-            "Nobody goes on. rank 0 waits in recv from rank 1 (8 B); rank 1 waits in recv from "
+            "Nobody goes on. Rank 0 waits in recv from rank 1 (8 B). Rank 1 waits in recv from "
             "rank 0 (8 B).",
-            "Nobody goes on. rank 0 waits in recv from rank 2 (1.5 KiB); rank 1 waits in recv from "
-            "rank 0 (1.5 KiB); rank 2 waits in recv from rank 1 (1.5 KiB).",
+            "Nobody goes on. Rank 0 waits in recv from rank 2 (1.5 KiB). Rank 1 waits in recv from "
+            "rank 0 (1.5 KiB). Rank 2 waits in recv from rank 1 (1.5 KiB).",
         ),
         ("It waits: rank 0 → rank 1 → rank 0.", "It waits: rank 0 → rank 2 → rank 1 → rank 0."),
         ("rank 0 waits in recv from rank 1 (8 B)", "rank 0 waits in recv from rank 1"),
