@@ -114,8 +114,8 @@ def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
     assert results["right"].reason == results["right-differently"].reason == ""
     assert "the sum over the ranks, not the mean" in results["wrong-average"].reason
     deadlock = results["deadlock"].reason
-    assert "rank 0 waits in recv from rank 1" in deadlock
-    assert "rank 1 waits in recv from rank 0" in deadlock
+    assert "Rank 0 waits in recv from rank 1" in deadlock
+    assert "Rank 1 waits in recv from rank 0" in deadlock
     assert "process ended" in results["crash"].reason
     assert "NotImplementedError" in results["untouched"].reason
 

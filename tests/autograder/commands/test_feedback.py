@@ -141,7 +141,7 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
         visible = [case["passed"] for case in check.cases if not case["hidden"]]
         told = f"{sum(visible)} of {len(visible)} visible; {sum(hidden)} of {len(hidden)} hidden"
         assert said.count(told) >= 2, "above, and at the task"
-    assert "rank 0 waits in recv from rank 1" in said
+    assert "Rank 0 waits in recv from rank 1" in said
     assert "hidden.py" not in html
     for case in ("every length up to 40", "an empty parameter", "1 row each"):
         assert case not in html, "hidden cases stay hidden"

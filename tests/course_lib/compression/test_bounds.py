@@ -161,7 +161,7 @@ def test_one_key_one_stream() -> None:
     compressor = ErrorFeedback(TopK(0.1))
     compressor.encode(torch.randn(10), "a")
     compressor.encode(torch.randn(20), "b")
-    with pytest.raises(ValueError, match=r"'a' had 10 elements, this tensor has 20"):
+    with pytest.raises(ValueError, match=r"'a' had 10 elements, but this tensor has 20"):
         compressor.encode(torch.randn(20), "a")
 
 
