@@ -79,7 +79,7 @@ def main() -> int:
         "--version",
         action=_Version,
         nargs=0,
-        help="show the versions of the course, torch, nbgrader and the sandbox's bubblewrap",
+        help="show the versions of the course, torch, nbgrader and bubblewrap (the sandbox)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     course = argparse.ArgumentParser(add_help=False)

@@ -23,7 +23,9 @@ class PerDay(BasePlugin):
     share = Float(0.1, min=0.0, max=1.0, help="Share of the points taken off for each day.").tag(
         config=True
     )
-    free_days = Integer(0, min=0, help="Days late that cost nothing.").tag(config=True)
+    free_days = Integer(
+        0, min=0, help="Days that a notebook may be late without losing points."
+    ).tag(config=True)
 
     def late_submission_penalty(
         self, student_id: str, score: float, total_seconds_late: float

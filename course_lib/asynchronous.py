@@ -182,7 +182,9 @@ def serve(
     if bound is not None and wait_for is not None:
         raise ValueError("bound and wait_for cannot be used together: give only one of them")
     if wait_for is not None and not 1 <= wait_for <= len(workers):
-        raise ValueError(f"wait_for={wait_for} must be 1 to {len(workers)}, the number of workers")
+        raise ValueError(
+            f"wait_for must be 1 to {len(workers)}, the number of workers; got {wait_for}"
+        )
     server = _Server(optimizer, updates, workers)
     server.bound, server.wait_for = bound, wait_for
     server.staleness_aware, server.after_update = staleness_aware, after_update

@@ -98,7 +98,9 @@ def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
     except _NOT_READ as error:
         raise SourceError(f"{name} cannot be read as a zip: {error}") from error
     if len(infos) > MAX_ENTRIES:
-        raise SourceError(f"{name} has {len(infos)} entries; the limit is {MAX_ENTRIES}")
+        raise SourceError(
+            f"{name} holds {len(infos)} files and folders, but at most {MAX_ENTRIES} are accepted"
+        )
     return [
         _of_member(opened, info)
         for info in infos

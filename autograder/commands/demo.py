@@ -228,9 +228,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         choices=("cpu", "gpu"),
         default="",
-        help="run solutions that passed on the grader's simulated network a second time, on real "
-        "ranks: cpu (gloo) or gpu (default: no second run). With nbgrader autograde, use "
-        "--Examine.on=cpu",
+        help="if a solution passes on the simulated network, run it again on real ranks: cpu "
+        "(gloo) or gpu (default: no second run). With nbgrader autograde, use --Examine.on=cpu",
     )
 
 

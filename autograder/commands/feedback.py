@@ -52,9 +52,10 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     data = data_folder(root, config)
     graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
     if not graded:
+        whose = "no submission" if student == "*" else f"no submission from {student}"
         raise FeedbackError(
-            f"no submission of {assignment or 'any assignment'} is graded: run autograder grade "
-            f"{assignment}"
+            f"{whose}{f' of {assignment}' if assignment else ''} has been graded yet: first run "
+            f"autograder grade {assignment or 'ASSIGNMENT'}"
         )
     api = NbGraderAPI(config=config)
     missing: dict[str, list[str]] = {}
@@ -115,7 +116,11 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
 
 def _show(done: int, of: int) -> None:
     if sys.stderr.isatty():
-        print(f"\rwriting {done} of {of} …", end="" if done < of else "\n", file=sys.stderr)
+        print(
+            f"\rwriting feedback page {done} of {of} …",
+            end="" if done < of else "\n",
+            file=sys.stderr,
+        )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -55,9 +55,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on",
         choices=("cpu", "gpu"),
-        help="run solutions that passed on the grader's simulated network a second time, on real "
-        "ranks: cpu (gloo) or gpu. With gpu, one submission at a time uses all GPUs "
-        "(default: as nbgrader_config.py says)",
+        help="if a solution passes on the simulated network, run it again on real ranks: cpu "
+        "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
+        "(default: the setting in nbgrader_config.py)",
     )
     slurm.add_options(parser)
 

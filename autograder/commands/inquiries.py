@@ -57,7 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     listed.add_argument(
         "--all", action="store_true", help="also list answered and closed questions"
     )
-    taken = actions.add_parser("take", help="take questions from a folder, zip or exchange")
+    taken = actions.add_parser(
+        "take", help="collect questions from a folder, a zip or nbgrader's exchange"
+    )
     taken.add_argument("assignment")
     taken.add_argument("source", help="'exchange', or the path of a folder or a zip")
     taken.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")

@@ -182,7 +182,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure",
         type=Path,
-        help="PNG file for the timeline of that case's messages (default: beside the verdict)",
+        help="draw the timeline of the case's messages to this PNG file (default: in the verdict's "
+        "folder)",
     )
 
 

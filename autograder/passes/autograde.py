@@ -50,8 +50,8 @@ class Examine(NbGraderPreprocessor):
     on = Enum(
         ("", "cpu", "gpu"),
         Settings.on,
-        help="Run solutions that passed on the grader's simulated network a second time, on real "
-        "ranks: 'cpu' (gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
+        help="If a solution passes on the simulated network, run it again on real ranks: 'cpu' "
+        "(gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
     ).tag(config=True)
     seed = Unicode(
         "",

@@ -200,8 +200,8 @@ class _Examination:
         if observed.touched:
             raise Wrong(
                 observed.touched[0].rstrip("."),
-                "Use the tensors only after .wait() has returned. Before, chance decides whether a "
-                "read or a write comes before or after the transfer.",
+                "Use the tensors only after .wait() has returned. Until then the transfer may "
+                "still be running: you may read old values, or your write may change what is sent.",
             )
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another

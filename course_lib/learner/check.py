@@ -36,7 +36,9 @@ GRACE_SECONDS = 10
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "assignment", metavar="ASSIGNMENT", help="name, number or topic, or path of a notebook"
+        "assignment",
+        metavar="ASSIGNMENT",
+        help="the assignment's name, number or topic; or the path of a notebook",
     )
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these tasks (default: all)")
     add_desk(parser)

@@ -540,7 +540,7 @@ def main(words: list[str]) -> None:
         return
     if len(words) < 1 or (words[0] in ("-m", "--explain") and len(words) < 2):
         raise SystemExit(
-            "usage: course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS] "
+            "usage: python -m course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS] "
             "| --explain FOLDER"
         )
     if words[0] == "--explain":

@@ -192,7 +192,7 @@ def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
         (1, {}, "got 1 ranks, updates=20"),
         (2, {"bound": -1}, "bound=-1 must be 0 or more"),
         (3, {"bound": 1, "wait_for": 2}, "cannot be used together"),
-        (3, {"wait_for": 3}, "wait_for=3 must be 1 to 2"),
+        (3, {"wait_for": 3}, "wait_for must be 1 to 2, the number of workers; got 3"),
     ],
 )
 def test_what_cannot_go_on_is_named(ranks_of, k, options, why):

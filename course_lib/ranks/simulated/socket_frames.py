@@ -386,7 +386,7 @@ def _cut(
     start = _POST.size + 8 * count
     end = start + fields.where
     if max(fields.inputs, fields.outputs) > MAX_MEMBERS or fields.where > MAX_TEXT:
-        raise FrameError("the sizes of an operation contradict each other")
+        raise FrameError("an operation has too many tensors, or its text is too long")
     if len(body) < end:
         raise FrameError("the sizes of an operation contradict each other")
     sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)

@@ -321,10 +321,23 @@ def test_a_timeline_that_is_no_picture_is_words_or_nothing() -> None:
         assert timeline_of(broken)[0] == b""
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "no submission has been graded yet: first run autograder grade ASSIGNMENT"),
+        ([ASSIGNMENT], f"no submission of {ASSIGNMENT} has been graded yet: first run autograder"),
+        (["--student", "ada"], "no submission from ada has been graded yet"),
+    ],
+    ids=["everybody", "an assignment", "a student"],
+)
 def test_nothing_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
-    monkeypatch.setattr("sys.argv", ["autograder", "feedback", "--course", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["autograder", "feedback", *options, "--course", str(tmp_path)])
     assert main() == 2
-    assert "no submission of any assignment is graded" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
