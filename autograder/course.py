@@ -28,8 +28,9 @@ def find_course(start: Path | None = None) -> Path:
         if (folder / "nbgrader_config.py").is_file():
             if found := [letter for letter in _PATTERNS if letter in str(folder)]:
                 raise CourseNotFound(
-                    f"the path of the course contains {' and '.join(found)}, which nbgrader cannot "
-                    f"handle: {folder}. Rename or move that folder."
+                    f"nbgrader cannot work in {folder}: the path contains "
+                    f"{' and '.join(map(repr, found))}. Rename the folder with this in its name, "
+                    "or move the course."
                 )
             return folder
     raise CourseNotFound(

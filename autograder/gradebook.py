@@ -34,10 +34,10 @@ def make_sure_of(url: str, *, writes: bool) -> None:
     if not url.startswith(_SQLITE) or not path.exists():
         return
     if not os.access(path, os.R_OK):
-        raise GradebookUnusable(f"you may not read the gradebook {path}: check who owns it")
+        raise GradebookUnusable(f"no permission to read the gradebook {path}: check who owns it")
     if writes and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         raise GradebookUnusable(
-            f"you may not write the gradebook {path} or its folder: check who owns them, and "
+            f"no permission to write the gradebook {path} or its folder: check who owns them, and "
             "whether the disk is mounted read-only"
         )
     mode = "rw" if writes else "ro"

@@ -84,7 +84,9 @@ def all_else_stays(case, inputs, values):
     try:
         equals(lambda *_: {key: last}, tolerance=TO_THE_BIT)(case, inputs, [{key: values[0][key]}])
     except Wrong as wrong:
-        raise Wrong(wrong.message, "Do not change the gradients, not even by a rounding.") from None
+        raise Wrong(
+            wrong.message, "Leave .grad as it is: do not scale it or round it in place."
+        ) from None
     if any(values[0]["whether gradient {} is another tensor"]):
         raise Wrong(
             "after the step, .grad is a different tensor, or .grad itself requires a gradient",

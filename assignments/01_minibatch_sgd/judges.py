@@ -490,12 +490,12 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             "anew from all rows. |…|² is a sum over all parameters."
         )
         raise Wrong(
-            f"{asked} is {first:.5g}, expected {theory:.5g}; chance moves a right answer by up to "
-            f"{chance:.2g}",
+            f"{asked} is {first:.5g}, expected {theory:.5g} (a right answer may differ by up to "
+            f"{chance:.2g}, by chance)",
             # Near is not equal: where it is near to several, it tells nothing.
             exact
             or (
-                f"Your number is about {close[0]}. That may be chance. {right}"
+                f"Your number is near {close[0]}, perhaps by chance. {right}"
                 if len(close) == 1
                 else right
             ),
@@ -544,8 +544,8 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
         if not fitting:
             told = ", ".join(f"{each:.5g}" for each in different)
             raise Wrong(
-                f"{asked} is {got:.5g}, but no {count} batches have this mean: for a batch, "
-                f"|g_B - ∇F|² is one of {told}",
+                f"{asked} is {got:.5g}, but {count} batches cannot have this mean: for a single "
+                f"batch, |g_B - ∇F|² can only be one of {told}",
                 _named_otherwise(got, list(means.values()), count, near),
             )
         seen.update(fitting)

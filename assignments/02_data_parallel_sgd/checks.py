@@ -52,7 +52,7 @@ def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) ->
         found = shard_bounds(length, k, rank)
         if isinstance(found, slice | range):
             asked = _asked(length, k).format(rank)
-            raise TypeError(f"{asked} is {found}, expected two whole numbers (start, stop)")
+            raise TypeError(f"{asked} is {found}, expected two ints (start, stop)")
         return found.tolist() if isinstance(found, np.ndarray) else found
 
     return {
@@ -69,7 +69,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(map(WHOLE.test, value))
 
 
-_BOUNDS = Kind("two whole numbers (start, stop)", _is_pair, "pairs of whole numbers")
+_BOUNDS = Kind("two ints (start, stop)", _is_pair, "pairs of ints")
 
 
 @sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})

@@ -263,7 +263,7 @@ SOURCE_MISTAKES = {
     "the tensor of rank number src in the group, but src is a rank of the whole world": held_by(
         lambda inputs, me: inputs[me]["src"] if inputs[me]["src"] != me else None
     ),
-    "the tensor as before the call: nothing arrived, or this rank took itself for the source": (
+    "the tensor as it was before the call: this rank received nothing, or it acted as the source": (
         held_by(lambda inputs, me: me)
     ),
     "the tensor of the group's first rank, but src is a different rank": held_by(

@@ -204,16 +204,16 @@ FAULTS = {
     "B": "every epoch has the same order",
     "C": "the replicas start from different weights",
     "D": "parameters are averaged, gradients are not",
-    "E": "what is added up is not what arrived",
-    "F": "a mean of means: unequal parts count the same",
+    "E": "the tensor that is added is not the tensor that arrived",
+    "F": "a mean of means: parts of unequal size count the same",
     "G": "some parameters get no gradient on some ranks",
     "H": "gradients are never cleared",
-    "I": "buffers come apart",
+    "I": "buffers become different on different ranks",
     "J": "a number is read as another type",
     "K": "the learning rate does not fit the number of ranks",
     "L": "gradients travel once per micro-batch",
 }
-WATCH = "Which experiment tells the faults apart? Watch the script on 1, 2 and 3 ranks."
+WATCH = "Watch the script on 1, 2 and 3 ranks: which faults can explain what you see?"
 DIGESTS = {
     "exhibit_1": "55fdf21609f7",
     "exhibit_2": "5d8ad589108a",

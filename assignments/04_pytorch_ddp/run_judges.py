@@ -406,8 +406,8 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run with the sum of the ranks' gradients, not their mean": with_epochs(
         MISTAKES["the sum over the ranks, not the mean"]
     ),
-    "a run with gradients divided by the number of ranks once more": with_epochs(
-        MISTAKES["the mean divided by the number of ranks once more"]
+    "a run with gradients divided by the number of ranks a second time": with_epochs(
+        MISTAKES["the mean divided by the number of ranks a second time"]
     ),
     "a run in which each rank began with its own weights": with_epochs(start="own"),
     "a run in which each rank began with its own weights and buffers": with_epochs(
@@ -425,7 +425,7 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
     ),
     "a run in which a shorter last window was not averaged. Keep its last backward outside "
     "no_sync, too": with_epochs(incomplete=own),
-    "the loss of this rank's own rows: average it as well": with_epochs(loss="own"),
+    "the loss of this rank's own rows: average the loss, too": with_epochs(loss="own"),
     "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
     "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all ranks": (
         with_epochs(loss="part")
@@ -612,8 +612,8 @@ SCRIPT_MISTAKES: Mapping[str, Oracle] = {
     "a run with the sum of the ranks' gradients, not their mean": with_script(
         MISTAKES["the sum over the ranks, not the mean"]
     ),
-    "a run with gradients divided by the number of ranks once more": with_script(
-        MISTAKES["the mean divided by the number of ranks once more"]
+    "a run with gradients divided by the number of ranks a second time": with_script(
+        MISTAKES["the mean divided by the number of ranks a second time"]
     ),
     "a run that averages the parameters, and then takes a step with this rank's own gradient": (
         with_script(averages="parameters")

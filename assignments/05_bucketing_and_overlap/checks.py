@@ -106,7 +106,7 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
             )
     wanted = [i for i, t in enumerate(tensors) if t[3] and names.index(names[i]) == i]
     if lost := [i for i in wanted if i not in flat]:
-        raise Wrong(f"parameters {lost} are in no bucket. The buckets are {buckets}")
+        raise Wrong(f"no bucket has parameter {lost[0]}: the buckets are {buckets}")
 
 
 @sees(_BUCKETS)

@@ -286,7 +286,7 @@ def within_the_group(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
             raise Wrong(
                 f"rank 0 holds the mean over all {case.world_size} ranks, expected the mean over "
                 f"its group, ranks {', '.join(map(str, case.members(0)))}",
-                "Pass group=group to every call.",
+                "Pass group=group to every call, and keep no group from an earlier call.",
             )
 
 

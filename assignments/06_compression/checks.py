@@ -96,6 +96,10 @@ def as_unsigned(wire, shape, dtype):
     return (wire[4:] * wire[:4].clone().view(torch.float32)).view(shape)
 
 
+def without_scale(wire, shape, dtype):
+    return wire[4:].view(torch.int8).to(dtype).view(shape)
+
+
 # --- task 3: the largest --------------------------------------------------------------------------
 
 
@@ -270,7 +274,7 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                 "the mean over the ranks: multiply it by n/k, so that it is right on average": mean,
                 "the sum over the ranks: divide it by K, and multiply it by n/k": total,
                 "the mean times k/n: multiply it by n/k instead": mean * k / n,
-                "the mean divided by the number of ranks once more": mean * n / k / size,
+                "the mean divided by the number of ranks a second time": mean * n / k / size,
                 "the mean scaled by n // k: n/k need not be a whole number": mean * (n // k),
                 "n/k times this rank's own numbers: take the mean over the ranks": x.double()
                 * n
@@ -334,7 +338,10 @@ CHECKS = {
                 from_wire(decode_bytes),
                 {
                     "the numbers if the codes are read as 0 to 255: read them as int8, -127 to "
-                    "127": from_wire(as_unsigned)
+                    "127": from_wire(as_unsigned),
+                    "the codes without the scale: multiply each code by s": from_wire(
+                        without_scale
+                    ),
                 },
                 tolerance=EXACT,
             )

@@ -168,10 +168,10 @@ _codes = equals(
         "⌊x/s⌋, which rounds every number down: add u before you round": _with(
             lambda x, u: x.floor()
         ),
-        "x/s + u cut off towards zero, which rounds numbers below zero up: round down": _with(
+        "x/s + u truncated towards zero, which moves negative numbers up: use the floor": _with(
             lambda x, u: (x + u).trunc().clamp(max=127)
         ),
-        "x/s cut off towards zero: add u, and round down": _with(lambda x, u: x.trunc()),
+        "x/s truncated towards zero: add u, and use the floor": _with(lambda x, u: x.trunc()),
         "the right codes, except that 128 became -128: cut codes off at 127": _with(
             lambda x, u: torch.where((x + u).float() == 128, -128, (x + u).floor())
         ),

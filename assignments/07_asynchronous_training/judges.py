@@ -76,14 +76,20 @@ def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
     if got == right:
         return
     same = (f"This equals {name}." for name, of in AGE_MISTAKES.items() if of(events) == got)
-    hint = next(same, "")
+    hint = next(
+        same,
+        "Staleness is the number of other updates between this worker's last pull and its push.",
+    )
     if len(got) != len(right):
         what = (
             f"the list has {counted(len(got), 'number')}, expected {len(right)}, one for each push"
         )
         raise Wrong(what, hint)
     n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
-    what = f"push {n}, of worker {pushed[n]}: expected staleness {right[n]}, got {got[n]}"
+    what = (
+        f"push number {n} (counted from 0), by worker {pushed[n]}: expected staleness {right[n]}, "
+        f"got {got[n]}"
+    )
     raise Wrong(what, hint)
 
 

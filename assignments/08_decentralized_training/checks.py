@@ -185,6 +185,7 @@ CHOICE_MISTAKES = {
     "the result if a ring all-reduce sends K - 1 messages: it sends 2 (K - 1)": chosen(ways=1),
     "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": chosen(pieces=1),
     "the time of a fraction of a step: round T up to a whole number": chosen(whole=float),
+    "the position counted from 1: count from 0": chosen(first=1),
     "the time of one step more: |λ₂|^T may be equal to tolerance": chosen(
         whole=lambda steps: math.floor(steps) + 1
     ),

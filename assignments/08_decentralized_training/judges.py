@@ -29,6 +29,7 @@ from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memor
 from course_lib.checking.traffic import told
 from course_lib.ranks import Trace, compute
 from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.words import counted
 
 # Mixing matrices, who talks to whom under them, and the result of mixing --------------------------
 
@@ -361,8 +362,8 @@ equals_steps = equals(
 # The judge of weights looks for mistakes; the oracles compute from the matrices above.
 
 _LINK = (
-    "A link has the same weight at both ends: 1/(1 + d), where d is the larger of the two numbers "
-    "of neighbours."
+    "The weight of a link is 1/(1 + d): d is the larger number of neighbours of the link's two "
+    "ranks."
 )
 _REST = "A rank's own share is 1 minus the weights of its links."
 
@@ -396,8 +397,8 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
             if i != j and linked and not math.isclose(got * (1 + max(degree[i], degree[j])), 1):
                 most = max(degree[i], degree[j])
                 raise Wrong(
-                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + most}: rank {i} has {degree[i]} "
-                    f"and rank {j} has {degree[j]} neighbours",
+                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + most}: rank {i} has "
+                    f"{counted(degree[i], 'neighbour')}, rank {j} has {degree[j]}",
                     _LINK,
                 )
     for name, sums in (("row", weights.sum(1)), ("column", weights.sum(0))):
@@ -451,6 +452,7 @@ def chosen(
     ways: int = 2,
     pieces: int | None = None,
     whole: Callable[[float], float] = math.ceil,
+    first: int = 0,
 ) -> Oracle:
     """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
 
@@ -459,6 +461,7 @@ def chosen(
         pieces: of a tensor in the ring all-reduce, K if not given; a message is one.
         ways: of the ring all-reduce, 2 · (K - 1) messages.
         whole: makes a number of steps of the exact one.
+        first: the position of the first candidate.
 
     """
 
@@ -476,6 +479,6 @@ def chosen(
                 step = latency + heard(weights) * given["nbytes"] * per_byte
                 times.append((max(1, whole(exact)) * step, which + 1, which))
         seconds, _, best = min(times)
-        return {"seconds": seconds, "which": best}
+        return {"seconds": seconds, "which": best if best is None else best + first}
 
     return oracle

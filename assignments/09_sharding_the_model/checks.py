@@ -52,7 +52,7 @@ RESIDUAL = (
 TWICE = "K times the right gradient: do not sum dY in backward, since it is equal on all ranks"
 ASSIGNED = "the gradient of this backward alone: add it to the gradient that is in .grad already"
 COPY = (
-    "the size of a whole copy, which a slice of the copy keeps in memory: cut first, then .clone()"
+    "the size of the whole weight: a slice keeps the whole tensor in memory, so call .clone() on it"
 )
 PARTS_OF_A_BIAS = (
     "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before"

@@ -358,7 +358,9 @@ equals_one_optimizer = _without_counts(
             "the weights of a step with this rank's own gradients": _one_process(
                 lambda k: 1, mine=True
             ),
-            "the mean divided by the number of ranks once more": _one_process(lambda k: 1 / k**2),
+            "the mean divided by the number of ranks a second time": _one_process(
+                lambda k: 1 / k**2
+            ),
             "the weights if every step makes a new optimizer: make it once, so that it keeps its "
             "state": _one_process(anew=True),
             "the weights if a gradient that is None is left out, so that later gradients move "

@@ -81,7 +81,7 @@ LIGHT_MISTAKES = {
     "the bound with rate and bandwidth exchanged": light(
         rate=lambda own: own["bandwidth"], bandwidth=lambda own: own["rate"]
     ),
-    "the bound with products: divide by the rate and by the bandwidth": light(
+    "the result if you multiply by rate and bandwidth: divide by them": light(
         rate=lambda own: 1 / own["rate"], bandwidth=lambda own: 1 / own["bandwidth"]
     ),
     "the shortest of the three times: a rank needs the longest": light(min),

@@ -63,7 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     taken.add_argument("assignment")
     taken.add_argument("source", help="'exchange', or the path of a folder or a zip")
     taken.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
-    dates = actions.add_parser("dates", help="set the dates between which questions are taken")
+    dates = actions.add_parser(
+        "dates", help="set the first and the last date for students' questions"
+    )
     dates.add_argument("assignment")
     dates.add_argument(
         "--from",

@@ -54,7 +54,7 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
     others = {cause_of(finding.otherwise) for finding in findings}
     if explains and not named and ("" in others or len(others) > 1):
         named = {max(explains, key=lambda cause: explains[cause])}
-        partly = " (That does not explain all cases that fail.)"
+        partly = " (Some failing cases do not fit this exactly: correct this first.)"
     hints = []
     for finding in findings:
         fit = [words for words, hint in finding.known.items() if hint and cause_of(words) in named]

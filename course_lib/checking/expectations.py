@@ -215,7 +215,9 @@ def time_within(
             bound = "" if exactly else "at most "
             last = max(trace.operations, key=lambda event: event.end, default=None)
             end = (
-                "" if last is None else f". The last one to end is rank {last.rank}: {told([last])}"
+                ""
+                if last is None
+                else f". The last operation to end is on rank {last.rank}: {told([last])}"
             )
             needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(

@@ -110,7 +110,8 @@ class CheckReport:
     @property
     def only(self) -> str:
         """Which cases fail, where they have something in common; else an empty string."""
-        return f"Only the cases with {self.common} fail, and all of them do." if self.common else ""
+        told = f"All failing cases, and no passing case, have {self.common}."
+        return told if self.common else ""
 
     @property
     def points(self) -> str:

@@ -41,7 +41,8 @@ def place_in(group: Group) -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
     if not isinstance(group, dist.ProcessGroup):  # new_group gives a number to the others
         raise ValueError(
-            f"rank {dist.get_rank()} is not a member of this group: only members may call this"
+            f"rank {dist.get_rank()} is not a member of this group: call this function only on "
+            "the group's members"
         )
     return group.rank(), group.size()
 

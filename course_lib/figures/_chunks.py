@@ -65,7 +65,8 @@ def chunk_names(held: Tensor) -> list[str]:
         if len(chunks) > 1 or not ((row == 0) | (row == 1)).all():
             wrong = " + ".join(f"{float(row[r * k + c]):g} · {_letter(c)}{r}" for r, c in parts)
             raise ValueError(
-                f"a row must be a sum of one chunk, from each rank at most once, but it is {wrong}"
+                "a row may add up only one chunk, from each rank at most once (as in a0 + a1: "
+                f"chunk a of ranks 0 and 1), but this row is {wrong}"
             )
         letter = "".join(map(_letter, chunks))
         names.append("Σ" + letter if len(ranks) == k > 1 else letter + "".join(map(str, ranks)))
@@ -102,9 +103,10 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
     if len(sends) != len(grids) - 1:
         raise ValueError(
-            f"history[rank] has {len(grids)} entries: one before and one after each of "
-            f"{len(grids) - 1} steps. A rank must send once in each step, but in the trace a rank "
-            f"sends {counted(len(sends), 'message')}"
+            f"history[rank] has {counted(len(grids), 'item')}, so there are "
+            f"{counted(len(grids) - 1, 'step')}: one item is for the start, and one for the end "
+            "of each step. A rank must send one message in each step, but in the trace a rank "
+            f"sends {counted(len(sends), 'message')}: check that both are from the same run"
         )
     columns = 4 if len(grids) > 5 else 3
     figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)

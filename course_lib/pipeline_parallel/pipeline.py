@@ -153,7 +153,8 @@ class Pipeline(nn.Module):
         if len(batch) % micro_batches or not len(batch):
             raise ValueError(
                 f"{len(batch)} {name} cannot be divided into {micro_batches} equal micro-batches: "
-                f"use a multiple of {micro_batches} (drop_last=True in a DataLoader)"
+                f"use a multiple of {micro_batches}. If only the last batch is too small, give the "
+                "DataLoader drop_last=True"
             )
         known = self._batch.setdefault(name, batch.shape)
         if batch.shape != known:

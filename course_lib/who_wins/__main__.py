@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=int,
         default=len(os.sched_getaffinity(0)),
-        help="number of trainings that run at the same time",
+        help="number of training runs at the same time",
     )
     add(
         "--folder",

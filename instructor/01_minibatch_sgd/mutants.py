@@ -200,7 +200,7 @@ freezes: changes which of the parameters require a gradient
     if param.grad is not None:
   → param.requires_grad_(False)
   → …
-scales_the_gradient_there_and_back: not even by a rounding
+scales_the_gradient_there_and_back: do not scale it or round it
     param -= lr * param.grad → param -= param.grad.mul_(lr); param.grad.div_(lr)
 zeroes: Do not change the gradients
     param -= lr * param.grad → …; param.grad.zero_()

@@ -36,7 +36,7 @@ def shard_bounds__in_numpy(length, world_size, rank):
 
 
 edits_of(shard_bounds__in_numpy)("""
-a_slice: expected two whole numbers (start, stop)
+a_slice: expected two ints (start, stop)
     return edges[rank], edges[rank + 1] → return slice(edges[rank], edges[rank + 1])
 """)
 
@@ -48,7 +48,7 @@ def shard_bounds__inclusive_stop(length, world_size, rank):
     return start, start + size + (rank < rest) - 1
 
 
-@fails("two whole numbers")
+@fails("two ints")
 def shard_bounds__a_list_of_rows(length, world_size, rank):
     return list(range(length))[rank::world_size]
 
@@ -74,7 +74,7 @@ overlap: is held twice
 """)
 
 
-@fails("two whole numbers")
+@fails("two ints")
 def shard_bounds__fractions(length, world_size, rank):
     return rank * length / world_size, (rank + 1) * length / world_size
 
@@ -101,7 +101,7 @@ def shard_bounds__start_and_size(length, world_size, rank):
     return rank * size + min(rank, rest), size + (rank < rest)
 
 
-@fails("two whole numbers")
+@fails("two ints")
 def shard_bounds__a_tensor(length, world_size, rank):
     return torch.arange(length).tensor_split(world_size)[rank]
 
@@ -223,7 +223,7 @@ does_not_wait: never waits for the handle of all_reduce
 into_a_flat_copy: and the mean went into the copy
     param.grad.clone() → param.grad.flatten()
     param.grad = grad / world_size → grad /= world_size
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     grad = param.grad.clone() → grad = param.grad / world_size
 ignores_the_group: 4 ranks, in two groups
     dist.all_reduce(grad, group=group) → dist.all_reduce(grad)
@@ -288,7 +288,7 @@ clips: expected
     grad / world_size → (…).clamp(-0.1, 0.1)
 largest: expected
     dist.all_reduce(grad, group=group) → dist.all_reduce(grad, op=dist.ReduceOp.MAX, group=group)
-averages_twice: divided by the number of ranks once more
+averages_twice: divided by the number of ranks a second time
     dist.all_reduce(grad, group=group) → dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=group)
 small_ones_are_left_out: expected
     dist.all_reduce(grad, group=group) → grad.numel() > 4 and …
@@ -330,7 +330,7 @@ sum: the sum of the shards' gradients
     loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y)
 sum_over_rows: the division by B is missing
     loss_fn(model(x), y) * len(x) / count → loss_fn(model(x), y) * len(x)
-divides_again: divided by the number of ranks once more
+divides_again: divided by the number of ranks a second time
     param -= lr * param.grad → … / dist.get_world_size(group)
 climbs: the sign is wrong
     param -= lr * param.grad → param += lr * param.grad
@@ -582,7 +582,7 @@ def shard_bounds__an_array(length, world_size, rank):
     return ranks * (length // world_size) + np.minimum(ranks, length % world_size)
 
 
-@fails("expected two whole numbers (start, stop)")
+@fails("expected two ints (start, stop)")
 def shard_bounds__every_kth(length, world_size, rank):
     return slice(rank, length, world_size)
 

@@ -186,7 +186,7 @@ divides_by_micro_batches: a short micro-batch counts as much as a full one
     (len(batch) / count) → (1 / len(window))
 adds_up_the_means: the sum of a window's micro-batch means
     * (len(batch) / count) →
-divides_by_ranks_again: divided by the number of ranks once more
+divides_by_ranks_again: divided by the number of ranks a second time
     (len(batch) / count) → (len(batch) / count) / k
 half: 3 ranks
     (len(batch) / count) → (len(batch) / count) * (k / min(k, 2))
@@ -809,7 +809,7 @@ reads_the_other_half: rank 0: parameter
     wire.to(param.dtype) / dist.get_world_size(group) → wire.to(param.dtype)
 sum: the sum of the ranks' gradients
     / dist.get_world_size(group) →
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     to(torch.bfloat16) → … / dist.get_world_size(group)
 in_float16: 2 ranks, large gradients
     torch.bfloat16 → torch.float16

@@ -90,17 +90,17 @@ mixes_dtypes: has 2 dtypes, expected one
     param.dtype → 'any'
 in_order_of_opening: not in the order in which they become complete
     sorted(buckets, key=min, reverse=True) → buckets
-drops_what_is_too_large: are in no bucket
+drops_what_is_too_large: no bucket has parameter
     if not param.requires_grad: → if not param.requires_grad or param.nbytes > cap:
 parameters: expected only indices
     bucket.append(i) → bucket.append(param.numel() + 100)
-walks_twice: are in no bucket
+walks_twice: no bucket has parameter
     params = list(params) → len(list(params)); …
 four_bytes: two bytes each
     param.nbytes → (8 if param.dtype == torch.float64 else 4) * param.numel()
 counts_the_memory: still has room
     param.nbytes → param.untyped_storage().nbytes()
-empty_ones_are_one: are in no bucket
+empty_ones_are_one: no bucket has parameter
     first.setdefault(param, i) → first.setdefault(param.data_ptr(), i)
     first[param] != i → first[param.data_ptr()] != i
 large_one_is_not_the_first: the last is larger than the cap
@@ -171,7 +171,7 @@ divides_what_is_under_way (simulated): before its wait()
 divides_what_is_overwritten (grader): the sum over the ranks
     work = dist.all_reduce(flat, group=group, async_op=True) → …; flat /= dist.get_world_size(group)
     mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
 parameters: a hook gets the parameter
     [torch.zeros_like(p) if p.grad is None else p.grad for p in params] → params
@@ -346,7 +346,7 @@ when_complete: The ranks disagree about collective #1
     ready.clear() → …; order.clear()
 sum: the sum over the ranks, not the mean
     mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
 whole_world: the mean over all 4 ranks, expected the mean over its group
     group=group → group=None
@@ -620,7 +620,7 @@ waits_in_the_hook (simulated, grader): Launch a bucket in the hook that complete
     sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
 sum: the sum over the ranks, not the mean
     mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     get_world_size(group) → … ** 2
 whole_world: the mean over all 4 ranks, expected the mean over its group
     group=group → group=None

@@ -42,7 +42,7 @@ to_the_nearest: rounded to the nearest integer: let u decide
     np.floor(scaled + u) → np.round(scaled)
 rounds_down: which rounds every number down
     scaled + u → scaled
-cuts_off: x/s cut off towards zero: add u
+cuts_off: x/s truncated towards zero: add u
     np.floor(scaled + u) → np.trunc(scaled)
 cuts_off_after_adding: which rounds numbers below zero up: round down
     np.floor( → np.trunc(
@@ -879,7 +879,7 @@ sum: the task asks for the mean
     n / k / size → n / k
 plain_sum: divide it by K, and multiply it
     values * (n / k / size) → values
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     flat[places].clone() → flat[places] / size
 nothing_added: this rank's own numbers: take the mean
     values = flat[places].clone() → values = flat[places] * size

@@ -45,11 +45,11 @@ own_neighbours_only: A link has the same weight at both ends
     max(len(neighbours[i]), len(neighbours[j])) → len(neighbours[i])
 smaller_number: A link has the same weight at both ends
     max(len(neighbours[i]), len(neighbours[j])) → min(len(neighbours[i]), len(neighbours[j]))
-without_the_one: the larger of the two numbers
+without_the_one: the larger number of neighbours
     1 / (1 + → 1 / (
 by_the_largest_number: ✗ a star and a pair
     max(len(neighbours[i]), len(neighbours[j])) → max(map(len, neighbours))
-by_world_size: the larger of the two numbers
+by_world_size: the larger number of neighbours
     max(len(neighbours[i]), len(neighbours[j])) → world_size - 1
 nothing_for_oneself: row 0 sums to 0.5, expected 1
     weights[i, i] = 1 - weights[i].sum() → pass

@@ -236,7 +236,7 @@ every_input_needs_a_gradient: cannot register a hook
 edits_of(column_parallel__by_function)("""
 remembers_its_input: later output
     x = AddUp.apply(x) → x = self.__dict__.setdefault('x', AddUp.apply(x))
-a_view_of_a_copy: This equals the size of a whole copy
+a_view_of_a_copy: This equals the size of the whole weight
     linear.weight.detach()[start:stop].clone() → linear.weight.detach().clone()[start:stop]
 keeps_a_copy: keeps in memory in addition to its parameters: expected 0, got 12
     self.weight = nn.Parameter(linear.weight.detach()[start:stop].clone())
@@ -440,7 +440,7 @@ whole_world: ✗ 4 ranks, in two groups
     group=group, async_op=True → async_op=True
 a_view: shares memory with weight
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
-a_view_of_a_copy: This equals the size of a whole copy
+a_view_of_a_copy: This equals the size of the whole weight
     columns = linear.weight.detach().t() → columns = linear.weight.detach().clone().t()
     columns.tensor_split(k)[rank].t().clone() → columns.tensor_split(k)[rank].t()
 sets_the_gradient: add it to the gradient that is in .grad already
@@ -650,7 +650,7 @@ sum: the sum over the ranks, not the mean
     mine.grad = total / k → mine.grad = total
 half: ✗ 3 ranks
     mine.grad = total / k → mine.grad = total / 2
-divides_twice: divided by the number of ranks once more
+divides_twice: divided by the number of ranks a second time
     mine.grad = total / k → … / k
 one_for_all_models: parameter 0
     make_optimizer, group=None): → make_optimizer, group=None, made=[]):

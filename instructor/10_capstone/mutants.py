@@ -34,7 +34,7 @@ milliseconds: This equals the bound in milliseconds
     return max → return 1e3 * max
 in_bits: the bandwidth is in bytes per second, not in bits
     max(sent) / bandwidth, → 8 * max(sent) / bandwidth, 8 *
-products: This equals the bound with products
+products: This equals the result if you multiply
     / rate → * rate
     / bandwidth → * bandwidth
 exchanged: the bound with rate and bandwidth exchanged

@@ -56,7 +56,7 @@ PAIRS = [of(a, b) for a in (A, B, C) for b in (A, B, C)]
     [
         (PAIRS, ""),
         ([], ""),
-        ([*PAIRS, 3 * max(PAIRS)], "but no 2 batches have this mean"),
+        ([*PAIRS, 3 * max(PAIRS)], "but 2 batches cannot have this mean"),
         ([around_their_own_mean(A, B)], "This is the spread around the mean of the drawn batches"),
         ([of(A, B)] * 3, "is the same number in each of 3 calls"),
         ([of(A, A), of(B, B), of(C, C)], "in every call, |g_B - ∇F|² is the same for all batches"),
@@ -77,10 +77,10 @@ SINGLE = float((GRADIENTS - GRADIENTS.mean(0)).square().sum(1).mean())
     ("told", "words"),
     [
         (EXACT, ""),
-        (SINGLE / SIZE, "Your number is about σ²/B, the variance of batches"),
-        (SINGLE, "Your number is about σ², the spread of single rows"),
+        (SINGLE / SIZE, "Your number is near σ²/B, the variance of batches"),
+        (SINGLE, "Your number is near σ², the spread of single rows"),
         (EXACT / GRADIENTS.shape[1], "a squared length is a sum"),
-        (EXACT**0.5, "Your number is about the square root of the variance"),
+        (EXACT**0.5, "Your number is near the square root of the variance"),
         (50 * EXACT, "The variance is the mean of |g_B - ∇F|² over num_batches"),
         (float("nan"), "is nan, expected"),
     ],

@@ -26,7 +26,7 @@ ONCE = checks.asked(64, 64, 4, 4, 2, 4, 4, frozen=[2], same=[(0, 4)])
         ([[3, 2, 1], [0]], "parameter 2 is frozen"),
         ([[3, 1], [1, 0]], "parameter 1 is in the buckets twice"),
         ([[4, 3, 1]], "parameters 0 and 4 are the same tensor: expected only 0"),
-        ([[3], [0]], "parameters [1] are in no bucket"),
+        ([[3], [0]], "no bucket has parameter 1"),
     ],
 )
 def test_each_parameter_is_in_one_bucket(buckets: Any, words: str) -> None:

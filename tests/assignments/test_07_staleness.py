@@ -21,7 +21,10 @@ AGES = judges.script("1 2 +2 +1 1 2 +1 1 +2 +1")
     ("answer", "words"),
     [
         ([0, 1, 0, 1, 1], ""),
-        ([0, 0, 0, 1, 1], "push 1, of worker 1: expected staleness 1, got 0"),
+        (
+            [0, 0, 0, 1, 1],
+            "push number 1 (counted from 0), by worker 1: expected staleness 1, got 0",
+        ),
         ([1, 2, 1, 2, 2], "This equals the right list plus 1"),
         ([0, 0, 2, 2, 3], "This equals the versions that were pulled"),
         ([0, 1, 0, 2, 1], "This equals the right list if each worker pulls right after its push"),

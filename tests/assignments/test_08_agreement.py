@@ -38,7 +38,7 @@ def metropolis(*changes: tuple[int, int, float]) -> Tensor:
         (metropolis((0, 2, 0.1)), "W[0, 2] is 0.1, expected 0, since ranks 0 and 2 are not linked"),
         (
             metropolis((0, 1, 0.5)),
-            "W[0, 1] is 0.5, expected 1/3: rank 0 has 1 and rank 1 has 2 neighbours",
+            "W[0, 1] is 0.5, expected 1/3: rank 0 has 1 neighbour, rank 1 has 2",
         ),
         (metropolis((1, 1, 0.5)), "row 1 sums to 1.16667, expected 1"),
         (metropolis((2, 2, float("nan"))), "row 2 sums to nan, expected 1"),

@@ -98,7 +98,7 @@ def test_none_an_empty_one_and_another_database_are_left_to_nbgrader(tmp_path: P
 def test_one_that_may_not_be_written_is_told_to_those_who_write(book: Path) -> None:
     book.chmod(0o444)
     make_sure_of(f"sqlite:///{book}", writes=False)
-    with pytest.raises(GradebookUnusable, match="you may not write"):
+    with pytest.raises(GradebookUnusable, match="no permission to write"):
         make_sure_of(f"sqlite:///{book}", writes=True)
 
 

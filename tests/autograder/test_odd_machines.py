@@ -390,7 +390,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
     "an ordinary user below /tmp": (both(at("/tmp"), ordinary_user), RIGHT),
     "an ordinary user below /dev/shm": (both(at("/dev/shm"), ordinary_user), RIGHT),
     "packages are read only": (packages_read_only, RIGHT),
-    "the course folder is read only": (course_read_only, "you may not write the gradebook"),
+    "the course folder is read only": (course_read_only, "no permission to write the gradebook"),
     "everything is reached by links": (by_links, RIGHT),
     "no virtual environment": (without_virtual_environment, RIGHT),
     "a folder that only root may read": (unreadable, "may not read these files"),
@@ -402,7 +402,7 @@ MACHINES: dict[str, tuple[Make, str]] = {
         )
     },
     **{
-        f"a path with {name!r}": (named(name), "which nbgrader cannot handle")
+        f"a path with {name!r}": (named(name), "nbgrader cannot work in")
         for name in ("per%20cent", "a?b", "[x]", "$HOME", "*")
     },
     "a path with ':'": (with_a_colon, "contains a ':'"),

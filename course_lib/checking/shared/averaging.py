@@ -42,7 +42,7 @@ MISTAKES: dict[str, Matrix] = {
     "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
     "gives the sum to one rank, all_reduce to all ranks)": lambda rows: own(rows) / len(rows),
     "the first rank's gradient": lambda rows: own(rows)[:1].expand(len(rows), -1),
-    "the mean divided by the number of ranks once more": lambda rows: mean(rows) / len(rows),
+    "the mean divided by the number of ranks a second time": lambda rows: mean(rows) / len(rows),
 }
 
 

@@ -31,7 +31,7 @@ UPDATE_MISTAKES: dict[str, Matrix] = {
         "the sum over the ranks, not the mean"
     ],
     "the sum over all rows: the division by B is missing": lambda rows: by_rows(rows) * rows.sum(),
-    "a step with the right gradient, divided by the number of ranks once more": (
+    "a step with the right gradient, divided by the number of ranks a second time": (
         lambda rows: by_rows(rows) / len(rows)
     ),
     "a step that makes the loss larger: the sign is wrong": lambda rows: -by_rows(rows),
@@ -46,7 +46,7 @@ UPDATE_MISTAKES: dict[str, Matrix] = {
 }
 
 LOSS_MISTAKES: dict[str, Matrix] = {
-    "the loss on this rank's own rows: average it as well": own,
+    "the loss on this rank's own rows: average the loss, too": own,
     "this rank's share of the loss: add up the shares of all ranks": lambda rows: (
         own(rows) * by_rows(rows)
     ),

@@ -182,7 +182,7 @@ def test_a_function_that_is_not_written_is_told_in_a_line(words: str, reason: st
 # Hints of several cases, which tell one story -----------------------------------------------------
 
 
-PARTLY = " (That does not explain all cases that fail.)"
+PARTLY = " (Some failing cases do not fit this exactly: correct this first.)"
 
 
 def looks(otherwise: str = "", **known: str) -> Wrong:
@@ -318,7 +318,7 @@ def test_a_report_says_which_cases_alone_fail_unless_a_known_mistake_explains_th
     )
     with LocalRunner(lambda x, group: x if group is None else 0.0) as runner:
         report = run_check("t/total", check, runner, seed="1")
-    only = "Only the cases with several groups of ranks fail, and all of them do."
+    only = "All failing cases, and no passing case, have several groups of ranks."
     assert [result.passed for result in report.results] == [True, True, False, False]
     assert report.only == ("" if known else only)
     assert (only in str(report)) == says(report, only) == (not known)

@@ -63,7 +63,7 @@ def test_one_rank_has_no_sums():
 def test_what_no_collective_adds_up_is_refused(wrong):
     held = marked_chunks(0, 3)
     held = 2 * held if wrong == "twice" else held + held.roll(1, 0)
-    with pytest.raises(ValueError, match=r"from each rank at most once, but it is .*a0"):
+    with pytest.raises(ValueError, match=r"from each rank at most once .*, but this row is .*a0"):
         chunk_names(held)
 
 
@@ -113,7 +113,7 @@ def test_bold_is_what_is_new(run):
 
 def test_a_history_that_is_not_of_this_trace_is_refused(run):
     results, trace = run
-    with pytest.raises(ValueError, match=r"has 2 entries: .* a rank sends \d+ messages"):
+    with pytest.raises(ValueError, match=r"has 2 items, .* a rank sends \d+ messages"):
         draw_steps([history[:2] for history, _ in results], trace)
 
 
