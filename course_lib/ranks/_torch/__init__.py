@@ -1,1 +1,1 @@
-"""All that ranks need of PyTorch beyond its documentation, and the one table of collectives."""
+"""All undocumented parts of PyTorch that ranks need, and the one table of collectives."""

@@ -1,10 +1,12 @@
-"""The table of all operations of ``torch.distributed``, which all who must know them read.
+"""The one table of all operations of ``torch.distributed``, for all code that must know them.
 
-`KINDS` says what an operation is, whoever carries it out: gloo, NCCL, a fabric, a socket. An entry
-has its schema (`Kind.needs`, `Kind.fits`), its words (`Kind.needs`, `signature_of`) and what it
-does to values (`Kind.effect`). Its cost is the entry of the same name in
-`costs.collective_time.COSTS`, for `trace`, on a lower floor, needs it too. A test compares the two.
-`COLLECTIVES` says how PyTorch asks a process group for one: the same kind under several names.
+`KINDS` describes each operation, independently of what carries it out: gloo, NCCL, a fabric or a
+socket. An entry has the operation's schema (`Kind.needs`, `Kind.fits`), its text for people
+(`Kind.needs`, `signature_of`) and its effect on values (`Kind.effect`). Its cost is the entry of
+the same name in `costs.collective_time.COSTS`, because `trace`, in a lower layer, needs it, too. A
+test compares the two.
+
+`COLLECTIVES` describes how PyTorch calls a process group: it has several methods for one kind.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ Tensors = list[torch.Tensor]
 Sizes = Sequence[int]
 
 
-# These functions carry a collective out, on the tensors of all ranks. A sum runs in rank order, in
-# float32 for the 16-bit types, and is rounded once; every rank gets the same bits. gloo and
-# NCCL add in other orders: results differ from theirs by rounding.
+# These functions carry out a collective on the tensors of all ranks. A sum is added in rank order,
+# in float32 for the 16-bit types, and rounded once. Every rank gets the same bits. gloo and NCCL
+# add in other orders, so their results differ from these by rounding.
 
 Effect = Callable[[Sequence[Tensors], Sequence[Tensors], int, str], None]
 """``effect(inputs, outputs, root, op)``: reads every rank's inputs, writes every rank's outputs."""
@@ -142,25 +144,25 @@ def _nothing(inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int, o
 
 @dataclass(frozen=True)
 class Kind:
-    """What an operation is."""
+    """A kind of operation."""
 
     name: str
-    """As ``torch.distributed`` calls it."""
+    """Its name in ``torch.distributed``."""
     needs: str
-    """In words, the tensors that a rank brings; ``{k}`` stands for the number of ranks."""
+    """In words, the tensors that a rank must bring; ``{k}`` stands for the number of ranks."""
     fits: Callable[[Sizes, Sizes, int, bool], bool]
-    """``fits(puts, gets, k, here)``: whether tensors of these numbers of elements are those; `here`
-    is whether the rank is the root."""
+    """``fits(puts, gets, k, here)`` returns whether tensors with these numbers of elements are what
+    the operation needs; `here` is whether the rank is the root."""
     to_one: bool = False
-    """Whether it must name a rank: whom a send is for, the root of a collective."""
+    """Whether the operation must name a rank: the receiver of a send, the root of a collective."""
     reduces: bool = False
     in_place: bool = False
-    """Whether the tensors that a rank puts in are those that it gets."""
+    """Whether a rank's input tensors are also its output tensors."""
     uneven: bool = False
-    """Whether ranks may differ in size."""
+    """Whether sizes may differ between ranks."""
     sized_by_what_it_gets: bool = False
     effect: Effect | None = None
-    """Carries a collective out; ``None``: it is a message."""
+    """Carries out a collective; ``None`` for a message."""
 
 
 def _same(puts: Sizes, gets: Sizes, k: int, here: bool) -> bool:
@@ -220,12 +222,12 @@ KINDS = {
         ),
     )
 }  # fmt: skip
-"""The operations, in an order that never changes: a socket sends their positions."""
+"""The operations. Their order must never change, because a socket sends their positions."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """How PyTorch asks a process group for a collective."""
+    """How PyTorch calls a process group for a collective."""
 
     kind: str
     method: str
@@ -233,22 +235,22 @@ class Collective:
     arguments: int
     """How many arguments come before the options."""
     operations: Callable[[tuple[Any, ...], int], list[tuple[Tensors, Tensors]]]
-    """``operations(arguments, k)``: what it consists of, mostly one; for each, the tensors that
-    this rank puts in, and those that it gets."""
+    """``operations(arguments, k)`` returns the operations of the call, usually one: for each, the
+    tensors that this rank puts in and the tensors that it gets."""
     result: Callable[[tuple[Any, ...]], Any] = lambda arguments: arguments[0]
     """Returns the value of the future."""
     short: tuple[str, ...] = ("timeout",)
-    """The options, by name, that PyTorch's shorter form takes one by one in their place."""
+    """Names of the options that PyTorch's shorter form takes as separate arguments."""
     short_if_tensor: int | None = None
     """Position of the argument that is a bare tensor in the shorter form."""
     one_by_one: str = ""
-    """The method for a single one, where a backend lacks the one for several."""
+    """The method for a single operation, for backends that lack the method for several."""
     old_method: str = ""
     """Name of the method in releases before 2.13."""
 
     @cached_property
     def options_type(self) -> type:
-        """The class of its options."""
+        """The class of the method's options."""
         return type(self.options())
 
 
@@ -257,13 +259,13 @@ def _in_place(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors
 
 
 def _from_lists(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:
-    """One list of outputs for one input."""
+    """Return the operation of a call with one input and one list of outputs."""
     outputs, inputs = arguments
     return [(list(inputs), list(outputs[0]) if outputs else [])]
 
 
 def _to_lists(arguments: tuple[Any, ...], k: int) -> list[tuple[Tensors, Tensors]]:
-    """One output for one list of inputs."""
+    """Return the operation of a call with one list of inputs and one output."""
     outputs, inputs = arguments
     return [(list(inputs[0]) if inputs else [], list(outputs))]
 
@@ -354,9 +356,9 @@ COLLECTIVES = (
 
 
 def sent_to_others(kind: str, puts: Sequence[torch.Tensor], me: int) -> int | None:
-    """Return the bytes for other ranks, where the pieces for each may differ; else None.
+    """Return the bytes for other ranks if pieces may differ in size (all-to-all), else ``None``.
 
-    `me`: the rank's place in the group.
+    `me`: the rank's position in the group.
     """
     if kind not in KINDS or not KINDS[kind].uneven:
         return None
@@ -364,10 +366,10 @@ def sent_to_others(kind: str, puts: Sequence[torch.Tensor], me: int) -> int | No
 
 
 def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None) -> Tensors:
-    """Return views of `tensor`, one per rank: equal ones, or `splits` rows each.
+    """Return views of `tensor`, one per rank: of equal size, or with the rows that `splits` gives.
 
     Raises:
-        ValueError: the tensor cannot be cut so.
+        ValueError: the tensor cannot be cut in this way.
 
     """
     if splits:
@@ -386,7 +388,7 @@ def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None
 
 
 def reduction_of(op: Any) -> str:
-    """Return the name of a ``ReduceOp``: ``sum``."""
+    """Return the name of a ``ReduceOp``, for example ``sum``."""
     name = str(getattr(op, "op", op)).rpartition(".")[2].partition(":")[0]
     return name.lower().strip("<> ")
 

@@ -1,6 +1,6 @@
-"""PyTorch's world of process groups, one per process: tables, numbers, and what makes groups.
+"""PyTorch's world of process groups, one per process: its tables, its numbers, and `new_group`.
 
-Ranks that are processes live in it from call to call; `thread_worlds` gives threads their own.
+Ranks that are processes use it from call to call. `thread_worlds` gives each thread its own world.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 
 def number_groups_from(count: int) -> None:
-    """Let the next group that this process makes have the number `count`, its name."""
+    """Give the next group that this process makes the number `count`, which is also its name."""
     c10d._world.group_count = count
 
 
@@ -34,12 +34,12 @@ def is_registered(backend: object) -> bool:
 
 
 def replace_new_group(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put ``wrap(before)`` in the place of what every way to make a group goes through."""
+    """Replace the function through which all groups are made by ``wrap(that function)``."""
     c10d._new_group_with_tag = wrap(c10d._new_group_with_tag)
 
 
 def pickle_objects_with(pickler: Any) -> None:
-    """Let ``dist.send_object_list`` and its like make pickles by `pickler`, a class."""
+    """Let ``dist.send_object_list`` and similar functions pickle with the class `pickler`."""
     c10d._pickler = pickler
 
 
@@ -51,7 +51,7 @@ def group_names(mesh: Any) -> Iterator[str]:
 
 
 def tables_of(group: Any) -> tuple[Any, ...]:
-    """Return what the tables hold of a group."""
+    """Return the entries of a group in PyTorch's tables."""
     world = c10d._world
     return (
         world.pg_map[group],
@@ -64,7 +64,7 @@ def tables_of(group: Any) -> tuple[Any, ...]:
 
 
 def put_back(group: Any, kept: tuple[Any, ...]) -> None:
-    """Enter again a group that was taken out and turned out to be in use."""
+    """Restore the table entries of a removed group that turned out to be in use."""
     world = c10d._world
     world.pg_map[group], name, world.pg_group_ranks[group] = kept[:3]
     world.pg_names[group] = name

@@ -1,6 +1,6 @@
-"""The base of our process groups: it answers once all that PyTorch asks of one in Python.
+"""The base class of this package's process groups. It has what PyTorch needs of a Python group.
 
-Every collective, whatever it was called by, arrives at `_collective`; every message at `_message`.
+Every collective, however it was called, arrives at `_collective`, and every message at `_message`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from course_lib.ranks.trace.event import group_called
 
 
 class Watcher(Protocol):
-    """Sees what a rank launches, on all kinds of ranks; what it returns is the rank's handle."""
+    """Sees what a rank launches, on all kinds of ranks; its methods return the rank's handle."""
 
     def collective(
         self,
@@ -33,7 +33,7 @@ class Watcher(Protocol):
         options: Any,
         launch: Callable[[], dist.Work],
     ) -> dist.Work:
-        """Call `launch`, for a collective."""
+        """Call `launch` to launch a collective; return the handle."""
 
     def message(
         self,
@@ -44,7 +44,7 @@ class Watcher(Protocol):
         tag: int,
         launch: Callable[[], dist.Work],
     ) -> dist.Work:
-        """Call `launch`, for a send or a recv."""
+        """Call `launch` to launch a send or a recv; return the handle."""
 
 
 class _Watched(threading.local):
@@ -68,16 +68,17 @@ class PythonGroup(dist.ProcessGroup):
     """One process group of one rank.
 
     Args:
-        rank: this rank, of the whole.
-        members: the group's ranks, in order, as ranks of the whole.
-        name: the same on all members.
+        rank: this rank, as a rank of the whole world.
+        members: the group's ranks, in order, as ranks of the whole world.
+        name: the name of the group, the same on all members.
 
     """
 
     backend = "gloo"
-    """What PyTorch calls the backend of such a group: scripts branch on it."""
+    """The backend name that scripts see, because they may branch on it."""
     registered = ""
-    """The name by which PyTorch knows ours. DDP's C++ takes whatever is called gloo for gloo."""
+    """The name under which the backend is registered with PyTorch. It cannot be "gloo", because
+    DDP's C++ code treats every backend of that name as gloo itself."""
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
@@ -86,12 +87,12 @@ class PythonGroup(dist.ProcessGroup):
 
     @property
     def label(self) -> str:
-        """The group's name for people; see `Event.group_name`."""
+        """The group's name in text for people; see `Event.group_name`."""
         return group_called(self._name, str(self.group_desc))
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The group's ranks, in order, as ranks of the whole."""
+        """The group's ranks, in order, as ranks of the whole world."""
         return self._members
 
     @abstractmethod
@@ -102,12 +103,12 @@ class PythonGroup(dist.ProcessGroup):
 
     @abstractmethod
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
-        """Launch a send or a recv; `peer` is a rank of the whole, or ``None``: any."""
+        """Launch a send or a recv; `peer` is a rank of the whole world, or ``None`` for any."""
 
     def __repr__(self) -> str:
         return f"<{self.label or 'process group'}: ranks {in_short(self._members)}>"
 
-    # PyTorch asks a process group for these by name; without them it is "not set".
+    # PyTorch looks up these methods by name; without them, it says that they are "not set".
     def getGroupName(self) -> str:
         return self._name
 
@@ -117,19 +118,19 @@ class PythonGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return self.registered
 
-    # Releases after 2.13 ask, of a Python group too, what its backend can do.
+    # Releases after 2.13 also check what the backend of a Python group supports.
     supports_coalescing = supports_splitting = False
 
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    # Checkpoints that are saved meanwhile ask for a group that takes tensors of the CPU.
+    # Saving a checkpoint in the background needs a group that takes tensors of the CPU.
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Be a barrier, as all here are monitored: all that are missing are named in any case."""
+        """Call `barrier`, which is always monitored here and always names all missing ranks."""
         options = dist.BarrierOptions()
         if timeout is not None:
             seconds = isinstance(timeout, int | float)
@@ -169,9 +170,9 @@ class PythonGroup(dist.ProcessGroup):
 
 
 def _check_contiguous(what: str, tensors: Any) -> None:
-    """Refuse what gloo and NCCL refuse, on all kinds of ranks and in the same words."""
+    """Refuse what gloo and NCCL refuse, on all kinds of ranks and with the same message."""
     if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
-        if what == "recv":  # what comes into a copy of x does not come into x
+        if what == "recv":  # data received into a contiguous copy of x would not be in x
             raise ValueError(
                 f"{what} needs a contiguous tensor: receive into a new tensor y, then call "
                 "x.copy_(y)"
@@ -184,8 +185,8 @@ def read_arguments(
 ) -> tuple[tuple[Any, ...], Any]:
     """Return (arguments, options) of a call in PyTorch's longer form or its shorter one.
 
-    The longer form ends with an object of options; the shorter one names them one by one, and
-    takes bare tensors: ``group.broadcast(tensor, 0)``.
+    The longer form ends with an options object. The shorter form has separate arguments for the
+    options and takes bare tensors, as in ``group.broadcast(tensor, 0)``.
     """
     arguments, rest = given[: collective.arguments], given[collective.arguments :]
     options = named.pop("opts", None)
@@ -221,7 +222,7 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
 
 
 def _get_backend(before: Any) -> Any:
-    """Return `before`, which says of a group of ours what PyTorch calls its backend."""
+    """Wrap ``get_backend``: for this package's groups it returns `PythonGroup.backend`."""
 
     @functools.wraps(before)
     def get_backend(group: Any = None) -> Any:
@@ -233,7 +234,7 @@ def _get_backend(before: Any) -> Any:
 
 
 def _get_backend_config(before: Any) -> Any:
-    """Return `before`, which likewise says for which devices there is which backend."""
+    """Wrap ``get_backend_config`` in the same way; it returns the backend of each device."""
 
     @functools.wraps(before)
     def get_backend_config(group: Any = None) -> Any:
@@ -247,7 +248,7 @@ def _get_backend_config(before: Any) -> Any:
 
 
 def _monitored_barrier(before: Any) -> Any:
-    """Return `before`, which PyTorch has for gloo alone, for all our groups."""
+    """Wrap ``monitored_barrier``, which PyTorch has only for gloo, to accept a `PythonGroup`."""
 
     @functools.wraps(before)
     def monitored_barrier(
@@ -263,7 +264,7 @@ def _monitored_barrier(before: Any) -> Any:
 
 
 def _ours(group: Any) -> PythonGroup | None:
-    """Return the group that is meant, if it is one of ours."""
+    """Return the group, or the default group for ``None``, if it is a `PythonGroup`."""
     meant = dist.group.WORLD if group is None else group
     return meant if isinstance(meant, PythonGroup) else None
 
@@ -278,7 +279,7 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
     "get_backend_config": _get_backend_config,
     "monitored_barrier": _monitored_barrier,
 }
-"""By name, what takes a function of ``torch.distributed`` and returns one that knows our groups."""
+"""Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""
 
 
 for _each in COLLECTIVES:
@@ -290,10 +291,10 @@ for _each in COLLECTIVES:
 def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) -> None:
     """Check what a rank puts into a collective or a message.
 
-    `puts`: whether it does; who waits for another's broadcast may bring anything.
+    `puts`: whether the rank puts in anything. A rank that receives a broadcast may have any values.
 
     Raises:
-        FloatingPointError: some of it is NaN; says how much and where.
+        FloatingPointError: some values are NaN; the message says how many, and where the first is.
 
     """
     for tensor in tensors if puts else ():

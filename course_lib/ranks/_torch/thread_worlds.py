@@ -1,8 +1,8 @@
-"""Everything that simulated ranks need of PyTorch and that PyTorch does not document.
+"""All undocumented parts of PyTorch that simulated ranks need.
 
 PyTorch keeps one world of process groups per process, in ``distributed_c10d._world``. Simulated
-ranks are threads, and each needs a world of its own; PyTorch's own multi-threaded tests replace
-the same object. A test of each function here says what a new release of PyTorch has moved.
+ranks are threads, and each needs its own world. PyTorch's own multi-threaded tests replace the same
+object. Each function here has a test, which shows what a new release of PyTorch has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKEND = "simulated"
 
 
 class RankContext(Protocol):
-    """Everything that a thread must know to be a rank."""
+    """Everything that a thread needs to be a rank."""
 
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class RankContext(Protocol):
 
     @property
     def locate(self) -> Callable[[], str]:
-        """Return what names the line of user code that is running."""
+        """A function that returns the line of user code that is running."""
 
     def create(self, members: tuple[int, ...], name: str) -> Any:
         """Make a process group."""
@@ -68,14 +68,15 @@ class World:
 
 
 class _ThreadWorlds(threading.local):
-    """Looks like PyTorch's world, and is another one on each thread that has entered its own.
+    """Stands in for PyTorch's world; on a thread that has entered its own world, it is that one.
 
-    PyTorch looks here ten times per operation. A rank's attributes lie in its thread's dictionary,
-    where they are found without a step of Python; `__getattr__` comes only to other threads.
+    PyTorch reads its attributes ten times per operation. On a rank's thread they are in the
+    thread's own dictionary, where they are found without running Python code. `__getattr__` runs
+    only on other threads.
     """
 
     def __init__(self, ordinary: Any) -> None:
-        self.__dict__.update(_ordinary=ordinary, _entered=None)  # of every thread that looks here
+        self.__dict__.update(_ordinary=ordinary, _entered=None)  # runs once in every thread
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._entered or self._ordinary, name)
@@ -88,7 +89,7 @@ class _ThreadWorlds(threading.local):
 
     def enter(self, world: World) -> None:
         self.__dict__.update(vars(world), _entered=world)
-        # PyTorch keeps a second list, by name, in C++: each thread has one of its own.
+        # PyTorch keeps a second table of groups by name in C++, one for each thread.
         for group, name in world.pg_names.items():
             c10d._register_process_group(name, group)  # type: ignore[arg-type]
 
@@ -105,7 +106,7 @@ class _ThreadWorlds(threading.local):
 
 @contextmanager
 def thread_worlds() -> Iterator[None]:
-    """Let threads have process groups of their own; other threads keep the ones they have."""
+    """Let threads have their own process groups; all other threads keep the process's groups."""
     if not isinstance(distributed_c10d._world, _ThreadWorlds):
         distributed_c10d._world = _ThreadWorlds(distributed_c10d._world)  # type: ignore[assignment]
     hook = sys.excepthook  # init_process_group replaces it, once per rank
@@ -141,7 +142,7 @@ def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[
 
 
 def _init_process_group(before: Any) -> Any:
-    """Return `before`, harmless on a rank: it has its world, or gets it again if it left it."""
+    """Wrap ``init_process_group``: on a rank it does nothing, or rejoins a world that it left."""
 
     @functools.wraps(before)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -155,7 +156,7 @@ def _init_process_group(before: Any) -> Any:
 
 
 def _rendezvous(before: Any) -> Any:
-    """Return `before`, refused on a rank: of PyTorch's packages only ``rpc`` still asks for it."""
+    """Wrap ``rendezvous`` so that ranks cannot call it; in PyTorch only ``rpc`` still uses it."""
 
     @functools.wraps(before)
     def rendezvous(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +171,7 @@ def _rendezvous(before: Any) -> Any:
 
 
 def _start_thread(before: Any) -> Any:
-    """Return `before`, which remembers whose thread it starts."""
+    """Wrap ``Thread.start``: a new thread remembers which rank has started it."""
 
     @functools.wraps(before)
     def start(self: Any) -> None:
@@ -181,7 +182,7 @@ def _start_thread(before: Any) -> Any:
 
 
 def _get_default_group(before: Any) -> Any:
-    """Return `before`, refused in words on a thread that a rank has started."""
+    """Wrap ``_get_default_group``: raise a clear error on a thread that a rank has started."""
 
     @functools.wraps(before)
     def get_default_group() -> Any:
@@ -192,7 +193,10 @@ def _get_default_group(before: Any) -> Any:
 
 
 def _refuse_stray_thread() -> None:
-    """Refuse ``torch.distributed`` to a thread that a rank has started; note that it was asked."""
+    """Raise if a rank has started this thread, as only the rank's own thread may communicate.
+
+    The rank notes that this happened.
+    """
     rank = getattr(threading.current_thread(), "_started_by", None)
     if rank is not None and _local.context is None:
         rank.stray = True
@@ -200,7 +204,7 @@ def _refuse_stray_thread() -> None:
 
 
 def stray_thread(rank: int) -> str:
-    """Return what is said where a thread that a rank has started calls ``torch.distributed``."""
+    """Return the error text for ``torch.distributed`` on a thread that a rank has started."""
     return (
         f"rank {rank} calls torch.distributed on a thread that it has started. A simulated rank "
         "can communicate only on the thread that runs its function: make the call there, or use "
@@ -209,10 +213,10 @@ def stray_thread(rank: int) -> str:
 
 
 def _wait_for_future(before: Any) -> Any:
-    """Return `before`, after which a rank lets others run until the future is done.
+    """Wrap ``Future.wait``: a rank lets other ranks run until the future is done.
 
-    PyTorch makes plain futures of ours in C++ (``torch.futures.collect_all``, the reducer). They
-    end when the rank's works do, and their own wait would let nobody else run.
+    In C++, PyTorch combines the ranks' futures into plain ones (``torch.futures.collect_all``, the
+    reducer). These end when the rank's works do, but their own wait would let no other rank run.
     """
 
     def wait(self: Any) -> Any:
@@ -226,7 +230,7 @@ def _wait_for_future(before: Any) -> Any:
 
 @contextmanager
 def _one_profiler() -> Iterator[None]:
-    """Refuse a rank's profiler while another rank's runs: a process has one, and two crash it."""
+    """Refuse a rank's profiler while another rank's runs, because two would crash the process."""
     users: dict[int, int] = {}  # id of the profiler → rank
 
     def prepare(before: Any) -> Any:
@@ -264,7 +268,7 @@ def _one_profiler() -> Iterator[None]:
 
 
 def join_world(context: RankContext, world: World | None = None) -> None:
-    """Make this thread a rank; the groups of `world` are those that it has from an earlier call."""
+    """Make this thread a rank; `world` has its groups from earlier calls, if there are any."""
     worlds: Any = distributed_c10d._world
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
@@ -301,7 +305,7 @@ _local = _Local()
 
 
 def _run_backward(before: Any) -> Any:
-    """Return `before`, after which the rank's handles are watched again."""
+    """Wrap autograd's backward: after it, the rank's handles are watched again."""
 
     @functools.wraps(before)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -315,15 +319,15 @@ def _run_backward(before: Any) -> Any:
 
 
 def current() -> RankContext | None:
-    """Return the rank that this thread is, or ``None``."""
+    """Return the rank of this thread; ``None`` if this thread is not a rank."""
     return _local.context
 
 
 def here() -> RankContext:
-    """Return the rank that this thread is.
+    """Return the rank of this thread.
 
     Raises:
-        RuntimeError: it is none.
+        RuntimeError: this thread is not a rank.
 
     """
     _refuse_stray_thread()

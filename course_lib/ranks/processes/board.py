@@ -1,13 +1,15 @@
 """The board: what every rank is doing, in memory that all ranks and their parent share.
 
-A rank writes its own part and reads the others'; the parent reads, and between calls resets the
-states. Nothing is locked: every number is one aligned 64-bit word, written by one process. So the
-parent can say what a rank was doing when it was killed, and a rank can see, before it enters a
-collective, that another rank entered a different one. Only the short texts can be read while they
-are being written; they are for people, and a decision is never based on one look.
+A rank writes its own part and reads the parts of the others. The parent reads all parts, and resets
+the states between calls. So the parent can say what a rank was doing when it was killed, and a rank
+can see, before it enters a collective, that another rank entered a different one.
 
-The parent need not trust the ranks: whatever stands on the board is read as bounded numbers and
-bounded text, never as objects.
+There are no locks: every number is one aligned 64-bit word, written by one process. Only the short
+texts can be read while they are being written. They are for people, and no decision is based on a
+single reading.
+
+The parent need not trust the ranks: it reads the board only as bounded numbers and bounded text,
+never as objects.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ MAX_GROUPS = 64
 MAX_CHANNELS = 1024
 """Different (direction, peer, tag, group) that one rank may use for messages in one call."""
 RING = 64
-"""How many of its latest collectives a rank shows, per group; messages, per channel."""
+"""How many of its latest collectives a rank shows per group, and of its messages per channel."""
 
 SIGNATURE, WHERE, TEXT = 96, 160, 256
-"""Bytes of the texts: what a collective is, a line of code, what a rank does."""
+"""Sizes of the texts in bytes: a collective's signature, a line of code, what a rank does."""
 ENTRY = SIGNATURE + WHERE
-# Words of the head.
+# Positions of the words in the head.
 STATE, CHANGES, WAIT, GROUP, SEQ, CHANNEL, SINCE, PENDING, MISMATCH, GIVEN_UP = range(10)
 HEAD = 10
-CHANNEL_WORDS = 2 + RING  # key, messages started, what each of the latest is
-GROUP_HEAD = 3  # key, members as a bit mask, entered
+CHANNEL_WORDS = 2 + RING  # key, number of messages started, properties of the latest messages
+GROUP_HEAD = 3  # key, members as a bit mask, number of collectives entered
 
 
 class Pages:
@@ -63,7 +65,7 @@ class Pages:
         self._map = mmap.mmap(fd, size)
         self._bytes = memoryview(self._map)
         self._words = self._bytes[: size // 8 * 8].cast("Q")
-        # Before and after every call each rank's part is looked at: where it begins is known.
+        # Where each rank's part and texts begin, computed once: every call needs it several times.
         self._heads = range(0, self._stride // 8 * world_size, self._stride // 8)
         self._texts = range(self._text_at, self._text_at + size, self._stride)
         self._found: dict[tuple[int, int], int] = {}
@@ -72,7 +74,7 @@ class Pages:
     def close(self) -> None:
         """Unmap the board and close its file descriptor; closing again does nothing."""
         if self._map.closed:
-            return  # by now the descriptor's number may be another file's
+            return  # the descriptor's number may belong to another file by now
         self._words.release()
         self._bytes.release()
         self._map.close()
@@ -114,7 +116,7 @@ class Pages:
         )
 
     def forget_places(self) -> None:
-        """Look for groups and channels anew: a rank, before a call on a board that was cleared."""
+        """Forget where channels are. A rank does so before each call: `clear` may have run."""
         self._found.clear()
         self._seen.clear()
 
@@ -140,22 +142,22 @@ class Pages:
 
     def _write_texts(self, rank: int, text: str, where: str) -> None:
         at = self._texts[rank]
-        if not text and not where:  # as mostly
+        if not text and not where:  # the usual case
             self._bytes[at] = self._bytes[at + TEXT] = 0
             return
         self._write_text(at, text, TEXT)
         self._write_text(at + TEXT, where, WHERE)
 
     def _write_text(self, at: int, text: str, size: int) -> None:
-        # The end of a path says more than its beginning.
-        if not text:  # as mostly
+        # A long text loses its beginning: the end of a path tells more.
+        if not text:  # the usual case
             self._bytes[at] = 0
             return
         data = text.encode("utf-8", "replace")[-size:]
         self._bytes[at : at + size] = data.ljust(size, b"\0")
 
     def _read_text(self, at: int, size: int) -> str:
-        if not self._bytes[at]:  # as mostly: nothing to say
+        if not self._bytes[at]:  # the usual case: no text
             return ""
         text = bytes(self._bytes[at : at + size]).rstrip(b"\0").decode("utf-8", "replace")
         if text.isprintable():
@@ -170,11 +172,11 @@ _WAITS = {int(wait): wait for wait in Wait}
 class Board(Pages):
     """Shows what every rank does, to all ranks and their parent.
 
-    ``Board.create(world_size)`` makes one without a name in the file system: it is gone when the
-    last process that maps it is gone, however that process ends.
+    ``Board.create(world_size)`` makes a board without a name in the file system. It disappears when
+    the last process that maps it has ended, however that process ends.
 
-    A process group has a *key*, which is the same on all its ranks, and on each rank a *slot*: the
-    number of the place where that rank keeps it. `seq` numbers collectives and messages from 1.
+    A process group has a *key*, which is the same on all its ranks. On each rank it also has a
+    *slot*: the index at which that rank keeps it. `seq` numbers collectives and messages from 1.
     """
 
     @classmethod
@@ -182,15 +184,15 @@ class Board(Pages):
         """Make a board of zeros for `world_size` ranks."""
         return cls(anonymous_file("board"), world_size)
 
-    # A rank writes ---------------------------------------------------------------------------
+    # Writing ---------------------------------------------------------------------------------
 
     def set_state(self, rank: int, state: RankPhase, text: str = "", where: str = "") -> None:
-        """Say what `rank` does now."""
+        """Show what `rank` does now."""
         self._write_texts(rank, text, where)
         self._change(rank, state, Wait.NOTHING)
 
     def set_all(self, state: RankPhase) -> None:
-        """Say that all ranks are in `state`: between calls, by the parent."""
+        """Show that all ranks are in `state`. The parent calls this between calls of the ranks."""
         words, number, now = self._words, int(state), time.monotonic_ns()
         for word, text in zip(self._heads, self._texts, strict=True):
             self._bytes[text] = self._bytes[text + TEXT] = 0
@@ -200,7 +202,7 @@ class Board(Pages):
             words[word + CHANGES] += 1
 
     def give_up(self, call: int) -> None:
-        """Say that all ranks shall end the call of this number: by the parent, for good."""
+        """Tell all ranks to end call number `call`. The parent calls this; it cannot be undone."""
         for word in self._heads:
             self._words[word + GIVEN_UP] = call
 
@@ -216,7 +218,7 @@ class Board(Pages):
         where: str = "",
         limited: bool = False,
     ) -> None:
-        """Say that `rank` waits: in collective `seq` of `group`, or message `seq` of `channel`."""
+        """Show that `rank` waits, in collective `seq` of `group` or message `seq` of `channel`."""
         self._write_texts(rank, text, where)
         word = rank * self._stride // 8
         self._words[word + GROUP] = group
@@ -225,7 +227,7 @@ class Board(Pages):
         self._change(rank, RankPhase.LIMITED if limited else RankPhase.BLOCKED, wait)
 
     def unblock(self, rank: int) -> None:
-        """Say that `rank` runs its own code again."""
+        """Show that `rank` runs its own code again."""
         self._change(rank, RankPhase.RUNNING, Wait.NOTHING)
 
     def start_message(self, rank: int, channel: MessageChannel, what: Message) -> int:
@@ -237,20 +239,20 @@ class Board(Pages):
         return seq
 
     def see_mismatch(self, rank: int) -> None:
-        """Say that `rank` has seen that the ranks do not fit together, whatever it does then."""
+        """Show that `rank` has seen a mismatch between ranks, even if user code hides the error."""
         self._words[rank * self._stride // 8 + MISMATCH] = 1
 
     def add_pending(self, rank: int, change: int) -> None:
-        """Count operations that were launched and are not over."""
+        """Change the number of operations that `rank` has launched and that are not over."""
         word = rank * self._stride // 8
         self._words[word + PENDING] = max(0, self._words[word + PENDING] + change)
         self._words[word + CHANGES] += 1
 
     def open_group(self, rank: int, key: int, members: tuple[int, ...]) -> int:
-        """Give `rank` a place for a process group and return its number."""
+        """Give `rank` a slot for a process group and return the slot."""
         for slot in range(MAX_GROUPS):
             word = self._group(rank, slot) // 8
-            if self._words[word] == key:  # of an earlier call that is not over
+            if self._words[word] == key:  # of an earlier call with unfinished operations
                 return slot
             if self._words[word] == 0:
                 self._words[word + 1] = sum(1 << member for member in members)
@@ -272,23 +274,23 @@ class Board(Pages):
         return seq
 
     def clear(self) -> None:
-        """Forget the groups and channels of the last call: between calls, by the parent.
+        """Remove the groups and channels of the last call. The parent calls this between calls.
 
-        Every rank then calls `forget_places` before it writes again.
+        Every rank must then call `forget_places` before it writes again.
         """
         for rank in range(self.world_size):
             self._clear_places(rank)
             word = rank * self._stride // 8
             self._words[word + PENDING] = self._words[word + MISMATCH] = 0
 
-    # Anyone reads ----------------------------------------------------------------------------
+    # Taking back, and reading ----------------------------------------------------------------
 
     def take_back_collective(self, rank: int, slot: int) -> None:
-        """Count one collective less: `rank` has given up the last that it entered."""
+        """Count one collective less, because `rank` has given up the last one that it entered."""
         self._words[self._group(rank, slot) // 8 + 2] -= 1
 
     def take_back_message(self, rank: int, channel: MessageChannel) -> None:
-        """Count one message less: the last that `rank` started on `channel` was refused."""
+        """Count one message less: `rank` does not go on with its last one on `channel`."""
         if word := self._channel(rank, channel.word()):
             self._words[word + 1] -= 1
 
@@ -298,14 +300,17 @@ class Board(Pages):
         return self._words[word + 1] if word else 0
 
     def message(self, rank: int, channel: MessageChannel, seq: int) -> Message | None:
-        """Return what message `seq` of `rank` on `channel` is, if it shows it."""
+        """Return message `seq` of `rank` on `channel`; ``None`` if the board does not show it."""
         word = self._channel(rank, channel.word())
         if not word or not 0 <= self._words[word + 1] - seq < RING:
             return None
         return Message.of(self._words[word + 2 + seq % RING])
 
     def collective(self, rank: int, key: int, seq: int) -> tuple[str, str] | None:
-        """Return (signature, line) of collective `seq` of `rank` in the group, if it shows it."""
+        """Return (signature, line) of a group's collective `seq` on `rank`, or ``None``.
+
+        It is ``None`` if the board does not show the collective.
+        """
         word = self._find_group(rank, key)
         if word is None or not 0 <= self._words[word + 2] - seq < RING:
             return None
@@ -317,11 +322,11 @@ class Board(Pages):
         return 0 if word is None else self._words[word + 2]
 
     def given_up(self, rank: int) -> int:
-        """Return the number of the latest call that `rank` shall end; 0 if there was none."""
+        """Return the number of the latest call that `rank` must end; 0 if there was none."""
         return self._words[rank * self._stride // 8 + GIVEN_UP]
 
     def changes(self) -> tuple[int, ...]:
-        """Return how often each rank has changed its part: equal twice means nothing happened."""
+        """Return how often each rank's part has changed; if equal twice, nothing happened."""
         return tuple(
             self._words[rank * self._stride // 8 + CHANGES] for rank in range(self.world_size)
         )
@@ -347,7 +352,7 @@ class Board(Pages):
     def view(self, rank: int) -> RankView:
         """Return `rank`'s part of the board as plain values."""
         base = rank * self._stride
-        # The state is read first: of a rank that has finished, every counter is final.
+        # The state is read first: if the rank has finished, all counters read later are final.
         head = self._words[base // 8 : base // 8 + HEAD].tolist()
         wait = _WAITS.get(head[WAIT], Wait.NOTHING)
         channels, latest = {}, {}

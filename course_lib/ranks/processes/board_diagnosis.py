@@ -1,7 +1,7 @@
-"""From what stands on the board to what is wrong; `explain.waiting` finds the words.
+"""Diagnosis of what the board shows; `explain.waiting` puts it into words.
 
-When a rank has ended a call, everything that it has on the board is final. An operation that needs
-such a rank is *unfinished*: also when nobody waits for it yet, it can never complete.
+When a rank has ended a call, its part of the board is final. An operation that still needs such a
+rank is *unfinished*: it can never complete, even if no rank waits for it yet.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlo
 from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, RankView, Wait
 
 NEW_GROUPS = (1 << 33) - 1
-"""Key of a group that is none: its collectives are the calls of ``dist.new_group``, for which
-nobody waits and which all ranks must make alike."""
+"""Key of a pseudo group, whose collectives are the calls of ``dist.new_group``: no rank waits for
+them, but all ranks must make the same calls."""
 
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 
 
 def waits_for(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
-    """Return the ranks that have yet to start what `rank` waits for; empty if it is served."""
+    """Return the ranks that have yet to start what `rank` waits for; empty if all have."""
     if rank.state is not RankPhase.BLOCKED:
         return ()
     if rank.wait is Wait.COLLECTIVE:
@@ -45,7 +45,7 @@ def waits_for(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
 
 
 def _possible_senders(rank: RankView, ranks: Sequence[RankView]) -> tuple[int, ...]:
-    """Return who may yet send to a rank that receives from anyone; empty if somebody has."""
+    """Return the ranks that may send to a receive from any source; empty if one has sent."""
     assert rank.channel is not None
     members = rank.groups[rank.channel.group].members if rank.channel.group in rank.groups else ()
     senders = tuple(member for member in members if member != rank.rank)
@@ -67,7 +67,7 @@ def _missing(rank: RankView, channel: MessageChannel, count: int, ranks: Sequenc
 
 
 def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
-    """Return what every blocked rank waits in."""
+    """Return, for every blocked rank, the operation that it waits in."""
     kinds = {Wait.SEND: "send", Wait.RECV: "recv"}
     found = {}
     for rank in ranks:
@@ -83,7 +83,7 @@ def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
 
 
 def stuck_ranks(ranks: Sequence[RankView]) -> dict[int, Waiting]:
-    """Return the ranks that can never go on, each with what it waits in."""
+    """Return the ranks that can never go on, each with the operation that it waits in."""
     return stuck(_waiting(ranks), {rank.rank for rank in ranks if rank.state in _ENDED})
 
 
@@ -100,17 +100,17 @@ def _unmatched(ranks: Sequence[RankView]) -> list[Unmatched]:
 def find_deadlock(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
     """Return the explained deadlock if the board shows one, else ``None``.
 
-    The board is not read in one instant, so a deadlock counts only if it is still there, with
-    nothing changed, at a later look: `DeadlockWatch` takes both.
+    The board cannot be read in one instant. So a deadlock counts only if a later reading shows the
+    same and nothing has changed in between: `DeadlockWatch` reads twice.
     """
     waiting = stuck_ranks(ranks)
     return deadlock(waiting, board_states(ranks, now), _unmatched(ranks)) if waiting else None
 
 
 def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
-    """Return the operations that need a rank which has ended the call, explained, or ``None``.
+    """Return an explained error for operations that need an ended rank, or ``None``.
 
-    Certain at one look: of a rank that has ended, everything on the board is final.
+    One reading of the board is enough, because the part of a rank that has ended is final.
     """
     finished = {rank.rank for rank in ranks if rank.state is RankPhase.FINISHED}
     return unfinished(
@@ -122,7 +122,7 @@ def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> Dead
 
 
 def _skipped_by(ended: RankView, ranks: Sequence[RankView]) -> list[Skipped]:
-    """Return the collectives that others have entered and a rank that has ended did not."""
+    """Return the collectives that other ranks have entered and the ended rank has not."""
     gaps: dict[tuple[int, int], Skipped] = {}
     for rank in ranks:
         for key, group in rank.groups.items():
@@ -212,11 +212,12 @@ class DeadlockWatch:
     ) -> DeadlockError | MismatchError | None:
         """Return the deadlock once it is certain, else ``None``.
 
-        Or the mismatch that a rank has seen, and has not raised: others may wait because of it.
+        A mismatch is returned instead if a rank has seen one and its error was not raised: other
+        ranks may wait because of it.
 
-        `asleep`: ranks that the system shows asleep in compiled code. PyTorch's DDP waits there
-        for its last buckets, where no process group is told; such a rank is taken to wait for the
-        operations it has launched.
+        `asleep` are the ranks that sleep in compiled code, according to the operating system.
+        PyTorch's DDP waits there for its last buckets, and no process group learns of it. Such a
+        rank is assumed to wait for the operations that it has launched.
         """
         now = time.monotonic()
         for rank in ranks:
@@ -227,7 +228,7 @@ class DeadlockWatch:
         if any(r.saw_mismatch and now - r.since >= self._patience for r in ranks):
             return find_mismatch(ranks)
         if (left := find_unfinished(ranks, now)) is not None:
-            # Not at once: the rank may be about to raise, which would say more.
+            # Wait first: a rank may be about to raise an error that explains more.
             if any(
                 rank.state is RankPhase.FINISHED and now - rank.since >= self._patience
                 for rank in ranks
@@ -241,7 +242,10 @@ class DeadlockWatch:
 
 
 def _as_blocked(rank: RankView, ranks: Sequence[RankView]) -> RankView:
-    """Return `rank` as waiting for its first launched collective that another has not entered."""
+    """Return `rank` as blocked in its first launched collective that some member has not entered.
+
+    It is returned unchanged if there is none.
+    """
     if rank.state is not RankPhase.RUNNING or not rank.pending:
         return rank
     for key, group in rank.groups.items():
@@ -272,10 +276,10 @@ def some_raised(
     rows = board_states(views) if states is None else states
     for failure in failures.values():
         if failure.mismatch:
-            # A rank that has ended may have taken its side of a message from the board.
+            # The board may no longer show the mismatch: an ended rank may have removed its side.
             words = f"{failure.message[:1].upper()}{failure.message[1:]}."
             return find_mismatch(views) or MismatchError(words, rows)
-    # The one whose board entry stopped changing first failed first.
+    # The rank whose state began first failed first.
     first = min(failures, key=lambda rank: views[rank].since)
     return rank_error(failures, first, rows, failures[first].original())
 
@@ -299,5 +303,5 @@ def process_ended(
 
 
 def out_of_step(views: Sequence[RankView]) -> RanksError | None:
-    """Return the error for a call in which all ranks ended but not all communication."""
+    """Return the error for a call in which all ranks ended but left communication behind."""
     return find_mismatch(views) or find_unfinished(views)

@@ -18,7 +18,7 @@ class RankPhase(IntEnum):
     FINISHED = 4
     RAISED = 5
     LIMITED = 6
-    """Blocked, but not for ever: in an operation that has a time limit of its own."""
+    """Blocked, but not for ever: its operation has its own time limit."""
 
 
 class Wait(IntEnum):
@@ -42,7 +42,7 @@ class GroupView:
     def latest(self) -> dict[int, tuple[str, str]]:
         """Sequence number → (signature, line of code), for the latest collectives.
 
-        Read from the board on first use: most looks at it need only the counters.
+        Read from the board on first use, because most readers need only the counters.
         """
         return self.read_latest()
 
@@ -73,11 +73,14 @@ class MessageChannel:
 
     @classmethod
     def any_source(cls, rank: int, tag: int, group: int) -> MessageChannel:
-        """Return the channel on which `rank` waits for whoever sends: nobody sends to itself."""
+        """Return the channel of a receive from any source by `rank`.
+
+        Its peer is `rank` itself. No real channel has that peer, as no rank sends to itself.
+        """
         return cls(False, rank, tag, group)
 
     def other_end(self, rank: int) -> MessageChannel:
-        """Return how the peer names this channel of `rank`."""
+        """Return this channel of `rank` as its peer sees it."""
         return MessageChannel(not self.sends, rank, self.tag, self.group)
 
 
@@ -90,13 +93,13 @@ class Message:
     """For example ``float32``."""
 
     def word(self) -> int:
-        """Return it as one 64-bit word."""
+        """Return the message as one 64-bit word."""
         code = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else len(_DTYPES)
         return self.numel << 8 | code
 
     @classmethod
     def of(cls, word: int) -> Message:
-        """Return the message that a word stands for; a dtype that is not known by name is ''."""
+        """Return the message that a word stands for; an unknown dtype becomes ''."""
         code = word & 255
         return cls(word >> 8, _DTYPES[code] if code < len(_DTYPES) else "")
 
@@ -115,13 +118,13 @@ class RankView:
     rank: int
     state: RankPhase
     changes: int
-    """How often this part has changed: equal twice means that nothing happened in between."""
+    """How often this part has changed. If it is equal in two views, nothing happened in between."""
     wait: Wait
     group: int
-    """Key of the process group that it waits in."""
+    """Key of the process group in which the rank waits."""
     seq: int
-    """The number, from 1, of the collective or of the channel's message that it waits for; 0: the
-    group itself is being made."""
+    """The number, from 1, of the collective or of the channel's message that the rank waits for;
+    0 while the group itself is being made."""
     channel: MessageChannel | None
     since: float
     """When the state began, in seconds of the machine's monotonic clock."""
@@ -138,7 +141,7 @@ class RankView:
 
     @property
     def from_anyone(self) -> bool:
-        """Whether it waits for a message from any rank."""
+        """Whether the rank waits for a message from any rank."""
         return self.channel is not None and self.channel.peer == self.rank
 
     @property
@@ -148,7 +151,7 @@ class RankView:
 
     @property
     def in_short(self) -> str:
-        """In a few words, what the rank does."""
+        """What the rank does, in a few words."""
         if self.state in (RankPhase.BLOCKED, RankPhase.LIMITED):
             return self.text.partition(" (")[0]
         return self.state.name.lower()

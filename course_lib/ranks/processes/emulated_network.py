@@ -1,17 +1,18 @@
-"""A slow network for real ranks: it says when an operation is over; the data has long arrived.
+"""A slow network for real ranks: it computes when each operation ends, while gloo moves the data.
 
-The parent of the ranks runs it, in a thread. Every rank tells it what it starts, and when; once
-all who take part have told, it sends the messages over the same `Links`, by the same algorithms,
-as the simulated network, and tells each rank its end. So both kinds of ranks take the same time,
-and the sending and the receiving side of a link are busy with one message at a time.
+The parent of the ranks runs it in a thread. Every rank reports which operations it starts, and
+when. After all participants have reported an operation, the network sends its messages over the
+same `Links`, with the same algorithms, as the simulated network. Then it tells each rank when the
+operation ends. So operations take the same time on both kinds of ranks, and the sending and the
+receiving side of a link each carry one message at a time.
 
-Messages that share a link take turns, whichever group they are of: each is sent when its moment
-has come, and not when its collective begins.
+Messages of different groups that share a link take turns: each is sent when its own time has come,
+and not when its collective begins.
 
-A rank has one end of it, an `EmulatedLink`: what the rank starts, it tells; what is over, it is
-told, ahead of time; whoever waits for an operation sleeps until its end. The data moves at once,
-through gloo. So communication overlaps with computation, and buckets queue. As long as gloo itself
-is faster than the emulated network, the times are those of the model.
+On a rank, an `EmulatedLink` reports the operations that the rank starts, and is told the end of
+each ahead of time. A thread that waits for an operation sleeps until its end. The data moves at
+once, through gloo. So communication overlaps with computation, and buckets queue. The times agree
+with the model as long as gloo is faster than the emulated network.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from course_lib.ranks.costs.streams import Running, Streams
 from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _AHEAD = 2e-3
-"""Seconds by which messages are sent before their moment, so that ranks hear of an end in time."""
+"""Seconds by which messages are sent ahead of time, so that ranks learn an end before it comes."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +48,23 @@ class Offer:
 
     rank: int
     id: int
-    """The rank's own number for it."""
+    """The rank's own number for the operation."""
     kind: str
     group: int
     seq: int
     members: tuple[int, ...]
-    """The group; for a message, sender and receiver."""
+    """The ranks of the group; for a message, sender and receiver."""
     tag: int
     posted: float
-    """Since when it is ready, in seconds of the machine's monotonic clock."""
+    """Since when the rank is ready, in seconds of the machine's monotonic clock."""
     sizes: Sequence[int]
-    """Bytes of each tensor that the rank puts in; of a receive, that it gets."""
+    """Bytes of each tensor that the rank puts in; in a receive, that it gets."""
     root: int
-    """As a position among the members."""
+    """The root, as a position among the members."""
     itemsize: int
 
     def key(self) -> tuple[Any, ...]:
-        """Return what all who take part have in common."""
+        """Return what the offers of all participants have in common."""
         kind = "message" if self.kind in ("send", "recv") else self.kind
         return (kind, self.group, self.members, self.tag, self.seq)
 
@@ -92,7 +93,7 @@ class EmulatedNetwork:
         threading.Thread(target=self._run, name="emulated-network", daemon=True).start()
 
     def forget(self) -> None:
-        """Begin anew, with free links: the ranks have dropped what was under way."""
+        """Start again with free links, because the ranks have dropped all operations under way."""
         with self._lock:
             self._links = Links(self._network, len(self._connections))
             self._open: dict[tuple[Any, ...], dict[int, Offer]] = {}
@@ -106,7 +107,7 @@ class EmulatedNetwork:
         for rank, connection in enumerate(self._connections):
             left.register(connection, selectors.EVENT_READ, rank)
         while left.get_map():
-            # Take all that was told by now, and only then send.
+            # First take all reports that have arrived, and only then send.
             now = self._clock()
             for ready, _ in left.select(self._patience(now)):
                 connection = self._connections[ready.data]
@@ -121,7 +122,7 @@ class EmulatedNetwork:
         left.close()
 
     def _listen(self, rank: int, connection: Connection) -> None:
-        """Take what a rank has told."""
+        """Take the reports of a rank."""
         while True:
             together = json.loads(connection.recv_bytes(1 << 16))
             with self._lock:
@@ -132,12 +133,12 @@ class EmulatedNetwork:
                 return
 
     def _patience(self, now: float) -> float | None:
-        """Return the seconds until the next message is to be sent; ``None``: there is none."""
+        """Return the seconds until the next message must be sent; ``None`` if there is none."""
         with self._lock:
             return max(0.0, self._heap[0][0] - _AHEAD - now) if self._heap else None
 
     def _take(self, offer: Offer) -> None:
-        """Note what a rank is ready for; let it begin if all are who take part."""
+        """Note that a rank is ready for an operation; start it if all participants are ready."""
         offers = self._open.setdefault(offer.key(), {})
         offers[offer.rank] = offer
         if len(offers) < len(offer.members):
@@ -180,7 +181,7 @@ class EmulatedNetwork:
         self._ends.setdefault(offer.rank, []).append((offer.id, end))
 
     def _tell_all(self) -> None:
-        """Tell every rank its new ends at once: each time it is told, it wakes."""
+        """Tell every rank all its new ends in one message, because each message wakes the rank."""
         told, self._ends = self._ends, {}
         for rank, ends in told.items():
             with suppress(OSError):
@@ -188,11 +189,11 @@ class EmulatedNetwork:
 
 
 _LOOK_AGAIN = 3e-4
-"""Seconds between two looks at gloo, where it is later than the network."""
+"""Seconds between two checks of gloo, when gloo is slower than the network."""
 _MOST_AT_ONCE = 64
-"""Operations that a rank tells of at once, so that what it writes is never long."""
+"""Most operations that a rank reports in one message, so that its messages stay short."""
 MAX_LAG = 0.003
-"""Seconds by which an operation counts as started earlier, at most: see `Transfer.woke`."""
+"""Most seconds by which an operation counts as started earlier; see `Transfer.woke`."""
 
 
 @dataclass
@@ -202,23 +203,23 @@ class Transfer:
     link: EmulatedLink
     inner: dist.Work | None = None
     end: float = math.inf
-    """When it is over, in seconds of the machine's monotonic clock; known once all are ready."""
+    """When it ends, in seconds of the machine's monotonic clock; infinite until that is known."""
     told: threading.Event = field(default_factory=threading.Event)
-    """Set when the end is known: the two sides of a message, or all of a group, have begun."""
+    """Set when the end is known: both sides of a message, or all ranks of a group, have begun."""
     _callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def is_over(self) -> bool:
-        """Return whether the network has carried it by now."""
+        """Return whether the network has completed the transfer by now."""
         return self.end <= time.monotonic()
 
     def wait(self) -> None:
-        """Return when the network has carried it."""
+        """Return when the network has completed the transfer."""
         self.told.wait()
         if (left := self.end - time.monotonic()) > 0:
             time.sleep(left)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when all is over, in a thread of its own; at once if it is."""
+        """Call `callback` when network and gloo are done: now if they are, else in a new thread."""
         with self.link.lock:
             told = self.told.is_set()
             if not told:
@@ -247,15 +248,16 @@ class Transfer:
                 time.sleep(_LOOK_AGAIN)
             callback()
 
-        # Not in the link's thread: it may wait for an operation, of whose end that would tell.
+        # Not in the link's thread: the callback may wait for an operation whose end only that
+        # thread can report.
         threading.Thread(target=run, name="emulated-callback", daemon=True).start()
 
     def woke(self, waited_since: float, now: float) -> None:
-        """Take note that the rank goes on, later than the network would let it.
+        """Note at which time the rank goes on, which may be later than the network says.
 
-        The machine woke it late. Its next operation counts as started earlier by so much; else
-        the delays would add up along a chain of messages. A rank that came to wait when the
-        transfer was over was not woken at all: it is as late as it was before.
+        The machine may wake a rank late. The rank's next operation then counts as started earlier
+        by that delay. Otherwise delays would add up along a chain of messages. If the transfer was
+        over when the rank came to wait, the rank did not sleep, and its delay does not grow.
         """
         on_time = max(waited_since - self.link.lag, self.end)
         self.link.lag = min(max(0.0, now - on_time), MAX_LAG)
@@ -283,8 +285,8 @@ class EmulatedLink:
 
         Args:
             what: the operation.
-            sizes: bytes of each tensor that this rank puts in; of a receive, that it gets.
-            inner: the work that moves the data, if it ends without anybody waiting for it.
+            sizes: bytes of each tensor that this rank puts in; in a receive, that it gets.
+            inner: the work that moves the data, if it ends by itself without a wait; else ``None``.
 
         """
         me, peer = what.recorder.rank, what.peer
@@ -310,7 +312,7 @@ class EmulatedLink:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Tell the network at once of what is started meanwhile: one wake-up instead of many."""
+        """Report the operations started inside the block together: one wake-up instead of many."""
         with self.lock:
             self._holding += 1
         try:
@@ -327,7 +329,7 @@ class EmulatedLink:
             self._held.clear()
 
     def forget(self) -> None:
-        """Drop what is under way: the call was given up."""
+        """Drop all operations under way, because the call was given up."""
         with self.lock:
             self._open.clear()
             self._held.clear()
@@ -338,7 +340,7 @@ class EmulatedLink:
         while True:
             try:
                 ends = json.loads(self._connection.recv_bytes())
-            except (OSError, EOFError):  # the network is the parent's: it has gone
+            except (OSError, EOFError):  # the parent, which runs the network, has ended
                 return
             for number, end in ends:
                 with self.lock:

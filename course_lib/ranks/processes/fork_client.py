@@ -1,8 +1,8 @@
 """The parent's side of the fork server: start it, fork ranks from it, end them.
 
-In a notebook it starts as soon as `course_lib.ranks` is imported. It loads PyTorch while the
-notebook does, is ready when the first ranks are made, and ends with the kernel. Elsewhere, in
-scripts and tests, nothing is started before it is needed.
+In a notebook the server starts as soon as `course_lib.ranks` is imported. It loads PyTorch at the
+same time as the notebook, is ready when the first ranks are made, and ends with the kernel.
+Elsewhere, in scripts and tests, it starts only when it is needed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SOON = (
     "torch.optim.adamw",
     "torch.distributed.device_mesh",
 )
-"""Modules that a rank would otherwise import in its first training step, for seconds. They stand in
-an order in which each takes its part of that time."""
+"""Modules that a rank would otherwise import in its first training step, which would take seconds.
+They are in an order in which each takes a part of that time."""
 
 WIDE = (*NARROW, *SOON)
 
@@ -49,7 +49,7 @@ LATER = (
     "matplotlib.backends.backend_agg",
     "IPython.core.interactiveshell",
 )
-"""Modules that few ranks need: not worth waiting for at the first start."""
+"""Modules that few ranks need, so that the first start should not wait for them."""
 
 
 class ForkServerError(RuntimeError):
@@ -60,27 +60,27 @@ class Process(Protocol):
     """The process that `ForkServer` talks to; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
-        """Return the exit status, ``None`` while it runs."""
+        """Return the exit status; ``None`` while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; raise `subprocess.TimeoutExpired`."""
+        """Wait for the end; raise `subprocess.TimeoutExpired` if it does not come in time."""
 
     def kill(self) -> None:
-        """End it, and its children."""
+        """End the process and its children."""
 
 
 class ForkServer:
     """A running fork server.
 
     Args:
-        start: starts the process, for example in a sandbox; it is given the number of the socket
-            that the process must inherit. Default: this Python, with the modules of `NARROW`, soon
-            those of `SOON`, and later those of `LATER`.
-        start_timeout: seconds to wait until it is ready.
-        wait: whether to wait for that here; else the first `fork` does.
+        start: starts the process, for example in a sandbox. Its argument is the number of the
+            socket that the process must inherit. By default it starts this Python, which loads the
+            modules of `NARROW` first, those of `SOON` soon, and those of `LATER` later.
+        start_timeout: seconds to wait until the server is ready.
+        wait: whether to wait for that here; else the first `fork` waits.
 
     Raises:
-        ForkServerError: it did not become ready.
+        ForkServerError: the server did not become ready.
 
     """
 
@@ -110,26 +110,26 @@ class ForkServer:
             self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Wait until it has loaded what it loads; raise `ForkServerError` if it does not."""
+        """Wait until the server has loaded its modules; raise `ForkServerError` if it does not."""
         with self._lock:
             if self._ready_until is None:
                 return
             try:
                 self._wait_line("ready", max(self._ready_until, time.monotonic() + 60))
             except KeyboardInterrupt:
-                raise  # it goes on loading: the next call finds it further
+                raise  # the server goes on loading, so the next call waits less
             except BaseException:
-                self.process.kill()  # it has no children yet, and imports for seconds more
+                self.process.kill()  # it has no children yet, and would import for seconds more
                 self.close()
                 raise
             self._ready_until = None
 
     def load(self, names: Iterable[str]) -> None:
-        """Have it import these modules before it forks again, if it has not done so yet."""
+        """Have the server import those of these modules that are not loaded, before it forks."""
         with self._lock, uninterrupted():
             if new := [name for name in names if name not in self._loaded]:
                 self._loaded.update(new)
-                with suppress(OSError):  # it has ended: the next `fork` says so
+                with suppress(OSError):  # the server has ended; the next `fork` reports it
                     self._lines.send({"load": new})
 
     def fork(
@@ -137,7 +137,7 @@ class ForkServer:
     ) -> int:
         """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid.
 
-        If it is `early`, it does not wait for the modules `SOON`, and imports what it needs itself.
+        If `early`, the fork does not wait for the modules `SOON`: the child imports what it needs.
         """
         request = {"fork": function, "config": config, "fds": len(fds), "early": early}
         self.wait_until_ready()
@@ -152,11 +152,11 @@ class ForkServer:
                 ) from error
             pid = int(self._wait_line("pid", time.monotonic() + 30)["pid"])
             self._alive.add(pid)
-            self._exits.pop(pid, None)  # of an earlier process with this number
+            self._exits.pop(pid, None)  # drop the status of an earlier process with this pid
             return pid
 
     def signal(self, pids: Sequence[int], number: int) -> None:
-        """Send a signal to those of these children that live."""
+        """Send a signal to the children in `pids` that are alive."""
         request = {"signal": number, "pids": list(pids)}
         with self._lock, suppress(OSError):
             self._lines.send(request)
@@ -173,12 +173,12 @@ class ForkServer:
                 while any(pid not in self._exits for pid in alive):
                     self._read(deadline)
             except (OSError, ForkServerError):
-                self.close()  # takes its children with it
+                self.close()  # this also ends the server's children
 
     def exit_status(self, pid: int, wait: float = 0.0) -> int | None:
         """Return the child's exit status (negative: the signal), ``None`` while it lives.
 
-        `wait` seconds are given to a child that is just ending.
+        It waits up to `wait` seconds for a child that is just ending.
         """
         deadline = time.monotonic() + wait
         with self._lock:
@@ -194,7 +194,7 @@ class ForkServer:
 
         Returns:
             Their pids; ``None`` if the server does not answer within `timeout` seconds, because it
-            has ended or is not run.
+            has ended or gets no processor time.
 
         """
         with self._lock:
@@ -204,7 +204,7 @@ class ForkServer:
             try:
                 self._lines.send(request)
                 while (answer := self._wait_line("pong", deadline))["pong"] != self._pings:
-                    pass  # of an earlier ping, for whose answer nobody waits any longer
+                    pass  # a late answer to an earlier ping, which is no longer needed
                 return [int(pid) for pid in answer["running"]]
             except (OSError, ForkServerError):
                 return None
@@ -213,7 +213,8 @@ class ForkServer:
         """Return whether the server and all these children live, as far as is known by now."""
         if self._owner != os.getpid():
             return False
-        # Before every call, so quickly: a server that has ended can be read from, too.
+        # This runs before every call, so it must be quick. The socket is readable, too, if the
+        # server has ended.
         if self._news.poll(0) or self._came:
             with self._lock, suppress(OSError, ForkServerError):
                 while True:  # until nothing more has come
@@ -231,7 +232,7 @@ class ForkServer:
         atexit.unregister(self.close)
         self.socket.close()
         if self._owner != os.getpid():
-            return  # a fork of our process holds a copy of the socket, but not the server
+            return  # this is a fork of the owner: it has a copy of the socket, but no server
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -246,7 +247,7 @@ class ForkServer:
 
     def _read(self, deadline: float) -> dict[str, Any]:
         while not self._came:
-            # A deadline in the past means "what is there already".
+            # With a deadline in the past, only what has already arrived is read.
             if self.socket.fileno() < 0:
                 raise ForkServerError("the process that starts the ranks was closed")
             patience = max(0.0, deadline - time.monotonic())
@@ -258,7 +259,7 @@ class ForkServer:
             try:
                 there = self._lines.read()
                 self._came.extend(message for message, _ in self._lines.take())
-            except ConnectionError:  # it ended before it had read all that was asked
+            except ConnectionError:  # the server ended before it had read all requests
                 there = False
             except ValueError:
                 raise ForkServerError(_UNREADABLE) from None
@@ -282,9 +283,10 @@ _preloaded: dict[str, None] = {}
 
 
 def preload(names: Iterable[str]) -> None:
-    """Have ranks start with these modules loaded, which else each of them imports by itself.
+    """Have the fork server load these modules, so that ranks need not import them one by one.
 
-    As all that the fork server loads, they must start no thread and run no tensor operation.
+    Like everything that the fork server loads, they must start no thread and run no tensor
+    operation.
     """
     _preloaded.update(dict.fromkeys(names))
 
@@ -294,7 +296,7 @@ _server_lock = threading.Lock()
 
 
 def shared_server() -> ForkServer:
-    """Return this process's fork server; start it on first use, or if it has ended."""
+    """Return this process's fork server; start it on first use, and again if it has ended."""
     server = start_server()
     server.wait_until_ready()
     server.load(list(_preloaded))
@@ -311,7 +313,7 @@ def start_server() -> ForkServer:
 
 
 def end_soon(pids: Iterable[int]) -> None:
-    """Have ranks of this process end, and do not wait for it, as closing them then does."""
+    """Tell ranks of this process to end, without waiting for it; closing them waits later."""
     if _server is not None and _server.alive():
         _server.signal(list(pids), signal.SIGKILL)
 
@@ -334,7 +336,7 @@ def _launch(fd: int) -> subprocess.Popen[bytes]:
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         env=_environment(),
-        start_new_session=True,  # an interrupt at the terminal is ours to handle
+        start_new_session=True,  # only this process handles an interrupt at the terminal
     )
 
 
@@ -342,12 +344,12 @@ def _environment() -> dict[str, str]:
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         **os.environ,
-        # One thread after the imports, or the fork would lose the others.
+        # The imports must start no further threads: a fork would lose them.
         "OPENBLAS_NUM_THREADS": "1",
-        # Ranks of one machine need no host name that resolves.
+        # On one machine, gloo can use loopback and needs no host name that resolves.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         "PYTHONUNBUFFERED": "1",
-        # Nobody reads PyTorch's flight recorder here, which keeps the stack of every operation.
+        # PyTorch's flight recorder keeps the stack of every operation, and is not used here.
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "0"),
         "MPLBACKEND": "agg",
     }
@@ -358,5 +360,5 @@ def start_in_notebook() -> None:
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if hasattr(ipython, "get_ipython") else None
     if getattr(shell, "kernel", None) is not None:
-        with suppress(OSError, ForkServerError):  # then the first call says why
+        with suppress(OSError, ForkServerError):  # the first call will report the reason
             start_server()

@@ -4,22 +4,25 @@ A fresh Python needs seconds to import torch; a fork of this process needs milli
 to fork because it has one thread, has run no tensor operation (that would start OpenMP's threads,
 which a fork loses) and has not touched CUDA (a context cannot be forked).
 
-It runs no code but this file. Its parent talks to it over a socket, in lines of JSON:
+It runs only the code of this file. Its parent talks to it over a socket, in lines of JSON:
 
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
-      or, not to wait until the modules are there that a rank needs soon: {…, "early": true}
+      or {…, "early": true}, to fork without waiting for the modules that a rank needs soon
     → {"signal": 9, "pids": [123, …]}
     → {"load": ["module", …]}
     → {"ping": 7, "of": [123, …]}                ← {"pong": 7, "running": [123]}
                                                                ← {"exit": 123, "status": -9}
 
-When the socket closes, whatever ended the parent, all ranks and this process end. A rank that is
-killed cannot clean up after itself; so its semaphores and shared memory, such as those of spawned
-DataLoader workers, are noted by a process that outlives all ranks, and removed by it in the end.
-Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… [-- MODULE… [-- MODULE…]]``:
-FD is the socket; the modules to load before any fork; those to load soon, before a fork that is not
-early; and those to load later, whenever nothing is asked for a second.
+When the socket closes, however the parent ended, all ranks and this process end. A rank that is
+killed cannot clean up. So a process that outlives all ranks, Python's resource tracker, records
+their semaphores and shared memory, such as those of spawned DataLoader workers, and removes them
+in the end.
+
+Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… [-- MODULE… [-- MODULE…]]``.
+FD is the socket. The first modules are loaded before any fork. The second are loaded soon, and in
+any case before a fork that is not early. The third are loaded later, after a second without a
+request.
 """
 
 from __future__ import annotations
@@ -45,21 +48,22 @@ _MAX_LINE = 1 << 20
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 _MOMENT = 0.05
-"""Seconds without a request after which what is needed soon is loaded."""
+"""Seconds without a request after which the modules needed soon are loaded."""
 _IDLE = 1.0
-"""Seconds without a request after which the rest is loaded; and also that, if a fork was early."""
+"""Seconds without a request after which the rest is loaded. The modules needed soon also wait so
+long after an early fork."""
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel end this process when process `parent` ends (Linux; elsewhere a no-op).
 
-    In a pid namespace of its own its parent has no number, and seems to be 0: with the namespace
-    above, where the parent lives, it ends anyway.
+    If this process has its own pid namespace, its parent has no number there and appears as 0. Then
+    this process ends anyway, together with the outer namespace in which the parent lives.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() not in (parent, 0):  # it ended before we asked
+        if os.getppid() not in (parent, 0):  # the parent ended before the request
             os._exit(1)
 
 
@@ -72,10 +76,10 @@ def serve(
 ) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
-    The modules `soon` are loaded one by one, with a look for requests in between, but before any
-    fork that is not early; the modules `later`, each after `_IDLE` seconds without a request. If it
-    `gathers`, memory is gathered in huge pages after that, as soon as no child shares it.
-    `fork_process` forks as `os.fork` does.
+    The modules `soon` are loaded one by one, and requests are answered in between; a fork that is
+    not early first loads all of them. The modules `later` are loaded one by one, each after `_IDLE`
+    seconds without a request. After that, if `gathers`, memory is gathered in huge pages as soon as
+    no child shares it. `fork_process` forks as `os.fork` does.
     """
     needed, waiting = list(soon), list(later)
     pause = _MOMENT
@@ -92,7 +96,7 @@ def serve(
 
     def fork(request: dict[str, Any], fds: list[int]) -> None:
         nonlocal pause
-        # An early child may need the processor now, and be followed by others that do not wait.
+        # An early child may need the processor now, and more early forks may follow.
         pause = _IDLE
         while needed and not request.get("early"):
             _load_ahead(needed.pop(0))
@@ -107,7 +111,7 @@ def serve(
             os.close(wake_write)
             _run_child(request, fds, server)
         children.add(pid)
-        with suppress(OSError):  # the child does the same: whoever comes first
+        with suppress(OSError):  # the child does the same; one of the two is first
             os.setpgid(pid, pid)
         for fd in fds:
             os.close(fd)
@@ -142,7 +146,7 @@ def serve(
                         lines.send({"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
                         _load_ahead(name)
-                    # Only children that were not reaped: their pids can belong to no one else.
+                    # Signal only children that were not reaped: their pids cannot be reused yet.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
                     if "fork" in request:
@@ -155,7 +159,7 @@ def serve(
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process has not begun to end: it closes its files long before its end."""
+    """Return whether a process has not begun to end. It closes its files long before it is gone."""
     pf_exiting = 0x4
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
@@ -166,7 +170,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal a child; SIGKILL is also for what it has started: it leads a group of its own."""
+    """Signal a child; send SIGKILL to its whole process group, so to all that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
             os.killpg(pid, number)
@@ -177,7 +181,7 @@ def _signal(pid: int, number: int) -> None:
 def _reap() -> list[tuple[int, int]]:
     ended = []
     with suppress(ChildProcessError):
-        # Left a zombie for a moment more, the child still holds the number of its group.
+        # WNOWAIT keeps the child a zombie, so that the number of its group is still its own.
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             _signal(found.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(found.si_pid, 0)
@@ -196,7 +200,7 @@ def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn
     except BaseException:
         traceback.print_exc()
     finally:
-        # No interpreter shutdown: a thread stuck in a collective would abort the process.
+        # Skip the interpreter's shutdown: a thread stuck in a collective would abort the process.
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -206,11 +210,12 @@ def _run_child(request: dict[str, Any], fds: list[int], server: int) -> NoReturn
 def collapse() -> None:
     """Have Linux gather this process's own memory in pages of 2 MB (6.1 or newer; else a no-op).
 
-    A fork copies the table of its parent's pages, and its end takes that down again. With PyTorch
-    loaded these are 60,000 entries of 4 kB each, most of what a fork costs. Gathering them takes
-    half a second, once.
+    A fork copies the table of its parent's pages, and its end removes the copy again. With PyTorch
+    loaded, the table has 60,000 entries for pages of 4 kB, which are most of a fork's cost.
+    Gathering the pages takes half a second, once.
 
-    A page that is written afterwards is copied as one of 4 kB, as ever: forks share as much.
+    If a fork writes to a page later, only 4 kB are copied, as before. So forks share as much memory
+    as before.
     """
     if sys.platform != "linux":
         return
@@ -220,11 +225,11 @@ def collapse() -> None:
         for line in maps.read().splitlines():
             place, access, _, _, inode, *name = line.split()
             if access != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):
-                continue  # of a file, or a stack
+                continue  # memory of a file, or a stack
             begin, end = (int(address, 16) for address in place.split("-"))
             begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
             if begin < end:
-                madvise(begin, end - begin, _MADV_COLLAPSE)  # what cannot be gathered stays
+                madvise(begin, end - begin, _MADV_COLLAPSE)  # a failure changes nothing
 
 
 def main() -> None:
@@ -242,7 +247,7 @@ def main() -> None:
     first, soon, later = [*lists, [], []][:3]
     for name in first:
         _load(name)
-        if select.select([control], [], [], 0)[0]:  # it asks nothing yet: it has gone
+        if select.select([control], [], [], 0)[0]:  # no request can come yet: the parent has ended
             return
     serve(control, soon, later, gathers=True)
 
@@ -250,13 +255,13 @@ def main() -> None:
 def _start_tracker() -> None:
     """Start Python's resource tracker, which ranks inherit; else each would start its own.
 
-    That one would end with the rank, whose whole group of processes is killed.
+    A rank's own tracker would end with the rank, because the rank's process group is killed.
     """
     before = os.environ.get("PYTHONWARNINGS")
-    # Ranks are killed in any case: no reason to warn, in the end, of what they have left.
+    # Ranks are always killed, so a warning about what they have left would be no news.
     os.environ["PYTHONWARNINGS"] = "ignore"
     try:
-        with suppress(OSError):  # where no more processes are allowed, ranks start their own
+        with suppress(OSError):  # if no more processes are allowed, ranks start their own tracker
             resource_tracker.ensure_running()
     finally:
         os.environ.pop("PYTHONWARNINGS")
@@ -265,15 +270,16 @@ def _start_tracker() -> None:
 
 
 def _load_ahead(name: str) -> None:
-    """Import a module that ranks may need, such as IPython, which a bare machine may lack."""
-    with suppress(Exception):  # the rank that needs it will say what is wrong
+    """Import a module that ranks may need; it may be missing, as IPython on a bare machine."""
+    with suppress(Exception):  # the rank that needs it will report what is wrong
         _load(name)
 
 
 def _load(name: str) -> None:
-    """Import a module without the garbage collector, which would look through it for nothing.
+    """Import a module without the garbage collector, which would find nothing to free.
 
-    Frozen, its objects are not touched by the children's collectors either: they stay shared.
+    The module's objects are frozen, so the children's collectors do not touch them either, and
+    their memory remains shared.
     """
     gc.disable()
     try:
@@ -285,8 +291,8 @@ def _load(name: str) -> None:
 
 if __name__ == "__main__":
     main()
-    # No interpreter shutdown here either: what is frozen is not freed, and compiled modules such as
-    # Triton's, which PyTorch loads, would print a page about what leaked.
+    # Skip the interpreter's shutdown here, too: frozen objects are not freed, and compiled modules
+    # such as Triton's, which PyTorch loads, would print a page about leaks.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,11 +1,11 @@
 """gloo as metered groups need it: connected when first used, and without its gaps.
 
-The group of all ranks connects at once. Any other is made in a moment and waits for nobody: two
-members connect when they first exchange something, so that a rank which never makes the group
-holds up only those that need it. That first exchange may wait for the other member's part in it.
+The group of all ranks connects at once. Making any other group takes no time and waits for no other
+rank. Two of its members connect when they first exchange something. So a rank that never makes the
+group delays only the ranks that need it. That first exchange may wait for the other member's part.
 
-Some of gloo's works cannot say when they are over, and some operations it does not have; they are
-composed of those that it has.
+gloo lacks some operations, and some of its works cannot tell when they are over. This module
+composes both from the operations that gloo has.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from course_lib.ranks._torch.collective_table import Collective
 
 
 def _device() -> Any:
-    """Return a network device for one group; ``None`` where gloo can only connect at once.
+    """Return a network device for one group; ``None`` if gloo can only connect at once.
 
-    Groups that share one, and connect when first used, wait for ever.
+    Each group needs its own device: groups that share one and connect when first used hang.
     """
     make: Any = dist.ProcessGroupGloo
     names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
@@ -40,7 +40,7 @@ def _device() -> Any:
 def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
     """Return gloo's process group of these members.
 
-    `lazy`: whether gloo connects when first used, where it can.
+    `lazy`: whether gloo connects when first used, if it can.
     """
     gloo: Any = dist.ProcessGroupGloo
     device = _device() if lazy else None
@@ -52,12 +52,12 @@ def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: boo
 
 
 class ComposedWork(dist.Work):
-    """A work made of others: over when they are, after a last step on this rank.
+    """A work made of other works: it is over when they are and a last step on this rank is done.
 
     Args:
         parts: the works.
-        finish: the last step, such as cutting a piece out of what has come.
-        result: what the future holds in the end.
+        finish: the last step, for example cutting a piece out of the received data.
+        result: the final value of the future.
 
     """
 
@@ -125,7 +125,7 @@ def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], optio
 def _reduce_scatter(
     inner: Any, output: torch.Tensor, inputs: Sequence[torch.Tensor], result: Any, options: Any
 ) -> ComposedWork:
-    """Reduce everything everywhere and keep a piece, as gloo does; its own work never ends."""
+    """All-reduce everything and keep a piece, as gloo does; unlike gloo's own, this work ends."""
     everything = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
     reduce = dist.AllreduceOptions()
     reduce.reduceOp = options.reduceOp
@@ -145,7 +145,7 @@ def _uneven(inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor])
 def _all_to_all(
     inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
 ) -> ComposedWork:
-    """Exchange tensors of different sizes: as one tensor, cut where gloo is told."""
+    """Exchange tensors of different sizes as one tensor, which gloo splits by given sizes."""
     sends = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
     sizes = [tensor.numel() for tensor in outputs]
     came = torch.empty(sum(sizes), dtype=sends.dtype, device=sends.device)

@@ -1,19 +1,19 @@
-"""A metered group of GPU ranks talks through NCCL, and through gloo where NCCL has no way.
+"""Communication of a metered group of GPU ranks: through NCCL, or gloo for what NCCL cannot do.
 
 | | goes by |
 |---|---|
 | collectives of tensors on a GPU | NCCL |
 | ``batch_isend_irecv`` of tensors on a GPU | NCCL, as one launch |
 | single messages of tensors on a GPU | gloo, through the host's memory |
-| barriers, and tensors on the CPU, which objects become | gloo |
+| barriers, and tensors on the CPU, also those that hold pickled objects | gloo |
 
-NCCL runs the single messages of two ranks in the order in which they were posted, in both
-directions together; it ignores tags; and the first message of a pair blocks the host until the
-other rank posts its own. A ring of ``isend`` and ``recv`` that is right with gloo hangs. Through
-the host's memory it is slower, and right: a program that matters puts its messages into batches.
+NCCL runs the single messages of two ranks in the order of posting, over both directions together.
+It ignores tags. The first message of a pair blocks the host until the other rank posts its own. So
+a ring of ``isend`` and ``recv`` that is correct with gloo hangs with NCCL. Through the host's
+memory it is slower but correct. A program that must be fast puts its messages into batches.
 
-Ranks that share a GPU where NCCL refuses to have no NCCL: gloo does all. It carries collectives of
-GPU tensors itself, but of a single message it would pass on the address.
+If NCCL refuses ranks because they share a GPU, gloo does everything. gloo carries collectives of
+GPU tensors itself, but in a single message it would pass on only the address.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class GpuGroup:
     """The inner groups of one rank.
 
     Args:
-        gloo: PyTorch's process group.
-        nccl: PyTorch's, or what behaves so; ``None``: gloo does all.
+        gloo: PyTorch's process group for gloo.
+        nccl: PyTorch's process group for NCCL, or a stand-in; ``None``: gloo does everything.
 
     """
 
@@ -45,20 +45,20 @@ class GpuGroup:
         if self.nccl is not None and tensors and all(self.takes(tensor) for tensor in tensors):
             return self.nccl
         if not tensors and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # a barrier comes after what was launched, as NCCL's does
+            torch.cuda.synchronize()  # as with NCCL, a barrier waits for what was launched before
         return self.gloo
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies where NCCL can reach it."""
+        """Return whether NCCL can reach a tensor's memory."""
         return tensor.is_cuda
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> dist.Work:
-        """Start a send by gloo. Copying to the host waits for the stream that wrote the tensor."""
+        """Start a send by gloo. The copy to the host waits for the stream that wrote the tensor."""
         work: dist.Work = self.gloo.send([tensor.cpu() for tensor in tensors], peer, tag)
         return work
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> dist.Work:
-        """Start a receive by gloo; who waits for it puts the copy to the GPU on its stream."""
+        """Start a receive by gloo. A wait for it puts the copy to the GPU on the current stream."""
         if not any(tensor.is_cuda for tensor in tensors):
             work: dist.Work = self.gloo.recv(tensors, peer, tag)
             return work
@@ -74,15 +74,15 @@ class GpuGroup:
 def connect(
     backend: str, store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False
 ) -> Any:
-    """Return what a metered group talks through.
+    """Return the inner group, or groups, through which a metered group communicates.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``, as the placement of the ranks chose.
-        store: of this group alone.
-        rank: in the group.
-        size: of the group.
-        timeout: of waits.
-        lazy: whether gloo connects when first used, where it can.
+        store: the store of this group alone.
+        rank: the rank's position in the group.
+        size: the number of ranks in the group.
+        timeout: the time limit of waits.
+        lazy: whether gloo connects when first used, if it can.
 
     """
     gloo = connect_gloo(store, rank, size, timeout, lazy)

@@ -1,11 +1,12 @@
-"""The notebook's modules on a rank: its ``__main__``, and those that it edits.
+"""The notebook's modules on a rank: its ``__main__``, and modules whose files the user edits.
 
-A class of a cell is a class of the module ``__main__``, which a rank does not have: it got the
-class by value. Code that pickles on the rank (``torch.save``, ``Pool.map``, a queue) looks for it
-there by name. So a rank's ``__main__`` finds what the running code itself sees under that name.
+A class that a cell defines belongs to the notebook's module ``__main__``. A rank does not have that
+module; it gets the class by value. Code that pickles on the rank (``torch.save``, ``Pool.map``, a
+queue) looks for the class in ``__main__`` by name. So a rank's ``__main__`` returns what the
+running code itself sees under that name.
 
-A process that a rank spawns, such as a worker of a DataLoader, has no cells either. It gets their
-classes and functions by value, too, and a ``__main__`` as its rank has.
+A process that a rank spawns, such as a worker of a DataLoader, has no cells either. It also gets
+their classes and functions by value, and the same kind of ``__main__`` as its rank.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def become_main() -> None:
     main = types.ModuleType("__main__")
     main.__getattr__ = _find  # type: ignore[method-assign]
     sys.modules["__main__"] = main
-    # Objects of such classes are sent to other ranks by value, as the notebook sent them.
+    # A rank sends objects of such classes to other ranks by value, as the notebook sent them.
     pickle_objects_with(Pickler)
     reduction.dump = _send_to_spawned
 
 
 class _SpawnPickler(Pickler):
-    """Pickles a process that is about to be spawned; locks and queues as `multiprocessing` does."""
+    """Pickles a process that is about to be spawned, with multiprocessing's rules for locks etc."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         reduction.ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
@@ -46,7 +47,7 @@ class _SpawnPickler(Pickler):
     )
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how `obj` is made where it arrives: see `pickle.Pickler`."""
+        """Return how `obj` is rebuilt where it arrives; see `pickle.Pickler`."""
         if isinstance(obj, BaseProcess):
             return _spawned, (type(obj),), obj.__dict__
         return super().reducer_override(obj)
@@ -58,14 +59,14 @@ def _send_to_spawned(obj: Any, file: Any, protocol: int | None = None) -> None:
 
 
 def _spawned(kind: type[BaseProcess]) -> BaseProcess:
-    become_main()  # before the process's function and arguments arrive, which may be of cells
+    become_main()  # before the process's function and arguments arrive: cells may define them
     return kind.__new__(kind)
 
 
 def _find(name: str) -> Any:
-    """Return what the notebook's code that is running calls `name`."""
+    """Return what `name` means in the notebook's code that is running."""
     if not name.startswith("__"):
-        # A pool pickles in a thread of its own, for the main thread that waits in the cell.
+        # A pool pickles in its own thread, while the main thread waits in the notebook's code.
         for stack in (sys._getframe(1), *sys._current_frames().values()):
             frame: types.FrameType | None = stack
             while frame is not None:
@@ -84,7 +85,7 @@ def _find(name: str) -> Any:
 
 _US = __name__.partition(".")[0]
 _OURS = (_US, f"{_US}.later")
-"""Modules that every rank has loaded and that are not installed only where they are written."""
+"""Modules that every rank has loaded; on a developer's machine they are not installed packages."""
 
 
 class OwnModules:
@@ -95,12 +96,12 @@ class OwnModules:
         self._last = ""
 
     def look(self) -> None:
-        """Note the modules that were imported since the last look.
+        """Note the modules that were imported since the last call of this method.
 
-        There are thousands, and a rank that has just been forked would copy the page of every one
-        that it touches: it looks only at the last ones, those that it has imported itself.
+        There are thousands of modules, and a rank that was just forked copies the memory page of
+        each module that it touches. So it looks only at the last ones, which it imported itself.
         """
-        if next(reversed(sys.modules)) == self._last:  # as before most calls
+        if next(reversed(sys.modules)) == self._last:  # the usual case
             return
         new = list(itertools.takewhile(self._last.__ne__, reversed(sys.modules)))
         self._last = new[0]
@@ -112,7 +113,7 @@ class OwnModules:
                 self._written[name] = path, written
 
     def reload_changed(self) -> list[str]:
-        """Import anew the modules whose files have changed; return their names."""
+        """Reload the modules whose files have changed; return their names."""
         self.look()
         changed = [
             (name, path, now)

@@ -1,8 +1,8 @@
-"""The parent's side of one rank, and the questions that it can put to one that says nothing.
+"""The parent's side of one rank, and ways to find out what a silent rank is doing.
 
-Where such a rank stands, a signal handler in the rank writes down. ``faulthandler`` does so without
-the interpreter's help, so also while the rank is in compiled code, or in a loop that swallows every
-exception.
+On a signal, ``faulthandler`` in the rank writes the rank's stack to a file. It needs no help from
+the interpreter. So it also works while the rank is in compiled code, or in a loop that swallows
+every exception.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
 
 _ASLEEP_AFTER = 0.5
-"""Seconds without any use of the processor, until a rank is asked where it stands."""
+"""Seconds without any use of the processor after which a rank is asked for its stack."""
 _DUMP_LIMIT = 3.0
-"""Seconds for all stacks together; the fork server may be importing when it is to pass a signal."""
+"""Seconds for all stacks together; the fork server, which passes the signal, may be importing."""
 
 
 @dataclass
@@ -40,21 +40,21 @@ class Member:
     dump_at: int = 0
     """Where in the dump file the next dump begins."""
     answer: Answer | None = None
-    """To the call, once it is there."""
+    """The answer to the call; ``None`` until it has arrived."""
     failure: Failure | None = None
-    """The exception that it answered with."""
+    """The failure, if the rank answered with one."""
     ticks: int = -1
     asleep_since: float | None = None
     seen_in_backward: bool = False
 
     @property
     def answered(self) -> bool:
-        """Whether the answer to the call is there."""
+        """Whether the answer to the call has arrived."""
         return self.answer is not None
 
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:
-    """Have ranks write down their stacks; return the text by rank."""
+    """Have ranks write their stacks; return rank → text."""
     for member in members:
         member.dump_at = os.fstat(member.dump_fd).st_size
     server.signal([member.pid for member in members], signal.SIGUSR1)
@@ -65,9 +65,9 @@ def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, s
 def find_asleep(
     server: ForkServer, members: Sequence[Member], views: Sequence[RankView], now: float
 ) -> list[int]:
-    """Return the ranks that stand still inside autograd, with operations that are not over.
+    """Return the ranks that sleep inside autograd while some of their operations are not over.
 
-    PyTorch's DDP waits there for its buckets. Such a rank sleeps, uses no processor, and its
+    PyTorch's DDP waits there for its buckets. Such a rank sleeps, uses no processor time, and its
     innermost Python line is the call of the compiled engine.
     """
     asleep = []
@@ -87,20 +87,20 @@ def find_asleep(
             stack = ask_for_stacks(server, [member])[member.rank]
             member.seen_in_backward = stands_in_backward(stack)
             if not member.seen_in_backward:
-                member.asleep_since = now  # ask again later, not at every look
+                member.asleep_since = now  # ask again only after a while
         if member.seen_in_backward:
             asleep.append(member.rank)
     return asleep
 
 
 def read_dump(fd: int, offset: int = 0) -> str:
-    """Return what stands in a dump file from `offset` on."""
+    """Return the text of a dump file from `offset` on."""
     size = min(os.fstat(fd).st_size - offset, 1 << 16)
     return os.pread(fd, size, offset).decode("utf-8", "replace") if size > 0 else ""
 
 
 def wait_for_dump(fd: int, offset: int, until: float) -> str:
-    """Return a dump that a signal has asked for; empty if it does not come in time."""
+    """Return the dump that a signal has requested; empty if it does not come in time."""
     text = ""
     while time.monotonic() < until:
         before, text = text, read_dump(fd, offset)
@@ -116,7 +116,7 @@ def stands_in_backward(dump: str) -> bool:
 
 
 def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:
-    """Return (state, CPU ticks used) of a process's main thread, where the system tells."""
+    """Return (state, CPU ticks used) of a process or its main thread; ``None`` if unavailable."""
     path = f"/proc/{pid}/stat" if whole_process else f"/proc/{pid}/task/{pid}/stat"
     try:
         fields = Path(path).read_text(errors="replace").rpartition(")")[2].split()

@@ -1,17 +1,17 @@
-"""A process group that says what it does.
+"""A process group that shows and logs what it does.
 
-`MeteredProcessGroup` passes every operation on to gloo or NCCL. Before it does, it writes on the
-`Board` what this rank enters; when the operation is over, it adds an `Event` to the rank's log.
-Because it stands where PyTorch looks for a process group, it sees everything: calls of
-``torch.distributed``, of `DistributedDataParallel`, and of code that has never heard of it.
+`MeteredProcessGroup` passes every operation on to gloo or NCCL. Before that, it writes to the
+`Board` what this rank enters. When the operation is over, it adds an `Event` to the rank's log.
+PyTorch itself uses it as its process group. So it sees every operation: those of
+``torch.distributed``, of `DistributedDataParallel`, and of code that does not know it.
 
-Two rules make hangs findable:
+Two rules make it possible to find hangs:
 
-- An operation is compared with those that the other ranks entered *before* gloo sees it. gloo
-  would crash on different sizes, and take one dtype for another without a word.
-- A send is complete when its receive is posted, for every size, as with NCCL. gloo does the same
-  today; that the board's counters are asked too keeps it so, and makes polling work: gloo never
-  calls a message complete before somebody waits for it.
+- *Before* gloo sees an operation, it is compared with what the other ranks entered. On different
+  sizes gloo would crash, and it would silently take one dtype for another.
+- A send of any size is complete when its receive is posted, as with NCCL. gloo does the same today.
+  The board's counters are checked as well, so that this stays true if gloo changes, and so that
+  polling works: gloo never reports a message as complete before somebody waits for it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from course_lib.ranks.processes.rank_recorder import MeteredOperation, RankRecor
 from course_lib.ranks.trace.event import group_called
 
 NAMES_PER_CALL = 1 << 20
-"""The groups of call number c of a rank are named c times this, plus 1, plus 2, …"""
+"""The names of a rank's groups in call number c are c times this number, plus 1, plus 2, …"""
 
 
 class MeteredProcessGroup(PythonGroup):
-    """A process group around gloo or NCCL, whose every operation is shown and logged.
+    """A process group around gloo or NCCL that shows and logs every operation.
 
     Args:
-        members: its ranks, in order, as ranks of the whole.
-        name: the same on all members.
-        recorder: of this rank.
+        members: its ranks, in order, as ranks of the whole world.
+        name: the name of the group, the same on all members.
+        recorder: the recorder of this rank.
         link: this rank's end of an emulated network, if there is one.
         connect: makes the inner group; called again after a call that was given up.
 
@@ -75,24 +75,24 @@ class MeteredProcessGroup(PythonGroup):
         self._connect = connect
         self._inner: Any = None
         self._met: set[int] = set()
-        """The ranks with whom it has exchanged a message since it connected."""
+        """The ranks with which this rank has started a message since the group connected."""
         self.key = zlib.crc32(name.encode()) + 1
         self._slot, self._opened_in = -1, -1
 
     @property
     def label(self) -> str:
-        """The group's name for people: its number within the call."""
+        """The group's name in text for people, which contains its number within the call."""
         name = self._name
         number = str(int(name) % NAMES_PER_CALL) if name.isdecimal() else name
         return group_called(number, str(self.group_desc))
 
     def connect(self) -> None:
-        """Make the inner group, or make it anew."""
+        """Make the inner group; a further call replaces it by a new one."""
         self._inner = self._connect()
         self._met.clear()
 
     def _place(self) -> int:
-        """Return this group's place on the board in the current call."""
+        """Return this group's slot on the board in the current call."""
         me = self._recorder
         if self._opened_in != me.calls:
             self._slot = me.board.open_group(me.rank, self.key, self._members)
@@ -104,7 +104,7 @@ class MeteredProcessGroup(PythonGroup):
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
     ) -> dist.Work:
-        if collective.one_by_one:  # functional collectives ask for several; gloo has no such thing
+        if collective.one_by_one:  # functional collectives request several at once; gloo cannot
             outputs, inputs = arguments
             return self._one_by_one(collective.one_by_one, outputs, inputs, options)
         me, kind = self._recorder, KINDS[collective.kind]
@@ -129,7 +129,7 @@ class MeteredProcessGroup(PythonGroup):
             Wait.COLLECTIVE, self.key, seq, group_name=self.label,
             sent=sent_to_others(kind.name, _puts(operations), self.rank()),
         )  # fmt: skip
-        # gloo may block inside the launch itself (barrier does), so the rank is shown from here on.
+        # The launch itself may block in gloo (barrier does), so show the rank as blocked already.
         limit = max(options.timeout, timedelta(0))
         operation.block(limited=bool(limit))
         whole = self._inner
@@ -137,7 +137,7 @@ class MeteredProcessGroup(PythonGroup):
         try:
             inner = launch(carrier, collective, arguments, options)
         except Exception:
-            me.add_pending(-1)  # refused, so not under way
+            me.add_pending(-1)  # gloo refused it, so it is not under way
             if limit:
                 self._take_back()
             else:
@@ -156,12 +156,12 @@ class MeteredProcessGroup(PythonGroup):
             limit=limit, take_back=self._take_back,
         )  # fmt: skip
         if sliced and getattr(options, "asyncOp", False):
-            # Otherwise an operation that is over would last, in the log, until someone waits.
+            # Otherwise the operation would last, in the log, until the user waits for it.
             work.watch()
         return work
 
     def _take_back(self) -> None:
-        """Count one collective less: this rank has waited for it as long as it wanted."""
+        """Count one collective less, because this rank's own time limit for it is over."""
         self._recorder.board.take_back_collective(self._recorder.rank, self._place())
         self._recorder.broken = True
 
@@ -198,7 +198,7 @@ class MeteredProcessGroup(PythonGroup):
             inner = launch(tensors, self._members.index(peer), tag)
             self._met.add(peer)
         except Exception:
-            me.board.take_back_message(me.rank, channel)  # refused, so never started
+            me.board.take_back_message(me.rank, channel)  # gloo refused it, so it did not start
             me.add_pending(-1)
             raise
         finally:
@@ -224,7 +224,7 @@ class MeteredProcessGroup(PythonGroup):
         return self._operation(kind, tensors, peer, channel, seq), channel
 
     def _take_back_message(self, channel: MessageChannel) -> None:
-        """Count one message less: this rank has waited for it as long as it wanted."""
+        """Count one message less, because this rank's own time limit for it is over."""
         self._recorder.board.take_back_message(self._recorder.rank, channel)
         self._recorder.broken = True
 
@@ -238,14 +238,15 @@ class MeteredProcessGroup(PythonGroup):
         return lambda: me.board.count(channel.peer, other_end) >= operation.seq
 
     def launches_batches(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether messages of these tensors can be launched as one."""
+        """Return whether messages of these tensors can be launched together, as one operation."""
         inner = self._inner
         return isinstance(inner, GpuGroup) and inner.carrier(tensors) is not inner.gloo
 
     def batch(self, messages: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[dist.Work]:
-        """Launch messages as one, so that none of them waits for another.
+        """Launch messages together, so that none of them waits for another.
 
-        `messages`: for each its kind, tensor, the other rank's place in the group, and the tag.
+        `messages` has for each message its kind, its tensor, the other rank's position in the
+        group, and its tag.
         """
         me = self._recorder
         self._place()
@@ -316,10 +317,10 @@ class MeteredProcessGroup(PythonGroup):
 def compare_entries(
     recorder: RankRecorder, members: Sequence[int], key: int, seq: int, signature: str, what: str
 ) -> None:
-    """Compare what this rank enters with what the others have.
+    """Compare what this rank enters with what the other members have entered.
 
     Raises:
-        CollectiveMismatch: another rank has entered something else.
+        CollectiveMismatch: another rank has entered something different.
 
     """
     for other in members:

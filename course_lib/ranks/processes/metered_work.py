@@ -1,6 +1,6 @@
 """Handles of metered operations: what ``async_op=True``, ``isend`` and ``irecv`` return.
 
-`AnySourceWork` is that of a receive from whichever rank sends first: the board knows who has sent.
+`AnySourceWork` is the handle of a receive from any source: the board shows which ranks have sent.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _ending = threading.Lock()
 _SLICE = timedelta(seconds=0.2)
-"""A wait in compiled code lasts so long: after it, Python may see a signal."""
+"""Longest wait in compiled code; after each such wait, Python can handle a signal."""
 _PAUSE = 1e-5, 2e-4
-"""Seconds between two looks whether the other side has come: the least and the most."""
+"""Shortest and longest pause, in seconds, between two checks whether the other side has started."""
 
 
 class GivenUp(BaseException):
-    """Raised on a rank whose call has failed elsewhere: it unwinds, and is kept."""
+    """Raised on a rank whose call has failed elsewhere. It unwinds the call; the rank stays."""
 
 
 class MeteredWork(dist.Work):
-    """Work of the inner group; waiting for it stands on the board, its end goes into the log.
+    """A work of the inner group. The board shows waits for it, and the log records its end.
 
     Args:
         inner: the work of gloo or NCCL.
-        operation: what it is part of.
-        arrived: of a message, says whether the other side has started it too; it is not over
-            before that. ``None`` for a collective.
-        emulated: its way through an emulated network; else ``None``.
-        sliced: whether `inner` can be waited for a little at a time.
-        streams: whether `inner` is NCCL's, for which a stream waits and not the host. Then the
-            host is held only until all others have launched it too, so that a rank which never
-            does is found here, and not where the host next reads a number from the GPU. A thread
-            of the recorder notes the end.
-        limit: how long a wait that names no limit lasts at most; zero: as long as it takes.
-        take_back: called when a limit was over.
+        operation: the operation that the work carries out.
+        arrived: returns whether the other ranks have started the operation, too. Before that it is
+            not over. ``None`` if this need not be checked.
+        emulated: its transfer through an emulated network; else ``None``.
+        sliced: whether a wait for `inner` can be cut into short waits.
+        streams: whether `inner` is NCCL's, so that a stream waits for it and not the host. Then
+            the host waits only until all other ranks have launched it, too. So a rank that never
+            does is found here, and not when the host next reads a number from the GPU. A thread of
+            the recorder notes the end.
+        limit: time limit of a wait that names no limit; zero: no limit.
+        take_back: called when a limit is over.
 
     """
 
@@ -84,7 +84,7 @@ class MeteredWork(dist.Work):
         return self._operation.group
 
     def _end(self) -> None:
-        with _ending:  # a callback of gloo's thread may come while this one waits
+        with _ending:  # gloo's thread may run a callback while this thread waits
             if not self._over:
                 self._over = True
                 if self._awaited:
@@ -98,7 +98,7 @@ class MeteredWork(dist.Work):
         self._note_waited()
         waited_since = time.monotonic()
         if self._emulated is not None and self._emulated.is_over():
-            self._wait_inner(timeout)  # for bytes that are nearly here
+            self._wait_inner(timeout)  # short: the bytes have nearly arrived
         else:
             self._operation.block(limited=bool(timeout))
             try:
@@ -117,7 +117,7 @@ class MeteredWork(dist.Work):
 
     def _wait_others(self) -> None:
         if self._emulated is not None:
-            self._emulated.wait()  # which knows, without being asked, when all have come
+            self._emulated.wait()  # the emulated network tells when all ranks have started
             return
         pause, most = _PAUSE
         until = time.monotonic() + self._operation.recorder.limit
@@ -153,7 +153,7 @@ class MeteredWork(dist.Work):
             ) from None
 
     def _can_end(self) -> bool:
-        """Return whether a wait would be over at once, well or badly."""
+        """Return whether a wait would end at once, with success or with an error."""
         if self._emulated is not None and not self._emulated.is_over():
             return False
         return self._arrived() if self._arrived is not None else self._inner.is_completed()
@@ -166,22 +166,22 @@ class MeteredWork(dist.Work):
             try:
                 self._inner.wait(_SLICE)
                 return
-            except RuntimeError:  # of gloo, or merely that the slice is over
+            except RuntimeError:  # gloo failed, or only the slice is over
                 if self._inner.is_completed():
-                    self._inner.wait()  # says which
+                    self._inner.wait()  # raises gloo's error, if there is one
                     return
 
     def get_future(self) -> Any:
         # DDP's reducer waits for the future, in C++, and never calls wait().
         self._note_waited()
         if self.streams:
-            # It orders the streams of those who wait for it. One of ours, made by hand, would be
+            # NCCL's future orders the streams that wait for it. A future made here would be
             # complete at once and order nothing: DDP would use gradients that are not yet reduced.
             return self._inner.get_future()
         return self.watch()
 
     def watch(self) -> Any:
-        """Return its future, which notes the end; for those who look on, not the one who waits."""
+        """Return the work's future, which notes its end. This does not count as waiting."""
         if self._future is None:
             self._future = self._trigger.then(lambda _: self._value())
             self._future.add_done_callback(lambda _: self._end())
@@ -203,7 +203,7 @@ class MeteredWork(dist.Work):
         return self._inner.get_future().value()
 
     def give_up(self) -> None:
-        """Fail whoever waits for the future in compiled code: in any thread."""
+        """Fail the future, so that waits for it in compiled code end, on any thread."""
         self._given_up = True
         if self._future is not None:
             self._pull()
@@ -219,7 +219,7 @@ class MeteredWork(dist.Work):
                 self._operation.note_waited()
 
     def poll(self) -> bool:
-        """Return whether it is over; for those who look on, not for the one who waits."""
+        """Return whether the work is over. This does not count as waiting."""
         if self._over:
             return True
         if self._emulated is not None and not self._emulated.is_over():
@@ -227,7 +227,7 @@ class MeteredWork(dist.Work):
         if self.streams or self._arrived is None:
             done = bool(self._inner.is_completed())
         elif done := self._arrived():
-            self._inner.wait()  # gloo never calls a message complete before somebody waits for it
+            self._inner.wait()  # gloo reports a message as complete only if somebody waits for it
         if done:
             self._end()
         return done
@@ -252,11 +252,11 @@ class MeteredWork(dist.Work):
 
 
 class AnySourceWork(dist.Work):
-    """Becomes an ordinary receive once it is known from whom.
+    """A receive from any source. It becomes an ordinary receive when a sender is known.
 
     Args:
-        operation: how it stands on the board until then.
-        find: returns the rank of a sender that waits, or ``None``.
+        operation: what the board shows until then.
+        find: returns the rank of a waiting sender, or ``None``.
         receive: launches the receive from that rank.
 
     """

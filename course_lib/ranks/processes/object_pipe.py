@@ -1,14 +1,16 @@
 """The pipe between the notebook and one rank: Python objects, large ones in shared memory.
 
-A message is a few objects that belong together, packed as in `memory`: a small one travels through
-the socket, of a large one the descriptor of its file. The reader unpickles each when it likes.
+A message is a few objects that belong together, packed as in `memory`. A small object travels
+through the socket. For a large one, only the descriptor of its file does. The reader unpickles each
+object when it needs it.
 
-To the rank, for each call: a `CallHead`; the surroundings, or None if they have not changed; what
-all ranks share of the call; and what this rank alone gets of it, a list.
+For each call, the rank gets a `CallHead`; the surroundings, or None if they have not changed; the
+part of the call that all ranks share; and a list of what only this rank gets.
 
-From the rank: an `AnswerHead` and, with `DISPLAY`, a bundle, any number of times. With every other
-kind, two more objects: the log, as tuples of what an `Event` has, and the result or the `Failure`.
-`READY` comes once, before the first call; each call has one of the others.
+The rank sends messages that begin with an `AnswerHead`. After the kind `DISPLAY`, which may come
+any number of times, a bundle follows. After every other kind, two objects follow: the log, as
+tuples of the fields of an `Event`, and the result or the `Failure`. `READY` comes once, before the
+first call. Each call ends with one message of another kind.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from course_lib.ranks.memory import Packed, map_file, unpack
 from course_lib.ranks.sockets import receive_exactly
 from course_lib.ranks.trace.event import Event
 
-_COUNT = struct.Struct("<B")  # objects in the message
-_HEADER = struct.Struct("<QI?")  # of an object: bytes in all, parts, whether in a file
+_COUNT = struct.Struct("<B")  # number of objects in the message
+_HEADER = struct.Struct("<QI?")  # of an object: total bytes, number of parts, whether in a file
 _MAX_FDS = 8
 
 Read = Callable[[], Any]
@@ -39,8 +41,8 @@ class ObjectPipe:
 
     Args:
         sock: a connected Unix stream socket.
-        private: whether what arrives may be changed without the other readers seeing it; costs
-            a copy of what is changed.
+        private: whether the reader may change received objects without other readers seeing it;
+            costs a copy of what is changed.
 
     """
 
@@ -62,7 +64,7 @@ class ObjectPipe:
         self._socket.sendall(data)
 
     def receive(self) -> list[Read]:
-        """Wait for the next message; return what unpickles each of its objects.
+        """Wait for the next message; return one function per object, which unpickles it.
 
         Raises:
             EOFError: the other end is gone.
@@ -97,11 +99,12 @@ READY, DISPLAY, RESULT, FAILURE, GIVEN_UP = range(5)
 
 
 class CallHead(NamedTuple):
-    """Tells a rank, before a call, what is not the notebook's."""
+    """Tells a rank about the next call what does not come from the notebook."""
 
     call: int
+    """The number of the call."""
     generation: int
-    """How many calls were given up before it."""
+    """How many calls were given up before this one."""
     options: CallOptions
 
 
@@ -110,14 +113,14 @@ class AnswerHead(NamedTuple):
 
     kind: int
     dropped: int = 0
-    """Events that found no room in the log."""
+    """Number of events for which the log had no room."""
     joined: bool = True
     """Whether the rank still has its process groups, and can use them."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a rank, as it has arrived: unpickled as far as it is needed."""
+    """The answer of a rank as it has arrived; its parts are unpickled only when needed."""
 
     head: AnswerHead
     log: Read
@@ -125,5 +128,5 @@ class Answer:
     """Reads the result, or the `Failure`."""
 
     def events(self) -> list[Event]:
-        """Return the log; it is unpickled only here, for nobody looks at most of them."""
+        """Return the log. It is unpickled only here, because most logs are never read."""
         return [Event(*event) for event in self.log()]

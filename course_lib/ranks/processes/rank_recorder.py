@@ -17,11 +17,11 @@ from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, Wa
 from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
-"""Events that one rank keeps of one call; the rest are counted."""
+"""Most events that one rank keeps per call; further ones are only counted."""
 _NONE = CallOptions()
 _SETTLE = 0.5
 _LOOK = 2e-4
-"""Seconds between two looks whether works on streams are over; their ends are as exact as that."""
+"""Seconds between two checks whether works on streams are over, and so the error of their ends."""
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 1 << 22
 _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED, RankPhase.LIMITED)
@@ -37,24 +37,24 @@ class RankRecorder:
     locate: Callable[[], str]
     """Returns the line of user code that is running, for example ``Cell In[3], line 7``."""
     blocked: list[tuple[float, float]] = field(default_factory=list)
-    """When the rank's own thread stood still, waiting for communication."""
+    """Intervals in which the rank's own thread waited for communication."""
     alone: bool = False
-    """Whether nobody else writes on the board: the other ranks are on other machines."""
+    """Whether no other rank writes to the board, because the others are on other machines."""
     options: CallOptions = _NONE
-    """Of the current call."""
+    """Options of the current call."""
     broken: bool = False
-    """Whether an operation's own time limit was over: gloo does not use its connections again."""
+    """Whether an operation passed its own time limit: gloo cannot use its connections again."""
     limit: float = math.inf
     """Seconds that an operation waits until the other ranks have started it too."""
     dropped: int = 0
     open_messages: set[Any] = field(default_factory=set)
-    """Works of messages that are not over: gloo forgets a message whose work is thrown away."""
+    """Works of unfinished messages. They are kept, as gloo drops a message without its work."""
     open_collectives: set[Any] = field(default_factory=set)
     """Works of collectives that are not yet in the log."""
     calls: int = 0
-    """How many calls have begun; a group has its place on the board for one of them."""
+    """How many calls have begun; a group's slot on the board is valid for one call."""
     given_up: int = 0
-    """How many calls were given up while operations were under way: their end counts no more."""
+    """How many calls were given up. Operations that began before are not logged at their end."""
     _kept: deque[tuple[Any, int]] = field(default_factory=deque)
     _kept_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,7 +62,7 @@ class RankRecorder:
     _watching: threading.Thread | None = None
 
     def note(self, event: Event) -> int:
-        """Add an event to the log of this call; return its place there, or -1 if there is none."""
+        """Add an event to the log of this call; return its index, or -1 if the log is full."""
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
             return len(self.events) - 1
@@ -75,10 +75,11 @@ class RankRecorder:
             self.board.add_pending(self.rank, change)
 
     def keep(self, work: Any, nbytes: int) -> None:
-        """Keep a work that is over for a while.
+        """Keep a finished work for a while.
 
-        C++ may still hold it where nobody in Python does, as DDP's join does with one of a few
-        bytes; without its part in Python it has no future. Its tensors are kept with it, so few.
+        C++ may still hold the work when no Python code does: DDP's join does so with a work of a
+        few bytes. Without its Python part, the work has no future. Its tensors are kept with it, so
+        only few works are kept.
         """
         with self._lock:
             self._kept.append((work, nbytes))
@@ -87,7 +88,7 @@ class RankRecorder:
                 self._kept_bytes -= self._kept.popleft()[1]
 
     def watch_streams(self) -> None:
-        """Note the ends of works on streams, from a thread: the host that launched them runs on."""
+        """Start a thread that notes the ends of works on streams, as the host does not wait."""
         if self._watching is None:
             self._watching = threading.Thread(target=self._watch_streams, daemon=True)
             self._watching.start()
@@ -104,7 +105,7 @@ class RankRecorder:
             time.sleep(_LOOK)
 
     def begin(self, options: CallOptions = _NONE) -> None:
-        """Begin the log of a new call, on a board that may have been cleared."""
+        """Begin the log of a new call. The board may have been cleared before it."""
         self.calls += 1
         self.options = options
         self.board.forget_places()
@@ -117,7 +118,7 @@ class RankRecorder:
         self.dropped = 0
 
     def give_up(self) -> None:
-        """Forget what is under way: it will never be over."""
+        """Forget the operations under way, because they will never end."""
         with self._lock:
             self.given_up += 1
         for work in [*self.open_collectives, *self.open_messages]:
@@ -128,10 +129,10 @@ class RankRecorder:
     def settle(self) -> None:
         """Wait, at the end of a call, until its collectives are in the log.
 
-        DDP's end with a callback in a thread of gloo, which may come after the step that they
-        were for. While other ranks still run, one of them may have yet to take part, and the
-        call would wait for it anyway; after that, `_SETTLE` seconds are enough. A message that
-        both sides have started is over too, whether or not anybody waits for it.
+        The collectives of DDP end with a callback in a thread of gloo, which may run after the step
+        that used them. While other ranks still run, one of them may have yet to take part, and the
+        call would wait for that rank anyway. After that, `_SETTLE` seconds are enough. A message
+        that both sides have started is logged as over, too, even if nothing waits for it.
         """
         if not self.open_messages and not self.open_collectives:
             return
@@ -152,10 +153,10 @@ class RankRecorder:
             pause = min(2 * pause, 1e-2)
 
     def compute(self, start: float, end: float) -> list[Event]:
-        """Return what lies between the waits of a call that ran from `start` to `end`.
+        """Return the computation between the waits of a call that ran from `start` to `end`.
 
-        A wait inside compiled code, such as that of PyTorch's DDP for its last bucket, is not
-        known here and counts as computation.
+        A wait inside compiled code is not known here and counts as computation. An example is the
+        wait of PyTorch's DDP for its last bucket.
         """
         if not self.blocked:
             return [computation(self.rank, start, end)] if end > start else []
@@ -186,9 +187,9 @@ class MeteredOperation:
     begun_in: int = field(init=False)
     """Value of `RankRecorder.given_up` when it was launched."""
     group_name: str = ""
-    """The group's name for people; see `Event.group_name`."""
+    """The group's name in text for people; see `Event.group_name`."""
     sent: int | None = None
-    """Bytes for other ranks, where they are known; see `Event.sent`."""
+    """Bytes for other ranks, if known; see `Event.sent`."""
     _waited: bool = False
     _blocked_since: float = 0.0
     _noted: tuple[int, Event] | None = None
@@ -197,7 +198,7 @@ class MeteredOperation:
         self.begun_in = self.recorder.given_up
 
     def block(self, limited: bool = False) -> None:
-        """Show that the rank stands still until this operation is over, or its own limit is."""
+        """Show that the rank waits until this operation, or its own time limit, is over."""
         self._blocked_since = time.monotonic()
         self.recorder.board.block(
             self.recorder.rank,
@@ -225,7 +226,7 @@ class MeteredOperation:
         self.recorder.blocked.append((self._blocked_since, time.monotonic()))
 
     def over(self, end: float | None = None) -> None:
-        """Note the operation down as over."""
+        """Log the operation as over."""
         if self.begun_in != self.recorder.given_up:
             return
         event = Event(
@@ -247,7 +248,10 @@ class MeteredOperation:
         self.recorder.add_pending(-1)
 
     def note_waited(self) -> None:
-        """Note that the rank waited for it, or asked for it, now or after it was over."""
+        """Note that the rank waited for the operation or asked whether it is over.
+
+        The rank may do so before or after the operation's end.
+        """
         self._waited = True
         if self._noted is not None:
             at, event = self._noted

@@ -1,7 +1,7 @@
 """The surroundings of a call in the notebook: the text of its cells, folder, modules, environment.
 
-Ranks adopt it with the first call after a change. It is looked at before every call, so looking
-must cost little: what is as it was is compared, not copied.
+Ranks adopt the surroundings with the first call after a change. They are checked before every call,
+so the check must be cheap: it compares without copying.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from course_lib.ranks.calls import Sources, cell_numbers, cell_sources, install_sources
 
-# Set for the fork server, and so for the ranks; the notebook's own values are not for them.
+# These are set for the fork server, and so for the ranks. Ranks must not get the notebook's values.
 _NOT_SENT = (
     *("GLOO_SOCKET_IFNAME", "OPENBLAS_NUM_THREADS", "MPLBACKEND", "PYTHONUNBUFFERED"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -26,11 +26,11 @@ News = tuple[Sources, str, list[str], dict[str, str]]
 
 
 class Surroundings:
-    """Tells one team of ranks what has changed."""
+    """Finds out what has changed since one team of ranks was last told."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
-        """Names in ``linecache`` that the ranks have the lines of, or can read themselves."""
+        """Names in ``linecache`` whose lines the ranks have, or can read themselves."""
         self._seen: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._folder = ""
@@ -40,14 +40,14 @@ class Surroundings:
     def news(self) -> News | None:
         """Return the surroundings if they have changed since the last time, else ``None``.
 
-        They have only the sources that are new.
+        Of the sources, only the new ones are returned.
         """
         try:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
         numbers = cell_numbers()
-        # As the system has it: decoding all of it for every call would show.
+        # Compare undecoded values: decoding all of them takes noticeable time in every call.
         environment = getattr(os.environ, "_data", os.environ)
         if not (
             linecache.cache.keys() != self._seen
@@ -69,7 +69,7 @@ class Surroundings:
 def enter(
     sources: Sources, folder: str, path: list[str], environment: dict[str, str]
 ) -> dict[str, str]:
-    """Adopt the surroundings, on a rank; return what people call the cells, by file name."""
+    """Adopt the surroundings on a rank; return file name → name of the cell for people."""
     install_sources(sources)
     if folder:
         os.chdir(folder)

@@ -1,7 +1,8 @@
 """Ranks that are processes of this machine: the engine behind ``on="cpu"`` and ``on="gpu"``.
 
-`Processes` keeps a `Team` from call to call, one generation of K processes, and says what a failure
-costs. A call sends every rank its part and then waits for the answers; `watch` does the waiting.
+`Processes` keeps a `Team` of K processes from call to call, and replaces it if a failure has made
+it unusable. A call sends every rank its part and then waits for the answers; `watch` does the
+waiting.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Processes:
 
     @property
     def trace(self) -> Trace:
-        """The trace of the last call; made when somebody looks."""
+        """The trace of the last call; it is made on first use."""
         if not isinstance(self._trace, Trace):
             self._trace = self._trace()
         return self._trace
@@ -91,7 +92,7 @@ class Processes:
             if self.team is not None:
                 answers = [member.answer for member in self.team.members]
                 self._trace = partial(_trace, answers, self.world_size, self._network)
-                # Also after an interrupt, at whatever point: a half-run call leaves no good ranks.
+                # An interrupt, too, may have left a call half run: such ranks are not used again.
                 if not self.team.reusable:
                     self.close()
 
@@ -112,11 +113,11 @@ class Processes:
             print(interrupted(states, kept=team.reusable), file=sys.stderr)
 
     def states(self) -> list[RankState]:
-        """Return what the ranks do now; empty if none runs."""
+        """Return what the ranks do now; empty if there are no ranks."""
         return self.team.watch.states() if self.team is not None else []
 
     def pids(self) -> list[int]:
-        """Return the processes of the ranks, in rank order; empty if none runs."""
+        """Return the pids of the ranks, in rank order; empty if there are no ranks."""
         return [member.pid for member in self.team.members] if self.team is not None else []
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ def _trace(answers: Sequence[Answer | None], world_size: int, network: Network |
 
 _START_LIMIT = 60.0
 _MAX_GIVEN_UP = 50
-"""Calls that ranks survive: each leaves behind connections that gloo cannot close."""
+"""Most given-up calls that ranks survive: each leaves connections that gloo cannot close."""
 
 
 class Team:
@@ -154,7 +155,7 @@ class Team:
         self.members: list[Member] = []
         self.reusable = False
         self.interrupted: list[RankState] = []
-        """The states of the ranks when the last call was ended from here."""
+        """The states of the ranks when an interrupt last ended a call."""
         self.labels: dict[str, str] = {}
         self._started = False
         self._calls = self._generation = 0
@@ -163,7 +164,7 @@ class Team:
         with uninterrupted():
             self.board = Board.create(self.world_size)
             store = anonymous_file("store")
-            # Where a file without a name cannot be opened by path, it needs a folder.
+            # If a file without a name cannot be opened by path, the store needs a folder.
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
             self._printer = Printer(self.world_size)
             self.watch = TeamWatch(
@@ -214,7 +215,7 @@ class Team:
         }
         try:
             function = "course_lib.ranks.processes.worker:serve_calls"
-            # Ranks with a core each import no slower by themselves: they need not wait.
+            # If each rank has its own core, it imports as fast by itself and need not wait.
             early = self.placement.core_each
             pid = self._server.fork(function, config, list(fds.values()), early)
         except BaseException:
@@ -251,9 +252,9 @@ class Team:
 
         Args:
             surroundings: the notebook's sources, folder, module path and environment, if changed.
-            common: what all ranks share of the call.
-            each: what each rank alone gets of it, in rank order; empty if there is nothing.
-            options: its time limit, and what the ranks watch for.
+            common: the part of the call that all ranks share.
+            each: what only one rank gets, in rank order; empty if there is no such part.
+            options: the call's time limit, and what the ranks watch for.
 
         Raises:
             RanksError: the call went wrong.
@@ -263,8 +264,8 @@ class Team:
         self.reusable = False
         self.start()
         if not self.board.untouched() and not self.board.pending():
-            self.board.clear()  # a student counts the operations of the call
-        # Also before a rank has picked up this call, it must not look as if it had finished it.
+            self.board.clear()  # numbers restart: students count the operations of one call
+        # A rank that has not picked up this call yet must not look as if it had finished it.
         self.board.set_all(RankPhase.RUNNING)
         for member in self.members:
             member.answer = member.failure = member.asleep_since = None
@@ -278,7 +279,7 @@ class Team:
                 self.interrupted = self.watch.states()
             self.reusable = self._give_up()
             raise
-        # All ranks have answered; if they also left the group in step, they are as good as new.
+        # All ranks have answered. If no communication is left behind, they can be used again.
         failures = self.watch.failures()
         views = self.board.views() if failures or not self.board.untouched() else []
         wrong = out_of_step(views) if views else None
@@ -309,14 +310,14 @@ class Team:
         news, nothing = pack(surroundings), pack([])
         for member in self.members:
             own = each[member.rank] if each else nothing
-            with suppress(BrokenPipeError, ConnectionResetError):  # found while waiting
+            with suppress(BrokenPipeError, ConnectionResetError):  # the wait finds the dead rank
                 member.pipe.send(head, news, common, own)
 
     def _give_up(self) -> bool:
-        """End the call on the ranks that are still in it; return whether all are ready for more.
+        """End the call on the ranks that are still in it; return whether all can be used again.
 
-        Their processes and their memory then stay. Their connections do not, for something may be
-        left in them: before the next call every group connects anew.
+        If so, their processes and their memory stay. Data may be left in their connections, so
+        every group connects again before the next call.
         """
         if not self._keeps or self._generation >= _MAX_GIVEN_UP:
             return False
@@ -335,7 +336,7 @@ class Team:
 
 
 def _as_torchrun(world_size: int) -> dict[str, str]:
-    """Return what ``torchrun`` tells a script in its environment, but for the rank itself."""
+    """Return the environment variables that ``torchrun`` sets, except those with the rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -348,9 +349,10 @@ def _as_torchrun(world_size: int) -> dict[str, str]:
 
 
 def _chosen_gpus() -> dict[str, str]:
-    """Return which GPUs the notebook wants seen: it may say so after the fork server started.
+    """Return the environment variables by which the notebook chooses GPUs.
 
-    A rank opens CUDA before its first call, which brings the rest of the environment.
+    The notebook may set them after the fork server has started. A rank needs them early: it opens
+    CUDA before its first call, with which it gets the rest of the environment.
     """
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     return {name: os.environ[name] for name in names if name in os.environ}

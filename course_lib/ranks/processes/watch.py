@@ -1,6 +1,6 @@
-"""Waits for the answers to one call, with four eyes.
+"""Waits for the answers to one call, and watches four things meanwhile.
 
-On the answers, on what the ranks print, on the board (does anything still move?), on the clock.
+They are the answers, the output of the ranks, the board (does anything still move?) and the clock.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from course_lib.ranks.stopping import uninterrupted
 
 _LOOK_EVERY = 0.05
 _STUCK_GRACE = 0.1
-"""Seconds that ranks which wait for a failed one get, to show that they do."""
+"""Seconds after a failure in which ranks that wait for the failed rank can show that they do."""
 _GIVE_UP_LIMIT = 2.0
-"""Seconds that ranks get to end a call that has failed elsewhere, before they are ended."""
+"""Seconds that ranks get to end a call that failed elsewhere; then their processes are ended."""
 _SIGNAL_EVERY = 0.25
-"""Seconds after which a rank that has not ended its call is told again: it may have imported."""
+"""Seconds after which a rank is told again to end its call; it may have been importing."""
 _GRACE = 1.0
-"""Seconds that ranks which still compute get, once another has failed."""
+"""Seconds after a rank's failure that the ranks which still compute get."""
 
 
 class TeamWatch:
     """Watches the ranks of a team from call to call.
 
     Args:
-        server: where the ranks' processes come from, and who tells of their end.
-        board: what they are doing.
-        members: the ranks; may grow until the first `collect`.
-        printer: takes what they print.
-        labels: file name → how a person calls it.
-        closing: set when the ranks are to end.
+        server: the fork server, which starts the ranks' processes and reports their end.
+        board: shows what the ranks are doing.
+        members: the ranks; the list may grow until the first `collect`.
+        printer: takes what the ranks print.
+        labels: file name → its name in messages for people.
+        closing: set when the ranks must end.
 
     """
 
@@ -72,19 +72,19 @@ class TeamWatch:
         self._printer = printer
         self._labels = labels
         self._poll = select.poll()
-        """Has the outputs always, and a pipe as long as its answer is awaited."""
+        """Watches the outputs of all ranks, and the pipe of each rank that has yet to answer."""
         self._by_fd: dict[int, Member] = {}
 
     def collect(self, what: str, timeout: float | None) -> None:
         """Return when every rank has answered.
 
         Args:
-            what: is awaited, as messages call it: the "start of the ranks", or the "call", in
-                which deadlocks are looked for.
-            timeout: its limit, in seconds; None for none.
+            what: what is awaited, in the words of messages: "start of the ranks" or "call". Only in
+                a call, deadlocks are looked for.
+            timeout: its limit, in seconds; None for no limit.
 
         Raises:
-            RanksError: before that, as soon as it is certain that not all will.
+            RanksError: it is certain that not all ranks will answer, or the time limit is over.
 
         """
         start = time.monotonic()
@@ -117,7 +117,7 @@ class TeamWatch:
         finally:
             if progress is not None:
                 progress.clear()
-            # Most calls print nothing, and then there is nothing that an interrupt could split.
+            # Only a call that prints needs protection: an interrupt could split its output.
             if self._poll.poll(0) or self._printer.waiting() or self._unfinished_lines():
                 with uninterrupted():
                     for member in self._members:
@@ -125,13 +125,13 @@ class TeamWatch:
                     self._printer.end_call()
 
     def _unfinished_lines(self) -> bool:
-        for member in self._members:  # noqa: SIM110  # before and after every call, so quickly
+        for member in self._members:  # noqa: SIM110  # runs in every call, so it must be fast
             if member.output.unfinished:
                 return True
         return False
 
     def _await(self) -> set[int]:
-        """From now on, listen to the pipes of the ranks that have yet to answer; return them."""
+        """Start to listen to the pipes of the ranks that have yet to answer; return these ranks."""
         if not self._by_fd:
             for member in self._members:
                 self._poll.register(member.output, select.POLLIN)
@@ -143,7 +143,7 @@ class TeamWatch:
         return waiting
 
     def end_call(self, call: int) -> bool:
-        """End call number `call` on the ranks that are in it; return whether all did in time."""
+        """End call number `call` on the ranks that are in it; return whether all end in time."""
         self._board.give_up(call)
         left = self._await()
         signalled = -math.inf
@@ -156,7 +156,7 @@ class TeamWatch:
                         pids = [self._members[rank].pid for rank in left]
                         self._server.signal(pids, signal.SIGUSR2)
                     left -= self._read()
-        except RanksError:  # it has died of it
+        except RanksError:  # a rank's process has ended
             return False
         return not left
 
@@ -165,7 +165,7 @@ class TeamWatch:
         return {m.rank: m.failure for m in self._members if m.failure is not None}
 
     def states(self) -> list[RankState]:
-        """Return what every rank does; of those that run, also their line."""
+        """Return what every rank does; for running ranks, also the line."""
         views = self._board.views()
         running = [m for m in self._members if views[m.rank].state is RankPhase.RUNNING]
         dumps = ask_for_stacks(self._server, running)
@@ -179,7 +179,7 @@ class TeamWatch:
     # Answers of the ranks -----------------------------------------------------------------------
 
     def _read(self) -> set[int]:
-        """Take what has come within a moment; return the ranks whose answer was there."""
+        """Take messages and output for a moment; return the ranks that have answered."""
         answered = set()
         for fd, _ in self._poll.poll(1000 * _LOOK_EVERY):
             member = self._by_fd[fd]
@@ -193,7 +193,7 @@ class TeamWatch:
 
     def _receive(self, member: Member) -> bool:
         """Take one message of a rank; return whether it was its answer to the call."""
-        with uninterrupted():  # half a message read, the next one could not be
+        with uninterrupted():  # after half a message, the next one could not be read
             try:
                 head, *rest = member.pipe.receive()
             except (EOFError, OSError):
@@ -210,11 +210,11 @@ class TeamWatch:
     # Failures -----------------------------------------------------------------------
 
     def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
-        """Raise, once one rank has failed, as soon as nothing more is to be learnt."""
+        """Raise the error of a failed rank as soon as waiting longer would show nothing more."""
         failures = self.failures()
         stuck = stuck_ranks(views)
         waits = all(member.answered or member.rank in stuck for member in self._members)
-        # A mismatch is explained by the board, whatever the others do.
+        # The board explains a mismatch, so there is no need to wait for other ranks.
         mismatch = any(failure.mismatch for failure in failures.values())
         if mismatch or seconds > (_STUCK_GRACE if waits else _GRACE):
             raise some_raised(failures, views, self.states())

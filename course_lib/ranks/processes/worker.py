@@ -1,11 +1,11 @@
 """One rank: joins its process group, then runs the calls that its parent sends, or gives them up.
 
-On SIGUSR2 it gives up its call and stays, whatever it is doing. Python code, and waits for
-communication, are ended by an exception from the signal's handler. A rank that waits in compiled
-code, as PyTorch's DDP does for its last bucket, runs no handler. So a thread hears of the signal,
-too, and fails the futures that the rank may be waiting for. An import is not ended in the middle:
-PyTorch's own do not work a second time. So the signal comes several times, and may come late: the
-board says which call it is to end.
+On SIGUSR2 a rank gives up its call, and its process stays. The signal's handler raises an
+exception, which ends Python code and waits for communication. A rank that waits in compiled code,
+as PyTorch's DDP does for its last bucket, runs no handler. So a thread also receives the signal,
+and fails the futures that the rank may be waiting for. An import is not ended in the middle,
+because PyTorch's own imports do not work a second time. So the signal is sent several times, and
+may come late: the board says which call it must end.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from course_lib.ranks.processes.world import World, joined_world
 from course_lib.ranks.stopping import in_import
 
 _modules = OwnModules()
-os.register_at_fork(before=_modules.look)  # what the fork server has loaded, no rank looks through
+os.register_at_fork(before=_modules.look)  # so ranks skip the modules that the server has loaded
 
-_NO_LIMIT = timedelta(days=7)  # the parent decides when a wait is too long: it can say why
+_NO_LIMIT = timedelta(days=7)  # the parent ends waits that are too long, and can explain them
 
 
 def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankRecorder:
     """Join the process group as rank ``config["rank"]``; return this rank's recorder.
 
-    `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path; it may
+    `config` has ``rank``, ``world_size``, ``device``, ``threads`` and ``store``, a path. It may
     have ``backend`` (``gloo`` or ``nccl``), ``bare`` (whether it is not metered) and ``link``, the
-    descriptor of a connection to an `EmulatedNetwork`. `labels` may grow later: file name → how a
-    person calls it.
+    descriptor of a connection to an `EmulatedNetwork`. `labels` maps a file name to its name in
+    messages for people, and may grow later.
     """
     rank, world_size = config["rank"], config["world_size"]
     board = Board(board_fd, world_size)
@@ -90,13 +90,13 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
 def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     """Run calls until the parent closes the pipe.
 
-    `fds`: as many as ``config["fds"]`` has names for them: ``pipe``, ``output``, ``board``,
-    ``dump`` for stacks, perhaps ``link`` and ``store``.
+    ``config["fds"]`` has one name for each of the descriptors `fds`: ``pipe``, ``output``,
+    ``board``, ``dump`` for stacks, perhaps ``link`` and ``store``.
     """
     named = dict(zip(config["fds"], fds, strict=True))
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
-    # On SIGUSR1, and when compiled code crashes: the stack, also of a rank that stands still.
+    # Write the stack on SIGUSR1, also if the rank hangs, and when compiled code crashes.
     faulthandler.enable(file=named["dump"], all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
     if "store" in named:
@@ -132,10 +132,10 @@ def _run_call(
     call: int,
     parts: list[Read],
 ) -> None:
-    """Run one call and send its answer: what came of it, the log, and the result.
+    """Run one call and send its answer: how it ended, the log, and the result.
 
-    `call`: its number. `parts`: what all ranks share of it, and what this one alone gets; emptied
-    here, for arguments may be large.
+    `call` is its number. `parts` are the part of the call that all ranks share and what only this
+    rank gets. The list is emptied here, because arguments may be large.
     """
     global _current
     board, rank = recorder.board, recorder.rank
@@ -149,19 +149,19 @@ def _run_call(
             kind, end = RESULT, time.monotonic()
             reply = pack_result(value, pack)
         finally:
-            # Not in a function of its own: at its beginning or end, as at that of a ``with``, the
-            # signal's handler may run, and its exception would leave this as it is.
+            # Not in a separate function or a ``with`` block: the signal's handler may run at its
+            # beginning or end, and its exception would leave `_current` unchanged.
             _current = 0
     except GivenUp:
         kind, value, end = GIVEN_UP, None, time.monotonic()
     except BaseException as error:
         kind, value, end = FAILURE, describe(error, labels), time.monotonic()
-    # Also where a wait in compiled code was ended, or user code has turned the exception around.
+    # Also needed if a wait in compiled code was ended, or if user code replaced the exception.
     if reply is None:
         reply = pack(value)
     parts.clear()
     board.set_state(rank, RankPhase.FINISHED if kind == RESULT else RankPhase.RAISED)
-    value = None  # a large result need not wait here for the next call
+    value = None  # a large result must not stay in memory until the next call
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if kind == RESULT:
@@ -175,19 +175,19 @@ def _run_call(
 
 
 _current = 0
-"""The call that runs, by its number; 0 if there is none."""
+"""The number of the running call; 0 if there is none."""
 _failing = threading.Lock()
 
 
 def _begin(call: int) -> None:
-    """Note that a call begins; what is still failed for the one before it, is failed by then."""
+    """Note that a call begins, after the thread has failed the futures of the previous call."""
     global _current
     with _failing:
         _current = call
 
 
 def _listen_for_giving_up(recorder: RankRecorder) -> None:
-    """Prepare this rank to give up calls: in its main thread, once."""
+    """Prepare this rank to give up calls. Called once, in its main thread."""
     heard, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)

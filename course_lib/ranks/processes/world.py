@@ -1,18 +1,18 @@
 """One rank's world of process groups, from call to call.
 
-A script makes its world, uses it and destroys it; a notebook's ranks are used again and again. So
-here the world outlives what a call does to it:
+A script makes its world, uses it and destroys it, but a notebook uses its ranks again and again. So
+here a call cannot destroy the world for good:
 
-- ``dist.init_process_group(...)`` finds the ranks joined already; ``destroy_process_group()`` holds
-  until the end of the call.
-- Every call numbers its groups from a number of its own, so that a rank that skipped one in an
-  earlier call is in step again. Calls of ``dist.new_group`` are counted on the board: one that a
-  rank skipped is found when the call ends.
-- Groups that nothing can reach any more are freed, and with them gloo's threads and sockets.
-- After a call that was given up, every group connects anew: what is left of the call in the old
-  connections meets nobody.
+- ``dist.init_process_group(...)`` finds that the ranks have already joined.
+  ``destroy_process_group()`` has effect only until the end of the call.
+- Every call numbers its groups from its own start number. So a rank that skipped a group in an
+  earlier call is in step again. Calls of ``dist.new_group`` are counted on the board: a call that a
+  rank skipped is found at the end.
+- Groups that nothing refers to any more are freed, together with gloo's threads and sockets.
+- After a call that was given up, every group connects again, so that data left in the old
+  connections cannot be received.
 
-All of it needs what PyTorch does not document: that is in `_torch.process_world`.
+All this needs parts of PyTorch that are not documented; their use is in `_torch.process_world`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from course_lib.ranks.processes.metered_group import (
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 _FEW_GROUPS = 8
-"""So many groups are not worth a look which of them can still be reached."""
+"""Up to this number of groups, it is not worth looking for groups that can be freed."""
 
 _installed: tuple[RankRecorder, EmulatedLink | None, str] | None = None
 _world: World | None = None
@@ -71,9 +71,9 @@ def install(
     """Make the backend ``metered`` known to torch.distributed in this process.
 
     Args:
-        recorder: of this rank.
+        recorder: the recorder of this rank.
         link: this rank's end of an emulated network, if there is one.
-        backend: ``"gloo"`` or ``"nccl"``: what the metered groups talk through.
+        backend: ``"gloo"`` or ``"nccl"``: through which the metered groups communicate.
 
     """
     global _installed
@@ -112,7 +112,7 @@ def _create(options: Any, _: Any) -> MeteredProcessGroup:
 
 
 def _stand_in(name: str, function: Callable[..., Any]) -> None:
-    """Put `function` in the place of one of ``torch.distributed``."""
+    """Replace a function of ``torch.distributed`` by `function`."""
     for module in (dist, c10d):
         setattr(module, name, function)
 
@@ -120,9 +120,9 @@ def _stand_in(name: str, function: Callable[..., Any]) -> None:
 def _start_batch(
     one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
 ) -> list[dist.Work]:
-    """Stand in for ``dist.batch_isend_irecv``, which launches no group of ours as one."""
+    """Stand in for ``dist.batch_isend_irecv``, which cannot launch a batch on metered groups."""
     if not all(isinstance(each, dist.P2POp) for each in p2p_op_list):
-        return one_by_one(p2p_op_list)  # which says so
+        return one_by_one(p2p_op_list)  # PyTorch reports the wrong argument
     groups = {dist.group.WORLD if each.group is None else each.group for each in p2p_op_list}
     group = groups.pop() if len(groups) == 1 else None
     if not isinstance(group, MeteredProcessGroup) or not group.launches_batches(
@@ -139,7 +139,7 @@ def _start_batch(
 
 @contextmanager
 def _without_greeting() -> Iterator[None]:
-    """Keep what gloo prints once it is connected, before PyTorch 2.11, out of a rank's output."""
+    """Hide what gloo prints after it has connected, which it does before PyTorch 2.11."""
     if torch.__version__ >= "2.11":
         yield
         return
@@ -158,11 +158,11 @@ class World:
     """The process groups of a rank that `Ranks` started. There is one per process.
 
     Args:
-        recorder: of this rank.
+        recorder: the recorder of this rank.
         link: its end of an emulated network, if there is one.
-        path: of the file through which the ranks find one another.
-        timeout: of waits in gloo.
-        backend: ``"gloo"`` or ``"nccl"``: what its groups talk through.
+        path: the path of the file through which the ranks find one another.
+        timeout: the time limit of waits in gloo.
+        backend: ``"gloo"`` or ``"nccl"``: through which its groups communicate.
 
     """
 
@@ -187,7 +187,8 @@ class World:
         self._destroyed = 0
         self._everyone: MeteredProcessGroup | None = None
         self._groups: weakref.WeakSet[MeteredProcessGroup] = weakref.WeakSet()
-        # Each in a list of its own: freeing one takes as long as what it still waits for.
+        # Each is in its own list, so that a separate thread can free it: freeing one takes as long
+        # as it still waits for something.
         self._given_up: list[list[Any]] = []
         self._looked_at = _FEW_GROUPS
         self._new_groups = -1, -1
@@ -205,7 +206,7 @@ class World:
 
     def _join(self) -> None:
         rank, store = self.recorder.rank, self._store
-        number_groups_from(0)  # the group of all ranks then always has the same name
+        number_groups_from(0)  # so the group of all ranks always has the same name
         self._init("metered", store=store, rank=rank, world_size=self._size, timeout=self._timeout)
         self._destroyed += 1
         number_groups_from(self._call * NAMES_PER_CALL + self._destroyed * 1000)
@@ -220,9 +221,9 @@ class World:
         *more: Any,
         **named: Any,
     ) -> None:
-        """Stand in for ``dist.init_process_group``: these ranks are joined already.
+        """Stand in for ``dist.init_process_group``, because these ranks have already joined.
 
-        Simulated ranks in threads of this one have a backend, and a world, of their own.
+        Simulated ranks that are threads of this rank have their own backend and their own world.
         """
         if is_registered(backend) and backend != "metered":
             self._init(backend, init_method, timeout, world_size, rank, *more, **named)
@@ -238,16 +239,16 @@ class World:
             self._join()
 
     def begin(self, call: int, generation: int) -> None:
-        """Make the world whole again: before every call, of which all ranks give the number.
+        """Restore the world before a call, whose number `call` is the same on all ranks.
 
-        `generation`: how many calls were given up before it.
+        `generation` says how many calls were given up before it.
         """
         if generation != self._generation:
             self._generation = generation
             self.recorder.give_up()
             if self._link is not None:
                 self._link.forget()
-            if self.backend == "gloo":  # NCCL's are kept: no test has freed a stuck one on a GPU
+            if self.backend == "gloo":  # keep NCCL's: freeing a stuck one is not tested on a GPU
                 self._free_given_up()
             self._given_up += [[group._inner] for group in self._groups]
             for group in list(self._groups):
@@ -266,7 +267,7 @@ class World:
     def create(
         self, members: tuple[int, ...], name: str, timeout: timedelta
     ) -> MeteredProcessGroup:
-        """Return a new group; or, of all ranks, the one that was there before."""
+        """Return a new group; for the group of all ranks, return the existing one, if any."""
         everyone = self._everyone
         if name == "0" and everyone is not None:
             return everyone
@@ -297,12 +298,12 @@ class World:
             bound = signature.bind(*given, **named)
             asked = bound.arguments.get("backend")
             if not is_registered(asked):
-                bound.arguments["backend"] = None  # gloo too: the default, which is metered
+                bound.arguments["backend"] = None  # use the metered default, also for "gloo"
             ranks = bound.arguments.get("ranks")
             if not bound.arguments.get("use_local_synchronization"):
                 self._count_new_group(ranks)
             elif ranks is not None and self.recorder.rank in ranks:
-                # PyTorch's own name counts groups that the other members may not have.
+                # PyTorch's own name counts this rank's groups, and other members may have others.
                 members = spans(sorted(ranks))
                 self._local[members] += 1
                 self._local_name = f"ranks {members}, number {self._local[members]}"
@@ -327,16 +328,16 @@ class World:
             compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
 
     def _free_given_up(self) -> None:
-        """Free what was connected when a call before the last was given up.
+        """Free the connections that were replaced when an earlier call was given up.
 
-        Nothing else holds it any more. Each has a thread of gloo's that wakes 100 times a second.
+        Nothing else refers to them any more. Each has a gloo thread that wakes 100 times a second.
         """
         for each in self._given_up:
             threading.Thread(target=each.clear, daemon=True).start()
         self._given_up = []
 
     def _free_groups(self) -> None:
-        """Destroy the groups that only PyTorch's tables hold: no variable, no device mesh."""
+        """Destroy the groups that only PyTorch's tables hold, and no variable or device mesh."""
         named = {
             name
             for each in gc.get_objects()

@@ -1,8 +1,9 @@
 """One thread per rank, and one baton: only the rank that holds it runs.
 
-A rank hands the baton on where it blocks, to the rank with the smallest clock. So a run is the
-same every time, and the CPU time of the running rank is its own. A rank's random numbers can be its
-own, too: PyTorch has one generator for all threads, whose state changes hands with the baton.
+When a rank blocks, it hands the baton to the rank with the smallest clock. So a run is the same
+every time, and the measured CPU time belongs to the running rank alone. Each rank also has its own
+random numbers: PyTorch has one generator for all threads, and its state is exchanged together with
+the baton.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from course_lib.ranks.simulated.personal import PersonalState
 
 
 class Stopped(BaseException):
-    """Unwinds a rank's thread after another has failed. Not for user code to catch."""
+    """Unwinds a rank's thread after another rank has failed. User code must not catch it."""
 
 
 class Baton:
     """Runs the threads of a fabric's ranks, one at a time.
 
     Attributes:
-        error: what went wrong on the fabric, once something has.
+        error: what went wrong on the fabric; ``None`` while nothing has.
         stopping: whether the ranks are being unwound.
 
     """
@@ -45,7 +46,7 @@ class Baton:
         self._began = 0.0
         self._abandoned = False
 
-    # The rank that holds the baton calls these ------------------------------------------------
+    # Called by the rank that holds the baton --------------------------------------------------
 
     def begin(self, rank: int) -> None:
         """Wait for the first turn."""
@@ -68,25 +69,25 @@ class Baton:
         self.fabric.post(operation)
 
     def in_turn(self, rank: int) -> None:
-        """Let everything happen that comes before the rank's clock."""
+        """Let everything happen that is due before the rank's clock."""
         self._check()
         self.fabric.pause(rank)
         self._pass_on(rank)
 
     def count_time(self, spend: Callable[[float], None]) -> None:
-        """Spend the CPU time since the rank got the baton, or since the last call, if measured."""
+        """Spend the CPU time since the rank got the baton or since the last call, if measured."""
         if self._measured:
             now = time.thread_time()
             spend(now - self._began)
             self._began = now
 
     def skip_time(self) -> None:
-        """Forget the CPU time since the last call: it was ours, not the rank's."""
+        """Forget the CPU time since the last call: this package used it, not the rank."""
         if self._measured:
             self._began = time.thread_time()
 
     def finish(self, rank: int, raised: bool) -> None:
-        """End the rank's part and hand the baton on for good."""
+        """End the rank's part and hand the baton on for the last time."""
         self.fabric.finish(rank, raised)
         self._hand_on()
 
@@ -109,11 +110,11 @@ class Baton:
             self._give_turn(following)
 
     def _give_turn(self, rank: int) -> None:
-        with suppress(RuntimeError):  # after abandon() it is free already
+        with suppress(RuntimeError):  # after abandon() the lock is already free
             self._turn[rank].release()
 
     def _choose(self) -> int | None:
-        """Return who runs next; after a failure, the next rank to unwind."""
+        """Return the rank that runs next; after a failure, the next rank to unwind."""
         if not self.stopping:
             following = self.fabric.next_rank()
             if following is not None:
@@ -133,7 +134,7 @@ class Baton:
         self.skip_time()
         self._check()
 
-    # The thread outside calls these -----------------------------------------------------------
+    # Called by the thread that is not a rank --------------------------------------------------
 
     def start(self) -> None:
         """Give the first rank its turn. All threads must have been started."""
@@ -142,7 +143,7 @@ class Baton:
         self._hand_on()
 
     def abandon(self) -> None:
-        """Unwind all ranks at once: one of them does not give the baton back."""
+        """Unwind all ranks at once, because one of them does not give the baton back."""
         self._abandoned = self.stopping = True
         for rank in range(self.fabric.world_size):
             self._give_turn(rank)
@@ -178,7 +179,7 @@ class ThreadEndpoint:
     def sleep(self, seconds: float) -> None:
         self._baton.count_time(self._spend)
         self._spend(seconds)
-        self._baton.in_turn(self._rank)  # who sleeps, in a loop, may wait for another rank
+        self._baton.in_turn(self._rank)  # a rank that sleeps in a loop may wait for another rank
         self._baton.skip_time()
 
     def release(self, operation: Operation) -> None:

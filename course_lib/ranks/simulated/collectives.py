@@ -1,7 +1,7 @@
-"""Collectives: who has entered, whether they agree, and what happens when the last one is there.
+"""Collectives: which ranks have entered, whether they agree, and what happens after the last one.
 
-`_torch.collective_table` says what each does to the tensors. A collective takes its places at the
-ports when its last rank has entered; until then, messages find them free.
+`_torch.collective_table` says what each collective does to the tensors. A collective occupies the
+ports only after its last rank has entered. Until then, the ports are free for other messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Collectives:
     """The collectives of a fabric that are not over.
 
     Args:
-        network: says which algorithms they take.
+        network: says which algorithms the collectives use.
         links: carry their messages.
         end: called with each operation and its end, in virtual seconds.
         offer: called with a time, and with a collective that can go on then.
@@ -44,10 +44,10 @@ class Collectives:
         self._streams = Streams(end, offer)
 
     def enter(self, operation: Operation) -> None:
-        """Let one rank enter; when it is the last, move the data, and let the messages begin.
+        """Let one rank enter; if it is the last, move the data and start the messages.
 
         Raises:
-            Mismatch: the ranks do not call the same.
+            Mismatch: the ranks do not call the same collective.
 
         """
         key = (*stream_of(operation), operation.seq)
@@ -115,11 +115,12 @@ def apply_collective(
 
     Args:
         kind: for example ``"all_gather"``.
-        op: of a reduction, for example ``"sum"``; else empty.
-        root: of a rooted collective, as a rank of the group.
-        inputs: per rank, the tensors that it puts in. One for every rank of the group where each
-            gets its own (scatter, reduce_scatter, all_to_all).
-        outputs: per rank, the tensors that it gets, in the same way (all_gather, gather).
+        op: the operator of a reduction, for example ``"sum"``; else empty.
+        root: the root of a rooted collective, as a rank of the group.
+        inputs: per rank, the tensors that it puts in. If every rank of the group gets its own
+            tensor (scatter, reduce_scatter, all_to_all), there is one per receiving rank.
+        outputs: per rank, the tensors that it gets. If a rank gets one from every rank
+            (all_gather, gather), there is one per sending rank.
 
     Tensors on the ``meta`` device have no values; nothing happens to them.
     """

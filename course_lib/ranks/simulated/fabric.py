@@ -1,6 +1,6 @@
-"""The fabric: matches what ranks send and receive, carries it out, and counts the time it takes.
+"""The fabric: matches sends and receives, carries them out, and counts the time they take.
 
-It is a discrete-event simulation. A rank posts operations at its own clock and waits for them; the
+It is a discrete-event simulation. A rank posts operations at its own clock and waits for them. The
 fabric lets them happen in the order of their times, and only when no rank can still post an earlier
 one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
 
@@ -55,15 +55,15 @@ _Happening = Operation | Running[Operation] | _Limit
 
 
 class Fabric:
-    """World of `world_size` ranks on `network`.
+    """A world of `world_size` ranks on `network`.
 
     Attributes:
-        network: the one it was made with.
+        network: the network of the fabric.
         clock: per rank, virtual seconds.
-        phase: per rank.
+        phase: per rank, what it does.
         waiting: per rank, the operation that it is blocked in.
-        made: name of a group → the line on which it was made; also those of earlier runs.
-        failure: what went wrong, once something has; nothing happens any more then.
+        made: name of a group → the line on which it was made; includes groups of earlier runs.
+        failure: what went wrong; ``None`` while nothing has. After a failure nothing more happens.
 
     """
 
@@ -78,7 +78,7 @@ class Fabric:
         self._events: list[Event] = []
         self.failure: RanksError | Mismatch | None = None
         self.entered: Counter[tuple[bool, str, int]] = Counter()
-        """(whether groups are made, group, rank) → how many of these the rank has posted."""
+        """(whether it is a `NEW_GROUP`, group, rank) → how many of these the rank has posted."""
         self.made: dict[str, str] = {} if made is None else made
         self._links = Links(network, world_size)
         self._in_flight = Messages(network, self._links, self._end)
@@ -87,23 +87,23 @@ class Fabric:
         self._heap: list[tuple[float, int, int, int, _Happening]] = []
         self._posted = 0
         self._at_once = [(0.0, 0)] * world_size
-        """Per rank, the clock at its last post, and how many it had posted at that clock before."""
+        """Per rank, its clock at its last post, and how many earlier posts had the same clock."""
         self._ready: list[tuple[float, int]] = []
         self._polls: Counter[int] = Counter()
         self._span: dict[int, int] = {}
-        """Rank → where in `_events` its last computation stands: one that goes on is one event."""
+        """Rank → index of its last computation in `_events`, which a following one extends."""
         self._unwaited: dict[Operation, int] = {}
-        """Operations that are over and nobody waited for → where in `_events` they stand."""
+        """Operations that are over and that no rank waited for → their index in `_events`."""
 
     @property
     def events(self) -> list[Event]:
-        """One per finished operation, in the order of their ends."""
+        """One event per finished operation or computation, in the order of their ends."""
         return sorted(self._events, key=lambda event: (event.end, event.rank))
 
     # Called by ranks -----------------------------------------------------------------------
 
     def post(self, operation: Operation) -> None:
-        """Enter an operation at its rank's clock. It happens later, when its time has come."""
+        """Queue an operation at its rank's clock. The fabric carries it out later, in its turn."""
         rank = operation.rank
         operation.posted = self.clock[rank]
         if operation.kind in ("send", "recv"):
@@ -125,8 +125,8 @@ class Fabric:
     def _push(self, time: float, turn: int, rank: int, what: _Happening) -> None:
         """Queue what happens at `time`. If ranks post several at once, all first ones come first.
 
-        Were it rank by rank, rank 0's third message would be sent before the first of rank 1. An
-        exchange in which no two first messages meet at a port would then take twice as long.
+        If the order were rank by rank, rank 0's third message would be sent before rank 1's first
+        one. An exchange in which no two first messages share a port would then take twice as long.
         """
         self._posted += 1
         heapq.heappush(self._heap, (time, turn, rank, self._posted, what))
@@ -172,10 +172,10 @@ class Fabric:
         heapq.heappush(self._ready, (self.clock[rank], rank))
 
     def is_done(self, operation: Operation) -> bool:
-        """Return whether the operation is over at its rank's clock; asking takes a moment.
+        """Return whether the operation is over at its rank's clock; asking takes virtual time.
 
-        A loop that asks without end must see time pass, or nothing it waits for would happen. So
-        the first look costs 1 µs, and each later one in a row twice as much, up to 1 ms.
+        Time must pass in a loop that asks without end, or nothing that it waits for would happen.
+        So the first question costs 1 µs, and each further one in a row twice as much, up to 1 ms.
         """
         rank = operation.rank
         self._note_waited(operation)
@@ -192,7 +192,7 @@ class Fabric:
             self._events[at] = self._events[at]._replace(waited=True)
 
     def finish(self, rank: int, raised: bool = False) -> None:
-        """Say that `rank` has ended."""
+        """Note that `rank` has ended."""
         self.phase[rank] = Phase.RAISED if raised else Phase.FINISHED
         self.waiting[rank] = None
 
@@ -205,7 +205,7 @@ class Fabric:
             horizon: the earliest clock of the ranks that run right now.
 
         """
-        # A rank's modes see what the rank does, and not what the fabric does for others.
+        # A rank's dispatch modes must see only the rank's operators, not those of the fabric.
         with unseen():
             return self._next_rank(horizon)
 
@@ -239,13 +239,13 @@ class Fabric:
                 self._collectives.enter(operation)
         except Mismatch as mismatch:
             self.failure = mismatch
-        except Exception as error:  # of the rank whose turn it is by chance: it belongs to all
+        except Exception as error:  # raised in whichever rank's turn it is, but it concerns all
             self.failure = RanksError(
                 f"{operation.kind} of rank {operation.rank} failed ({operation.where}): {error}"
             )
 
     def _give_up(self, operation: Operation, time: float) -> None:
-        """Let a rank whose own time limit is over wait no longer."""
+        """Let a rank go on if `operation`, whose own time limit is over, has not ended."""
         if operation.end is None:
             operation.missing = self.late(operation)
             self.release(operation, time)
@@ -261,7 +261,7 @@ class Fabric:
         return tuple(m for m in operation.members if self.entered[(*stream, m)] < operation.seq)
 
     def _end(self, operation: Operation, end: float) -> None:
-        if operation.missing is not None:  # its rank has given it up
+        if operation.missing is not None:  # its rank has given up waiting for it
             return
         if operation.kind != NEW_GROUP:
             if not operation.waited:
@@ -270,7 +270,7 @@ class Fabric:
         self.release(operation, end)
 
     def release(self, operation: Operation, end: float) -> None:
-        """Let an operation be over at `end`, and its rank go on if it waits for it."""
+        """Mark an operation as over at `end`; if its rank waits for it, let the rank go on."""
         operation.end = end
         rank = operation.rank
         if self.waiting[rank] is operation:
@@ -287,7 +287,7 @@ class Fabric:
         self.waiting = [None] * self.world_size
 
     def close(self) -> None:
-        """Let go of everything: what carries the messages holds the fabric, which holds it."""
+        """Delete what carries the messages: it and the fabric refer to each other."""
         del self._in_flight, self._collectives
 
     def unserved(self) -> list[Operation]:

@@ -1,4 +1,4 @@
-"""From a fabric to what is wrong on it. Exact: it knows every operation of every rank."""
+"""Diagnosis of a fabric. It is exact, because a fabric knows every operation of every rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
 
 
 def fabric_states(fabric: Fabric) -> list[RankState]:
-    """Return one row per rank: what it does, on which line, for how many virtual seconds."""
+    """Return one row per rank: what it does, on which line, and for how many virtual seconds."""
     now = max(fabric.clock)
     rows = []
     for rank, phase in enumerate(fabric.phase):
@@ -94,7 +94,7 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
 
 
 def _unmatched(fabric: Fabric) -> list[Unmatched]:
-    """Return the messages that have found no other side, those of one line together."""
+    """Return the messages without a partner; equal messages of one line are counted together."""
     found: dict[Unmatched, int] = {}
     for left in fabric.unserved():
         if left.kind in ("send", "recv"):
@@ -134,7 +134,7 @@ def _noun(operation: Operation) -> str:
 
 
 def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
-    """Say what a call that went well did wrong with its handles.
+    """Report what an otherwise successful call did wrong with its handles.
 
     Args:
         found: the mistakes; there may be none.
@@ -142,19 +142,20 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
         states: one per rank.
 
     Raises:
-        MisuseError: as the policy says.
+        MisuseError: there are mistakes and the policy is ``"error"``.
 
     """
     text = explain_misuse(found)
     if text and policy == "error":
         raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
-        # At no line of the notebook, and every time: Python shows others once.
+        # The warning names no line of the notebook and is shown each time. Python would show a
+        # normal warning only once.
         warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
 
 
 def explain_misuse(found: Sequence[Misuse]) -> str:
-    """Return mistakes with handles in words, those of one line together; empty if none."""
+    """Return mistakes with handles in words; equal mistakes of several ranks share one line."""
     together: dict[tuple[str, ...], list[int]] = {}
     for each in found:
         together.setdefault(each[1:], []).append(each.rank)

@@ -1,9 +1,9 @@
 """Misuse of handles: a rank never waits for one, or touches a buffer too early.
 
-From the launch of an operation to its ``wait()``, its buffers belong to the network: what it
-receives may not be read or written, what it sends may not be written. Real networks punish a
-mistake now and then, with numbers that are slightly wrong. Here every operator that touches such a
-buffer is seen; what goes past PyTorch's operators (``numpy()``, ``tolist()``, ``print``) is not.
+From the launch of an operation to its ``wait()``, its buffers belong to the network. A receive
+buffer must be neither read nor written; a send buffer must not be written. On real networks such a
+mistake sometimes gives slightly wrong numbers. This module sees every operator that touches such a
+buffer. It does not see access without an operator (``numpy()``, ``tolist()``, ``print``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "r
                         "randn_like", "new_empty", "new_zeros", "new_ones", "new_full",
                         "sym_size", "sym_numel", "set_", "resize_"}  # fmt: skip
 MAX_MISUSES = 100
-"""The number of misuses of one rank that are kept."""
+"""The largest number of misuses that are kept per rank."""
 
 
 class Misuse(NamedTuple):
@@ -37,9 +37,9 @@ class Misuse(NamedTuple):
 
     rank: int
     what: str
-    """The operation: ``all_reduce #1``."""
+    """The operation, for example ``all_reduce #1``."""
     did: str
-    """``""``: it was never waited for; else ``read`` or ``wrote to``."""
+    """``read`` or ``wrote to``; empty if the rank never waited for the operation."""
     launched: str
     """The line of the operation."""
     where: str
@@ -51,20 +51,20 @@ class _Buffer(NamedTuple):
     memory: int
     start: int
     end: int
-    """Bytes of its memory."""
+    """The buffer is the bytes from `start` to `end` of its memory."""
     gets: bool
-    """Whether the operation writes it."""
+    """Whether the operation writes the buffer."""
 
 
 class Handles:
     """The operations of one rank that it has launched and not waited for.
 
-    Most operations are waited for at once. So nothing is found out about one before another is
-    launched or an operator comes.
+    A rank waits for most operations at once. So the buffers of an operation are looked up only
+    when the rank launches the next operation or calls an operator.
 
     Args:
         locate: returns the line of user code that is running.
-        watched: whether anybody wants to know.
+        watched: whether to look for misuse at all.
 
     Attributes:
         found: the mistakes so far.
@@ -77,15 +77,15 @@ class Handles:
         self._watched = watched
         self._open: dict[Operation, list[_Buffer]] = {}
         self._unread: Operation | None = None
-        """The one whose buffers are not known yet."""
+        """The operation whose buffers have not been looked up yet."""
         self._memory: dict[int, list[_Buffer]] = {}
-        """Memory → the buffers there."""
+        """Memory → the buffers in it."""
         self._told: set[int] = set()
         self._mode = _Watch(self)
         self._ours = False
 
     def open(self, operation: Operation) -> None:
-        """Note a launch, unless it is PyTorch's own: nobody else has its handle."""
+        """Note a launch, unless PyTorch launched it for itself: users never see that handle."""
         if not self._watched or _launched_by_torch():
             return
         if self._open:
@@ -99,13 +99,13 @@ class Handles:
         watch_with(self._mode)
 
     def close(self, operation: Operation) -> None:
-        """Note that an operation was waited for, or that its future was asked for."""
+        """Note that the rank waited for an operation or asked for its future."""
         buffers = self._open.pop(operation, None)
         if buffers is None:
             return
         if operation is self._unread:
             self._unread = None
-        self._told.discard(id(operation))  # which another may have later
+        self._told.discard(id(operation))  # a later operation may have the same id
         if not self._open:
             self._memory.clear()
             remove_mode(self._mode)
@@ -114,12 +114,12 @@ class Handles:
                 self._memory[buffer.memory].remove(buffer)
 
     def resume(self) -> None:
-        """Go on watching after PyTorch has put back the modes that it found: after backward."""
+        """Go on watching after backward, when PyTorch has restored the modes from before it."""
         if self._open:
             watch_with(self._mode)
 
     def finish(self) -> None:
-        """Note what the rank never waited for: it has ended."""
+        """Note the operations that the rank, which has ended, never waited for."""
         for operation in self._open:
             self._note(operation, "", "")
         self._open.clear()
@@ -128,12 +128,12 @@ class Handles:
         remove_mode(self._mode)
 
     def forget(self) -> None:
-        """Let go of the mode that shows the operators, which holds the handles."""
+        """Delete the dispatch mode, because it holds a reference to the handles."""
         del self._mode
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Let this package look at tensors."""
+        """Let this package touch tensors inside the block without a report."""
         before, self._ours = self._ours, True
         try:
             yield
@@ -154,7 +154,7 @@ class Handles:
     # Operators --------------------------------------------------------------------------------
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at what an operator touches."""
+        """Check the tensors that an operator touches."""
         if self._ours or not self._open:
             return
         for place, name, writes in _tensors_of(func):
@@ -183,7 +183,7 @@ class Handles:
             self._memory.setdefault(buffer.memory, []).append(buffer)
 
     def _look_at_launch(self, operation: Operation, buffers: list[_Buffer]) -> None:
-        """Look whether a launch uses what others still fill, or fills what others still use."""
+        """Check that a launch neither uses what an open operation fills nor fills what it uses."""
         for _, memory, start, end, gets in buffers:
             for buffer in self._memory.get(memory, ()):
                 if not ((buffer.gets or gets) and buffer.start < end and start < buffer.end):
@@ -197,7 +197,7 @@ class Handles:
 
 @functools.lru_cache(maxsize=4096)
 def _tensors_of(func: Any) -> tuple[tuple[int, str, bool], ...]:
-    """Return of an operator's arguments that hold tensors: place, name, and whether it writes."""
+    """Return index, name, and whether it is written, for each tensor argument of an operator."""
     if func.is_view or func.namespace != "aten" or func._opname in _LOOK_ONLY_AT_SHAPES:
         return ()
     return tuple(
@@ -212,12 +212,12 @@ _THROUGH = (
     *(os.path.join(_FOLDER, name) for name in ("distributed_c10d.py", "c10d_logger.py")),
     contextlib.__file__,
 )
-"""Files whose functions hand on what someone else calls."""
+"""Files whose functions only pass on calls of their callers."""
 
 
 @functools.cache
 def _whose(name: str) -> str:
-    """Return whose a file is: ``"torch"``, ``"user"``, or ``""`` if it hands on calls."""
+    """Return the owner of a file: ``"torch"``, ``"user"``, or ``""`` if it only passes on calls."""
     if is_ours(name) or name in _THROUGH:
         return ""
     return "torch" if name.startswith(TORCH) else "user"
@@ -233,10 +233,10 @@ def _launched_by_torch() -> bool:
 
 
 def _buffers(operation: Operation) -> list[_Buffer]:
-    """Return where the tensors of an operation lie, and which of them it writes."""
+    """Return where in memory the tensors of an operation are, and which of them it writes."""
     kind = KINDS[operation.kind]
     if kind.in_place:
-        # The root of a broadcast, and all but the root of a reduction, keep what they have.
+        # Not written: the buffers of a broadcast's root and of a reduction's non-root ranks.
         here = operation.peer == operation.rank
         gets = operation.peer is None or here == kind.reduces
         given = [(operation.inputs, gets)]
@@ -251,7 +251,7 @@ def _buffers(operation: Operation) -> list[_Buffer]:
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    """Return what names a tensor's memory; ``None`` if it has none."""
+    """Return a number that identifies a tensor's memory; ``None`` if it has no memory."""
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
     try:
@@ -261,7 +261,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its memory, and the one after its last."""
+    """Return where a tensor's bytes begin in its memory, and where they end (exclusive)."""
     size, start = tensor.element_size(), tensor.storage_offset()
     if tensor.is_contiguous():
         count = tensor.numel()

@@ -13,7 +13,7 @@ from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"
-"""Kind of what all ranks must do together when a process group is made. It takes no time."""
+"""Kind of the operation in which ranks together make a process group. It takes no time."""
 STORE = "store"
 """Kind of a wait for keys of the default store."""
 
@@ -24,40 +24,43 @@ class Operation:
 
     rank: int
     kind: str
-    """``"send"``, ``"recv"``, or a collective: ``"all_reduce"``."""
+    """``"send"``, ``"recv"``, or a collective, for example ``"all_reduce"``."""
     group: str
     """Name of the process group, the same on all its ranks."""
     members: tuple[int, ...]
-    """The group's ranks, as ranks of the whole."""
+    """The group's ranks, as ranks of the whole world."""
     inputs: list[torch.Tensor]
     """The tensors that this rank puts in."""
     outputs: list[torch.Tensor]
     """The tensors that it gets: written when the operation happens."""
     peer: int | None = None
-    """The other rank, or the root, as a rank of the whole; ``None`` in a recv: any rank."""
+    """The other rank, or the root, as a rank of the whole world; ``None`` in a recv: any rank."""
     op: str = ""
-    """For a reduction ``"sum"``, for a new group its ranks, for the store the keys; else empty."""
+    """Of a reduction, e.g. ``"sum"``; of a new group, its ranks; of the store, keys; else empty."""
     tag: int = 0
     where: str = ""
     """The line of the user's code."""
     group_name: str = ""
-    """The group's name for people; see `Event.group_name`."""
+    """The group's name in text for people; see `Event.group_name`."""
     made: str = ""
     """Name of the group that a `NEW_GROUP` makes."""
     seq: int = 0
-    """Number of the collective in its group, or of the message among those like it; from 1."""
+    """Number, from 1, of the collective in its group, or of the message among similar ones.
+
+    Similar messages have the same rank, kind and peer.
+    """
     posted: float = 0.0
     """The rank's clock when it was posted, in virtual seconds."""
     end: float | None = None
-    """When it ends, in virtual seconds; ``None`` while nobody knows."""
+    """When it ends, in virtual seconds; ``None`` while that is not known."""
     limit: float | None = None
-    """Seconds that its rank waits for it; ``None``: as long as it takes."""
+    """Seconds that its rank waits for it; ``None``: without a limit."""
     missing: tuple[int, ...] | None = None
-    """The ranks that had not come when the limit was over; ``None``: it was not."""
+    """The ranks that had not started it when the limit was over; ``None`` if it was not over."""
     waited: bool = False
     """Whether its rank waited for it, or asked whether it is over."""
     numel: int = field(init=False)
-    """Elements that it puts in; for a receive and a scatter, that it gets."""
+    """Number of elements that the rank puts in; in a receive or a scatter, that it gets."""
     nbytes: int = field(init=False)
     dtype: str = field(init=False)
 
@@ -69,18 +72,18 @@ class Operation:
 
     @property
     def sizing(self) -> list[torch.Tensor]:
-        """The tensors that say how large it is."""
+        """The tensors that determine the operation's size."""
         kind = KINDS.get(self.kind)
         return self.outputs if kind and kind.sized_by_what_it_gets else self.inputs
 
     def signature(self) -> str:
-        """Return what must be equal on all ranks of a collective, in words."""
+        """Return, in words, what must be equal on all ranks of a collective."""
         return signature_of(self.kind, self.op, self.peer, self.sizing)
 
 
 @functools.cache
 def _of_dtype(dtype: torch.dtype) -> tuple[str, int]:
-    """Return what it is called, and the bytes of an element."""
+    """Return a dtype's name, and the bytes of an element."""
     return str(dtype).removeprefix("torch."), dtype.itemsize
 
 
@@ -98,9 +101,9 @@ class Endpoint(Protocol):
 
 
 class Mismatch(Exception):
-    """Operations that meet do not fit together; carries them.
+    """Raised when operations that meet do not fit together; carries these operations.
 
-    Without a `summary`, they are of one collective and differ in what must be the same.
+    Without a `summary`, they belong to one collective and differ in what must be the same.
     """
 
     def __init__(self, operations: list[Operation], summary: str = "") -> None:
@@ -110,10 +113,10 @@ class Mismatch(Exception):
 
 
 def check_tensors(operation: Operation) -> None:
-    """Check that an operation has the tensors that its kind needs, of the sizes that it needs.
+    """Check that an operation has the tensors that its kind needs, in the right sizes.
 
     Raises:
-        ValueError: it has not; says what.
+        ValueError: it does not; the message says what is wrong.
 
     """
     name, k = operation.kind, len(operation.members)
@@ -132,12 +135,15 @@ def check_tensors(operation: Operation) -> None:
 
 
 def stream_of(operation: Operation) -> tuple[bool, str]:
-    """Return what numbers a collective: those of a group, apart from the groups made in it."""
+    """Return the stream in which a collective is numbered.
+
+    Each group has two: one for its collectives, and one for the groups that are made in it.
+    """
     return operation.kind == NEW_GROUP, operation.group
 
 
 def event_of(operation: Operation, end: float) -> Event:
-    """Return the line of the trace for an operation that is over at `end`."""
+    """Return the event of the trace for an operation that ends at `end`."""
     return Event(
         operation.rank,
         operation.kind,

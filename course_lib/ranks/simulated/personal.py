@@ -1,6 +1,6 @@
-"""The state of a simulated rank that changes hands with the baton: random numbers, output, classes.
+"""State of a simulated rank that is exchanged with the baton: random numbers, output, classes.
 
-Simulated ranks are threads of one process. All else that a process has once, they share.
+Simulated ranks are threads of one process. They share everything else that a process has only once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STATE_BYTES = _random.Random.__basicsize__ - _HEADER
 class Classes:
     """A rank's copies of the classes that exist only in the notebook, and its ``__main__``.
 
-    Pickles name a class of a cell by its place in ``__main__``; cloudpickle, which sends it, gives
-    it a name of its own and remembers which class has it. With one memory for all ranks, they would
-    share every class with one another and with the notebook.
+    Pickle refers to a class of a cell by its name in ``__main__``. cloudpickle, which sends the
+    class, gives it an identifier and remembers which class has which identifier. If the ranks had
+    one such memory, they would share every class with one another and with the notebook.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Classes:
 
     @classmethod
     def of_process(cls) -> Classes:
-        """Return what the process has now."""
+        """Return the classes and the ``__main__`` that the process has now."""
         here = cls()
         here.main = sys.modules["__main__"]
         here.by_class = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS
@@ -50,15 +50,16 @@ class Classes:
         return here
 
     def give(self) -> None:
-        """Make these the process's."""
+        """Make these the classes and the ``__main__`` of the process."""
         sys.modules["__main__"] = self.main
         trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS = self.by_class
         trackers._DYNAMIC_CLASS_TRACKER_BY_ID = self.by_name
 
     def publish(self, function: Any) -> None:
-        """Let pickles find what was sent from the notebook's ``__main__`` in this one.
+        """Put what was sent from the notebook's ``__main__`` into this one, for pickle to find.
 
-        `function`: that of the call. A pool finds it, and the functions that it uses, by name.
+        `function` is the function of the call. A pool finds it, and the functions that it uses, by
+        name.
         """
         used = getattr(function, "__globals__", {})
         for each in (function, *used.values()) if used.get("__name__") == "__main__" else ():
@@ -70,12 +71,12 @@ class Classes:
 
 
 class PersonalState:
-    """A rank's random numbers, its output and its classes of the notebook.
+    """A rank's random numbers, its output and its copies of the notebook's classes.
 
-    It begins with the process's output, and random numbers as of a fresh process.
+    It begins with the output of the process and with the random numbers of a fresh process.
 
     Args:
-        classes: kept from earlier calls.
+        classes: the rank's classes, kept from earlier calls.
 
     """
 
@@ -109,10 +110,10 @@ class PersonalState:
 
 
 def _fingerprint() -> tuple[bytes, Any]:
-    """Return what differs where the states of Python's random numbers do.
+    """Return a fingerprint that changes when the state of Python's random numbers changes.
 
     Getting and setting a state takes 30 µs, more than anything else at a change of ranks, and few
-    programs use it: so look first, at the generator's memory, whether there is anything to do.
+    programs use these random numbers. So the generator's memory is compared first.
     """
     generator: Any = random._inst
     return ctypes.string_at(id(generator) + _HEADER, _STATE_BYTES), generator.gauss_next
@@ -130,7 +131,7 @@ def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
 
 @contextmanager
 def state_kept() -> Iterator[None]:
-    """Put back, at the end, the notebook's own state and its number of threads."""
+    """Restore, at the end of the block, the notebook's own state and its number of threads."""
     before = PersonalState(Classes.of_process())
     before.take()
     threads = torch.get_num_threads()
@@ -145,10 +146,10 @@ class Worlds:
     """The process groups and the store of K ranks, which stay between calls.
 
     Attributes:
-        store: of all ranks.
+        store: the store of all ranks.
         of_rank: per rank, its process groups.
         made: name of a group → the line on which it was made.
-        classes: per rank, its copies of the notebook's.
+        classes: per rank, its copies of the notebook's classes.
 
     """
 

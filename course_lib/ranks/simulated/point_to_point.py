@@ -1,7 +1,8 @@
-"""Messages between two ranks: which send meets which receive, and when the bytes are there.
+"""Messages between two ranks: which send meets which receive, and when the bytes arrive.
 
-A send waits for its receive (a rendezvous), whatever its size, unless the network lets small ones
-leave early. Messages of one sender, receiver, group and tag meet in the order of their posting.
+A send of any size waits for its receive (a rendezvous), unless the network lets small messages
+leave early. Messages with the same sender, receiver, group and tag are matched in the order of
+their posting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from course_lib.ranks.explain.words import counted
 from course_lib.ranks.simulated.operation import Mismatch, Operation
 
 Envelope = tuple[str, int, int, int]
-"""Group, sender, receiver and tag, which a send and its receive must share. MPI's word."""
+"""Group, sender, receiver and tag, which a send and its receive must share. The term is MPI's."""
 
 
 class _Sent(NamedTuple):
@@ -27,23 +28,23 @@ class _Sent(NamedTuple):
 
     send: Operation
     data: torch.Tensor | None = None
-    """Its bytes, if it left early; else it leaves when its receive is there."""
+    """A copy of its data, if it left early; else ``None``: it leaves when its receive is posted."""
     arrival: float = 0.0
-    """When it was there, if it left early."""
+    """When it arrives, if it left early."""
 
     @property
     def known(self) -> float:
-        """When its receiver could know of it."""
+        """The time from which its receiver can know of it."""
         return self.send.posted if self.data is None else self.arrival
 
 
 @dataclass
 class _Pending:
-    """Messages of one envelope that have not met their other side, in order."""
+    """Sends and receives of one envelope that have not met their partner, in order."""
 
     sends: deque[_Sent] = field(default_factory=deque)
     receives: deque[tuple[int, Operation]] = field(default_factory=deque)
-    """Each with its number among all receives."""
+    """Receives, each with its number among all receives."""
 
 
 class Messages:
@@ -79,7 +80,7 @@ class Messages:
             self._end(send, left)
         anyone = self._any_source[send.group, send.peer, send.tag]
         waiting = [queue for queue in (pending.receives, anyone) if queue]
-        if waiting:  # then no message waits, that this one could overtake
+        if waiting:  # if a receive waits, no earlier message does: this send overtakes none
             first = min(waiting, key=lambda queue: queue[0][0])
             self._meet(sent, first.popleft()[1], send.posted)
         else:
@@ -98,7 +99,10 @@ class Messages:
             self._pending[envelope].receives.append((self._receives, receive))
 
     def _pending_for(self, receive: Operation) -> _Pending | None:
-        """Return the pending that serves a receive; for any source, that of the first message."""
+        """Return where to look for a receive's message.
+
+        A receive from any source takes the message that its rank could know of first.
+        """
         group, rank, tag = receive.group, receive.rank, receive.tag
         if receive.peer is not None:
             return self._pending.get((group, receive.peer, rank, tag))

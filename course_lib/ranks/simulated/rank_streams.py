@@ -47,7 +47,7 @@ class _Switch(io.TextIOBase):
         return int(self._target().write(text))
 
     def flush(self) -> None:
-        """Flush, unless the stream is closed: kept by somebody, this one may outlive it."""
+        """Flush, unless the target is closed: code that kept this stream may use it later."""
         if not (target := self._target()).closed:
             target.flush()
 
@@ -56,7 +56,7 @@ class _Switch(io.TextIOBase):
 
 
 class RankStreams:
-    """While active, what the threads print goes, line by line, to ``put(rank, line)``."""
+    """Pass each line that the threads print to ``put(rank, line)``, inside a ``with`` block."""
 
     def __init__(
         self, threads: Sequence[threading.Thread], put: Callable[[int, str], object]
@@ -76,6 +76,6 @@ class RankStreams:
         sys.stdout, sys.stderr = self._before
 
     def finish(self) -> None:
-        """Pass on lines that have not ended, at the end of a call."""
+        """Pass on unfinished lines at the end of a call."""
         for stream in self._streams.values():
             stream.finish()

@@ -1,11 +1,11 @@
 """The process group of a simulated rank: ``torch.distributed`` on one side, a fabric on the other.
 
-It turns every call into an `Operation` with flat lists of tensors and posts it. Whether the fabric
-is in this process or at the other end of a socket is the endpoint's affair.
+It turns every call into an `Operation` with flat lists of tensors and posts it. Only the endpoint
+knows whether the fabric is in this process or at the other end of a socket.
 
-A group is a name and its members; all else belongs to the rank whose thread calls it. So a group
-that was kept from an earlier call works in a later one, and one that a module kept when another
-rank imported it (``torch.distributed.nn``) is this rank's.
+A group has only a name and members. Everything else belongs to the rank whose thread calls it. So a
+group that was kept from an earlier call works in a later one. A module that is imported once for
+all ranks may also keep a group (``torch.distributed.nn``): it works for each rank that uses it.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class SimulatedRank:
     store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
     """The default store."""
     generation: object = None
-    """A value that tells this world from those before it."""
+    """A value that distinguishes this world from earlier ones."""
     works: WorkQueue = field(default_factory=WorkQueue)
-    """Its operations that are not over."""
+    """The rank's operations that are not over."""
     options: CallOptions = field(default_factory=CallOptions)
-    """Of the call."""
+    """Options of the call."""
     watched: bool = True
-    """Whether anybody wants to know what it does wrong with its handles."""
+    """Whether to look for misuse of handles by the rank."""
 
     stray: bool = False
-    """Whether a thread that it has started has called ``torch.distributed``."""
+    """Whether a thread that the rank has started has called ``torch.distributed``."""
 
     def __post_init__(self) -> None:
         self.handles = Handles(self.locate, self.watched)
 
     def finish(self) -> None:
-        """Look, at the end of a call, at what the rank did that is not seen before.
+        """Check, at the end of a call, for mistakes that can be seen only then.
 
         Raises:
-            RuntimeError: a thread that it started has called ``torch.distributed``.
+            RuntimeError: a thread that the rank started has called ``torch.distributed``.
 
         """
         self.handles.finish()
@@ -79,10 +79,10 @@ class SimulatedProcessGroup(PythonGroup):
     """One group of one rank.
 
     Args:
-        rank: of the whole.
-        members: the group's ranks, in order, as ranks of the whole.
-        name: the same on all members.
-        generation: what tells its world from others that have groups of this name.
+        rank: the rank, as a rank of the whole world.
+        members: the group's ranks, in order, as ranks of the whole world.
+        name: the name of the group, the same on all members.
+        generation: distinguishes its world from others that have groups of this name.
 
     """
 
@@ -121,12 +121,12 @@ class SimulatedProcessGroup(PythonGroup):
         pg_options: Any = None,
         group_name: str = "",
         group_desc: str | None = None,
-        **_: Any,  # releases after 2.13 also pass the backend: ours, whichever it is
+        **_: Any,  # releases after 2.13 also pass the backend; it is always this one
     ) -> SimulatedProcessGroup | None:
-        """Make a group; what PyTorch calls for ``dist.new_group``, on every rank."""
+        """Make a group. PyTorch calls this in ``dist.new_group``, on every rank."""
         context = here()
         members = tuple(ranks)
-        # A group whose members alone make it has a hash for a name, and not a number.
+        # If only its members make a group, its name is a hash and not a number.
         of_all = group_name.isdecimal()
         context.endpoint.post(
             Operation(
@@ -214,7 +214,7 @@ class SimulatedProcessGroup(PythonGroup):
 
 
 def _reduction(op: Any, tensors: Sequence[torch.Tensor]) -> str:
-    """Return the name of a reduction that these tensors allow."""
+    """Return the name of a reduction; raise if these tensors do not allow it."""
     name = reduction_of(op)
     for tensor in tensors:
         if tensor.is_sparse:

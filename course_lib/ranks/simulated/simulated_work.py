@@ -19,17 +19,18 @@ _KEPT = 4096
 
 
 class WorkQueue:
-    """The works of one rank whose futures someone has asked for, in order.
+    """The works of one rank whose futures were requested, in order.
 
-    A future may be waited for in C++, which knows nothing of the endpoint, so that no other rank
-    would get its turn: PyTorch's `DistributedDataParallel` does so when backward ends. So they are
-    all waited for here first.
+    C++ code may wait for a future: PyTorch's `DistributedDataParallel` does so when backward ends.
+    C++ knows nothing of the endpoint, so no other rank would get its turn. So this queue waits for
+    all these works first.
     """
 
     def __init__(self) -> None:
         self._open: deque[SimulatedWork] = deque()
-        # C++ may hold a collective whose Python part nobody else does; without that part it cannot
-        # wait. Messages it never launches: kept, thousands would be looked at in every collection.
+        # C++ may hold a collective's work while nothing else holds its Python part, and without
+        # that part C++ cannot wait. C++ never launches messages, so messages are not kept: there
+        # may be thousands, and each garbage collection would look at them.
         self._kept: deque[SimulatedWork] = deque(maxlen=_KEPT)
         self._called: set[int] = set()
 
@@ -38,14 +39,14 @@ class WorkQueue:
         self._kept.append(work)
 
     def forget(self) -> None:
-        """Drop everything: the rank has ended. Else its tensors live until Python next collects."""
+        """Drop everything when the rank has ended; else its tensors wait for garbage collection."""
         self._open.clear()
         self._kept.clear()
 
     def add(self, work: SimulatedWork) -> None:
-        """Remember a work whose future was asked for."""
+        """Remember a work whose future was requested."""
         if in_final_callback():
-            work.wait()  # the callback that asks is the one that waits: none of ours comes between
+            work.wait()  # this callback will itself wait in C++, before any callback from here
             return
         self._open.append(work)
         backward = backward_id()
@@ -58,18 +59,18 @@ class WorkQueue:
         self.finish_until(lambda: False)
 
     def finish_until(self, done: Callable[[], bool]) -> None:
-        """Wait for the works, in order, until `done` or none is left."""
-        while self._open and not done():  # a callback of a future may launch more
+        """Wait for the works, in order, until `done` returns true or no work is left."""
+        while self._open and not done():  # a callback of a future may launch more works
             self._open.popleft().wait()
 
     def last(self, works: list[SimulatedWork]) -> SimulatedWork:
-        """Return a work that is over when all are. They are of one group, so in order."""
+        """Return a work that is over when all are. They share one group, so they end in order."""
         works[-1].also(works[:-1])
         return works[-1]
 
 
 class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """The future of a work, or of what was chained to it. Waiting asks the rank's endpoint."""
+    """The future of a work or of a chained callback. Waiting goes through the rank's endpoint."""
 
     _work: SimulatedWork
 
@@ -86,7 +87,7 @@ class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         self._work.wait()
-        return super().wait()  # of a callback that returns a future, that one's
+        return super().wait()  # if a callback returned a future, this is that future's value
 
     def value(self) -> Any:
         return super().value()
@@ -129,11 +130,11 @@ class SimulatedWork(dist.Work):
         handles.open(operation)
 
     def also(self, works: list[SimulatedWork]) -> None:
-        """Be over only when `works` are."""
+        """Make this work end only when `works` have ended, too."""
         self._before = works
 
     def limit(self, seconds: float) -> None:
-        """Wait no longer than so many virtual seconds."""
+        """Set how many virtual seconds a wait may take."""
         self._operation.limit = seconds
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

@@ -21,9 +21,9 @@ from course_lib.ranks.sockets import receive_exactly
 
 
 class FabricStopped(BaseException):
-    """The fabric has ended the run: another rank failed, or none could go on.
+    """The fabric has ended the run: another rank failed, or no rank could go on.
 
-    Not an `Exception`: code that catches everything must not go on without its fabric.
+    Not an `Exception`: code that catches every `Exception` must not go on without its fabric.
     """
 
 
@@ -34,13 +34,15 @@ class FabricClient:
     """The endpoint of one rank: posts operations, waits for answers.
 
     Args:
-        server: the path of its socket; or a connection to it, over which it knows whose it is.
+        server: the path of the server's socket; or a connection that the server knows as this
+            rank's.
         rank: which rank this is.
-        secret: the 16 bytes that the server expects of it; not over a connection that it knows.
+        secret: the 16 bytes that the server expects of this rank; empty for such a connection.
 
     Attributes:
-        clock: the rank's virtual time, in seconds, as far as the server tells it.
-        context: what belongs to the rank, once it is one: its `handles` know what it misused.
+        clock: the rank's virtual time, in seconds, as far as the server reveals it.
+        context: everything that belongs to the rank; ``None`` before it has joined the world. Its
+            `handles` know what the rank misused.
 
     """
 
@@ -61,7 +63,7 @@ class FabricClient:
             self._channel.sendall(socket_frames.hello(rank, secret))
 
     def post(self, operation: Operation) -> None:
-        """Post an operation; its inputs leave now.
+        """Post an operation and send its inputs at once.
 
         Raises:
             ValueError: a message to or from the rank itself.
@@ -71,14 +73,14 @@ class FabricClient:
             raise ValueError(
                 f"{operation.kind}: rank {self.rank} cannot send to itself or receive from itself"
             )
-        if operation.kind == NEW_GROUP:  # what the members are, the first operation says
+        if operation.kind == NEW_GROUP:  # the group's first operation sends its members
             operation.end = self.clock
             return
         number = self._groups.get(operation.group)
         if number is None:
             number = self._groups[operation.group] = len(self._groups)
             self._send(socket_frames.group(number, operation.group, operation.members))
-        if operation.kind not in ("send", "recv"):  # as the fabric counts them, for our own words
+        if operation.kind not in ("send", "recv"):  # count as the fabric does, for our messages
             self._entered[operation.group] += 1
             operation.seq = self._entered[operation.group]
         self._posted += 1
@@ -86,7 +88,7 @@ class FabricClient:
         self._send(post(self._posted, operation, number))
 
     def wait(self, operation: Operation) -> None:
-        """Return when the operation is over; its outputs are written then."""
+        """Return when the operation is over and its outputs are written."""
         if operation.end is None:
             self._ask(Type.WAIT, operation)
 
@@ -111,7 +113,7 @@ class FabricClient:
             self.clock += seconds
 
     def finish(self, raised: bool) -> None:
-        """Say that the rank has ended, and hang up."""
+        """Tell the server that the rank has ended, and close the connection."""
         try:
             self._channel.sendall(socket_frames.finish(raised))
         except OSError:
@@ -144,7 +146,7 @@ class FabricClient:
                 continue
             size = target.numel() * target.element_size()
             value = socket_frames.from_bytes(data[at : at + size], target.dtype)
-            with torch.no_grad(), unseen():  # it is the network that writes
+            with torch.no_grad(), unseen():  # the network writes here, not the rank
                 target.detach().copy_(value.reshape(target.shape))
             at += size
 
@@ -152,7 +154,7 @@ class FabricClient:
         try:
             self._channel.sendall(data)
         except OSError:
-            # Perhaps it said why before it hung up.
+            # Perhaps the server sent a reason before it closed the connection.
             kind, body = self._receive()
             text = bytes(body).decode("utf-8", "replace") if kind is Type.STOP else _CLOSED
             raise FabricStopped(text) from None
@@ -178,14 +180,15 @@ def fabric_rank(
     secret: bytes = b"",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[FabricClient]:
-    """Be rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
+    """Act as rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
 
     Args:
-        server: the path of its socket; or a connection to it, over which it knows whose it is.
+        server: the path of the server's socket; or a connection that the server knows as this
+            rank's.
         rank: which rank this is.
         world_size: K.
-        secret: the 16 bytes that the server expects of this rank; not over such a connection.
-        labels: file name → how a person calls it; it may grow later.
+        secret: the 16 bytes that the server expects of this rank; empty for such a connection.
+        labels: file name → its name in messages for people; the mapping may grow later.
 
     """
     client = FabricClient(server, rank, secret)

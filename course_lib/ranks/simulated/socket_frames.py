@@ -29,11 +29,11 @@ MAX_TEXT = 4096
 
 
 class FrameError(Exception):
-    """A frame that nobody who follows the protocol would send."""
+    """A frame breaks the protocol."""
 
 
 class Type(IntEnum):
-    """What a frame says."""
+    """The type of a frame."""
 
     HELLO = 1
     GROUP = 2
@@ -85,7 +85,7 @@ def read_seconds(value: float) -> float:
 
 
 def hello(rank: int, secret: bytes) -> bytes:
-    """Return the first frame of a rank: who it is, and what only it was told."""
+    """Return the first frame of a rank: its number and the secret that only it was given."""
     return frame(Type.HELLO, _HELLO.pack(rank, secret))
 
 
@@ -125,7 +125,7 @@ def read_wait(body: bytes | bytearray) -> int:
 
 
 def compute(seconds: float) -> bytes:
-    """Return the frame that says for how long a rank computes."""
+    """Return the frame that reports for how many seconds a rank computes."""
     return frame(Type.COMPUTE, _COMPUTE.pack(seconds))
 
 
@@ -166,7 +166,7 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    """Return a flat tensor over raw bytes, without a copy where they are aligned."""
+    """Return a flat tensor over raw bytes, without a copy if they are aligned."""
     if not len(data):
         return torch.empty(0, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8)
@@ -177,22 +177,23 @@ def from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 
 class OverBoundError(Exception):
-    """A rank wants more than a fabric carries; the message says of what, and how much there is."""
+    """A rank exceeds a limit of a fabric; the message says which limit, and how high it is."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one run. All but `frame` and `text` are for all ranks together, in equal shares.
+    """Limits of one run. All except `frame` and `text` are shared equally by the ranks.
 
     Attributes:
-        frame: bytes of a frame.
-        held: bytes of operations that are not over, and of frames that have not wholly come or
-            gone.
-        open: operations whose end the rank that has posted them has not seen.
-        operations: in all.
-        frames: that the ranks send.
-        groups: that the ranks introduce, each rank its own.
-        text: characters of a group's name and of a line of code: the end of a longer one is kept.
+        frame: bytes of one frame.
+        held: bytes of unfinished operations, and of frames that are not completely received or
+            sent.
+        open: operations that a rank has posted and whose end it has not seen yet.
+        operations: operations in the whole run.
+        frames: frames that the ranks send.
+        groups: process groups that the ranks introduce; each rank introduces its own.
+        text: characters of a group's name and of a line of code; of a longer line of code, the end
+            is kept.
 
     """
 
@@ -205,12 +206,12 @@ class Bounds:
     text: int = 4096
 
     def shared_by(self, world_size: int) -> Bounds:
-        """Return what each of so many ranks may have."""
+        """Return the limits of each rank when `world_size` ranks share these."""
         shares = {name: max(1, getattr(self, name) // world_size) for name in _SENTENCES}
         return Bounds(frame=self.frame, text=self.text, **shares)
 
     def expect(self, what: str, number: int) -> None:
-        """Raise `OverBoundError` if `number` of `what` is more than there may be."""
+        """Raise `OverBoundError` if `number` is above the limit named `what`."""
         most: int = getattr(self, what)
         if number > most:
             raise OverBoundError(
@@ -219,7 +220,7 @@ class Bounds:
 
 
 LOOSE = Bounds()
-"""For ranks that are run for their own user."""
+"""Limits for ranks that are run for their own user."""
 
 _SENTENCES = {
     "held": "with its next message it would have {:,} bytes under way at once",
@@ -273,7 +274,7 @@ class _Fields(NamedTuple):
 
 @dataclass
 class Post:
-    """A post as it was read."""
+    """A received post: an operation, and the rank's number for it."""
 
     number: int
     operation: Operation
@@ -315,14 +316,14 @@ def read_post(
     """Return the operation that `rank` posts, with tensors over the body's own bytes.
 
     Args:
-        body: of the frame.
-        rank: whose it is.
-        groups: what the rank has introduced: number → name and members.
-        limit: bytes of the largest result.
-        max_text: characters that are kept of the line of code: the last ones.
+        body: the body of the frame.
+        rank: the rank that sent it.
+        groups: the groups that the rank has introduced: number → name and members.
+        limit: bytes of the largest allowed result.
+        max_text: how many of the last characters of the line of code are kept.
 
     Raises:
-        FrameError: nobody who follows the protocol would post this; says why.
+        FrameError: the post breaks the protocol; the message says how.
 
     """
     fields = _Fields(*unpack(_POST, body, exact=False))
@@ -358,7 +359,7 @@ def read_post(
 
 
 def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
-    """Check that there is such an operation, and that this rank may ask for it."""
+    """Check that such an operation exists, and that this rank may post it."""
     if (
         fields.kind >= len(_NAMES)
         or fields.op >= len(OPS)

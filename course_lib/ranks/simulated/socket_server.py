@@ -1,9 +1,10 @@
 """A fabric at the end of a Unix socket, for ranks that are processes and need not be trusted.
 
-Every connection is one rank. The server reads frames, checks them, and answers a rank that waits
-when what it waits for has happened. A rank that breaks the protocol, or hangs up, has ended: those
-that wait for it are told so, all others go on. A rank that neither computes nor says anything
-cannot be told from one that computes for long: it holds its own run up until the time limit.
+Every connection is one rank. The server reads frames and checks them. It answers a waiting rank
+when the event that the rank waits for has happened. A rank that breaks the protocol or closes its
+connection counts as ended: ranks that wait for it are told so, and all others go on. The server
+cannot distinguish a rank that hangs from one that computes for a long time. Such a rank delays its
+own run until the time limit.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
 class FabricServer:
     """Serves one run of `world_size` ranks.
 
-    `serve` does it all. A caller that waits for other things, too, selects on `fileno`
-    instead, and takes a `turn` whenever it is readable.
+    `serve` serves the whole run. A caller that also waits for other things selects on `fileno`
+    instead, and calls `turn` whenever it is readable.
 
     Args:
-        path: of the socket, which must not exist yet and to which only this user can connect; or
-            one connection per rank, in rank order: then no rank need say who it is.
+        path: the path of the socket, which must not exist yet and to which only this user can
+            connect; or one connection per rank, in rank order. Such ranks need no secret.
         world_size: K.
         network: what messages cost.
         bounds: how much the ranks may ask for.
-        computes: for each rank, seconds → how often it may say that it computes so long; what else
-            it says of its time is not counted, and it is told no time. ``None``: its word counts.
+        computes: for each rank, seconds → how often it may report a computation of that length.
+            Other reports are not counted, and the rank does not learn its clock. ``None``: all
+            reports count.
 
     Attributes:
-        secrets: per rank, 16 bytes that it must show.
-        fabric: its clocks and events.
-        hung_up: the ranks that hung up before they said that they end.
+        secrets: per rank, the 16 bytes that it must send.
+        fabric: the fabric, with its clocks and events.
+        hung_up: the ranks that closed their connection before they reported their end.
 
     """
 
@@ -88,7 +90,7 @@ class FabricServer:
 
     @property
     def secrets(self) -> list[bytes]:
-        """Per rank, 16 bytes that it must show."""
+        """Per rank, the 16 bytes that it must send."""
         return self._session.secrets
 
     def serve(self, timeout: float, alive: Callable[[], bool] = lambda: True) -> None:
@@ -96,10 +98,11 @@ class FabricServer:
 
         Args:
             timeout: seconds for the whole run.
-            alive: asked now and then; when it says no, ranks that never came have ended.
+            alive: called now and then; when it returns false, ranks that never connected count as
+                ended.
 
         Raises:
-            RankError: a rank raised, hung up or broke the protocol.
+            RankError: a rank raised, closed its connection or broke the protocol.
             DeadlockError: the ranks wait for one another, or left communication behind.
             MismatchError: the ranks entered different collectives.
             RankTimeout: the run outlasted `timeout`.
@@ -121,14 +124,15 @@ class FabricServer:
             self.close()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to do in `turn`."""
+        """Return a descriptor that is readable when `turn` has something to do."""
         return self._selector.fileno()
 
     def turn(self, seconds: float = 0.0) -> None:
-        """Read what has come, let happen what can, and answer; wait at most so long for it.
+        """Read frames, carry out what is possible, and answer; wait at most `seconds` for frames.
 
         Raises:
-            RanksError: no rank can go on, or their operations do not fit; all have been told.
+            RanksError: no rank can go on, or operations do not fit together. All ranks have been
+                told.
 
         """
         for key, mask in self._selector.select(seconds):
@@ -152,11 +156,11 @@ class FabricServer:
 
     @property
     def ended_badly(self) -> bool:
-        """Whether a rank raised, hung up or broke the protocol."""
+        """Whether a rank raised, closed its connection or broke the protocol."""
         return bool(self._session.failures)
 
     def outcome(self) -> RanksError | None:
-        """Return what went wrong in a run that is over: a rank, or communication left behind."""
+        """Return the error of a run that is over: a failed rank, or communication left behind."""
         try:
             self._session.raise_outcome()
         except RanksError as error:
@@ -164,7 +168,7 @@ class FabricServer:
         return None
 
     def close(self) -> None:
-        """Hang up on everyone and remove the socket."""
+        """Close all connections and remove the socket."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -177,7 +181,7 @@ class FabricServer:
             channel, _ = self._listener.accept()
             channel.setblocking(False)
             if len(self._selector.get_map()) > 4 * self._session.world_size + 16:
-                channel.close()  # far more connections than ranks: not ours
+                channel.close()  # far more connections than ranks: this one is not a rank's
                 return
             self._selector.register(channel, selectors.EVENT_READ, Connection(channel))
 

@@ -1,6 +1,6 @@
 """The requests of ranks at the other ends of sockets, and what the fabric does with them.
 
-`server` reads and writes their bytes; here their frames become operations, and answers.
+`socket_server` reads and writes bytes. This module turns their frames into operations and answers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from course_lib.ranks.simulated.operation import Operation
 from course_lib.ranks.simulated.socket_frames import Bounds, FrameError, Type, read_post
 
 CHUNK = 1 << 18
-"""Bytes that are read from one rank before the next has its turn."""
+"""How many bytes are read from one rank before the next rank gets its turn."""
 
 
 class Connection:
-    """One connection: bytes that have come, bytes that have yet to go, and what is not over."""
+    """One connection: its received bytes, its bytes to send, and its unfinished operations."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -47,17 +47,18 @@ class Connection:
 
     @property
     def holds(self) -> int:
-        """Bytes that are here because of it."""
+        """Bytes that this process holds for the connection."""
         return self.held + len(self.body) + len(self.outgoing)
 
     def receive(self, limit: int) -> tuple[int, Type | None]:
-        """Read once; return the bytes read, 0 if it hung up, and the type of a complete frame.
+        """Read once; return the number of bytes, 0 at the end, and the type of a complete frame.
 
-        The frame's body is then in `body`.
+        The body of a complete frame is then in `body`.
 
         Raises:
-            FrameError: what came is no frame, or is longer than `limit`.
-            BlockingIOError: nothing has come.
+            FrameError: the bytes are not a frame.
+            OverBoundError: the frame is longer than `limit`.
+            BlockingIOError: no bytes have arrived.
 
         """
         if self.type is None:
@@ -65,13 +66,13 @@ class Connection:
             self.header += data
             if len(self.header) < socket_frames.HEADER.size:
                 return len(data), None
-            # Only who has said who it is may send more than that.
+            # A connection that has not named its rank yet may send only 64 bytes.
             limit = limit if self.rank is not None else 64
             self.type, self.length = socket_frames.read_header(bytes(self.header), limit)
             self.header, self.body = bytearray(), bytearray()
             self.frames += 1
         else:
-            # A long frame that is only announced takes no memory.
+            # Memory grows with the bytes that arrive, not with the announced length.
             data = self.channel.recv(min(CHUNK, self.length - len(self.body)))
             self.body += data
         if not data or len(self.body) < self.length:
@@ -89,15 +90,14 @@ class Session:
     Args:
         world_size: K.
         network: what messages cost.
-        send: sends a rank a frame.
+        send: sends a frame to a rank.
         bounds: how much the ranks may ask for.
-        computes: what each rank may say that it computes; ``None``: whatever it likes. See
-            `FabricServer`.
+        computes: which computations each rank may report; ``None``: any. See `FabricServer`.
 
     Attributes:
-        fabric: its clocks and events.
-        secrets: per rank, 16 bytes that it must show.
-        failures: rank → why it ended other than well.
+        fabric: the fabric, with its clocks and events.
+        secrets: per rank, the 16 bytes that it must send.
+        failures: rank → why it failed.
         bounds: how much each rank may ask for.
 
     """
@@ -131,7 +131,7 @@ class Session:
         """Do what a frame asks for.
 
         Raises:
-            FrameError: nobody who follows the protocol would send it now.
+            FrameError: the protocol does not allow the frame now.
 
         """
         rank = connection.rank
@@ -169,13 +169,13 @@ class Session:
         self._ranks[rank] = connection
 
     def expect(self, connection: Connection, rank: int) -> Connection:
-        """Take this connection for the rank's, without a word of its own."""
+        """Register a connection as this rank's, without a HELLO frame."""
         connection.rank = rank
         self._ranks[rank] = connection
         return connection
 
     def expect_within_bounds(self, connection: Connection) -> None:
-        """Raise `OverBoundError` if a rank holds, or has asked for, more than it may."""
+        """Raise `OverBoundError` if a rank holds too many bytes or has sent too many frames."""
         self.bounds.expect("held", connection.holds)
         self.bounds.expect("frames", connection.frames)
 
@@ -209,20 +209,20 @@ class Session:
 
     def _compute(self, rank: int, seconds: float) -> None:
         if self._computes is not None:
-            # Any number would be a message to all who see this rank's time pass.
+            # A free choice of seconds could pass a message to everyone who sees this rank's clock.
             if not self._computes[rank][seconds]:
                 return
             self._computes[rank][seconds] -= 1
         self.fabric.advance(rank, seconds)
 
     def _answer(self, connection: Connection) -> None:
-        """Tell a rank that what it waits for is over; for TEST, whether it is."""
+        """Answer a rank: to WAIT, that the operation is over; to TEST, whether it is."""
         assert connection.rank is not None and connection.waits_for is not None
         kind, number = connection.waits_for
         operation = connection.open[number]
         connection.waits_for = None
         over = kind is Type.WAIT or self.fabric.is_done(operation)
-        # The clock says when others have sent what: a rank that is not trusted is not told.
+        # The clock reveals when other ranks have sent: a rank that is not trusted does not get it.
         clock = self.fabric.clock[connection.rank] if self._computes is None else 0.0
         if not over:
             return self._send(connection, socket_frames.done(Type.LATER, number, clock))
@@ -238,10 +238,11 @@ class Session:
     # What happens -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let happen what can, and answer those who can go on.
+        """Carry out what is possible, and answer the ranks that can go on.
 
         Raises:
-            RanksError: none can, or their operations do not fit; all have been told.
+            RanksError: no rank can go on, or operations do not fit together. All ranks have been
+                told.
 
         """
         while True:
@@ -249,7 +250,8 @@ class Session:
             horizon = min(running)[0] if running else float("inf")
             rank = self.fabric.next_rank(horizon)
             if rank is None:
-                # A rank that asks sees all that happens before its clock: it must be the earliest.
+                # The answer to TEST must include everything before the rank's clock. So only the
+                # rank with the earliest clock may be answered.
                 if running and (asking := self._asking(min(running)[1])) is not None:
                     self._answer(asking)
                     continue
@@ -277,18 +279,18 @@ class Session:
         return connection
 
     def end(self, rank: int, reason: str = "") -> None:
-        """Let a rank's part be over; `reason`: why, unless it is well."""
+        """Mark a rank as ended; `reason` says why it failed, and is empty if it did not."""
         if self.fabric.phase[rank] not in _ENDED:
             self.fabric.finish(rank, raised=bool(reason))
             if reason:
                 self.failures[rank] = reason
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether this rank's part is over."""
+        """Return whether this rank has ended."""
         return self.fabric.phase[rank] in _ENDED
 
     def end_absent(self) -> None:
-        """Let the part of every rank be over that never came."""
+        """Mark every rank that never connected as ended."""
         for rank in set(range(self.world_size)) - self._ranks.keys():
             self.end(rank, "its process ended before it had connected")
 
@@ -306,7 +308,7 @@ class Session:
         return states
 
     def raise_outcome(self) -> None:
-        """Raise what went wrong in a run that is over, if anything did."""
+        """Raise the error of a run that is over, if something went wrong."""
         self._raise_failures(fabric_states(self.fabric))
         if (leftovers := explain_leftovers(self.fabric)) is not None:
             raise leftovers

@@ -1,4 +1,4 @@
-"""The default store of simulated ranks: one for all, whose waits let other ranks run."""
+"""The default store of simulated ranks. All ranks share it, and its waits let other ranks run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from course_lib.ranks.simulated.operation import STORE, Operation
 
 
 class StoreEndpoint(Protocol):
-    """A rank's side of the fabric, as far as the store needs it."""
+    """The part of a rank's endpoint that the store needs."""
 
     def in_turn(self) -> None:
         """Return when everything before the rank's clock has happened."""
@@ -22,14 +22,14 @@ class StoreEndpoint(Protocol):
         """Return when the operation is over."""
 
     def release(self, operation: Operation) -> None:
-        """Let an operation of another rank be over, at this rank's clock."""
+        """Mark an operation of another rank as over, at this rank's clock."""
 
 
 class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
     """A key-value store in this process, the same for all ranks of one world.
 
-    Every question takes its turn in virtual time. A wait for a key that nobody sets is a deadlock,
-    and found as one: time limits are not needed, and are ignored.
+    Accesses happen in the order of virtual time. A wait for a key that no rank sets is reported as
+    a deadlock. So time limits are not needed, and the store ignores them.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -116,7 +116,7 @@ class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
 
 
 def here_endpoint() -> StoreEndpoint:
-    """Return the endpoint of the rank that this thread is."""
+    """Return the endpoint of this thread's rank."""
     context: Any = here()
     endpoint: StoreEndpoint = context.endpoint
     return endpoint

@@ -1,6 +1,6 @@
 """Simulated ranks as threads: the engine behind ``on="simulated"``, and one call of it.
 
-A call starts K threads on a fabric, listens to what they print, and says what went wrong.
+A call starts K threads on a fabric, passes on what they print, and reports what went wrong.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ from course_lib.ranks.stopping import is_importing, raise_in_thread
 from course_lib.ranks.trace.trace import Trace
 
 _PATIENCE = 1.0
-"""Seconds that a rank has to end when it is told to."""
+"""Seconds that a rank has to end after it was told to end."""
 _AGAIN = 0.2
-"""Seconds after which it is told once more: not sooner, for it may be cleaning up."""
+"""Seconds after which it is told once more; not sooner, because it may be cleaning up."""
 _LOOK_EVERY = 0.2
-"""Seconds: an interrupt that arrives on another thread does not end a wait of this one."""
+"""Longest wait, in seconds: an interrupt on a different thread does not end this thread's wait."""
 
 
 class Run:
@@ -111,11 +111,11 @@ class Run:
             for rank in range(world_size)
         ]
 
-    # The thread that called -------------------------------------------------------------------
+    # On the calling thread --------------------------------------------------------------------
 
     def go(self) -> None:
-        """Run to the end, print what the ranks print, raise what went wrong."""
-        # Not to sys.stdout, whatever it is then: a rank may have redirected it.
+        """Run to the end, print what the ranks print, and raise what went wrong."""
+        # Keep the present sys.stdout, because a rank may redirect sys.stdout later.
         printer = Printer(self.world_size, sys.stdout)
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
@@ -156,10 +156,10 @@ class Run:
         report_misuse(found, self.misuse, fabric_states(self.fabric))
 
     def forget(self) -> None:
-        """Let go of everything, once the call is over and went well.
+        """Drop all references after a successful call.
 
-        All of it holds all the rest. Freed by Python's collector, which comes rarely in a process
-        with PyTorch, thousands of calls would wait for it.
+        These objects refer to each other in cycles. Python's garbage collector runs rarely in a
+        process with PyTorch, so thousands of calls could pile up before it frees them.
         """
         for rank in self.ranks:
             rank.handles.forget()
@@ -183,7 +183,7 @@ class Run:
             thread.join()
 
     def _states(self) -> list[RankState]:
-        """Return what every rank does; of the one that runs, also its line."""
+        """Return what every rank does; for the running rank, also its line."""
         return [
             replace(state, where=line_of_thread(thread.ident, self.labels))
             if state.doing == Phase.RUNNING.value
@@ -192,7 +192,7 @@ class Run:
         ]
 
     def _take(self, printer: Printer, patience: float) -> bool:
-        """Take one line, if it comes in time; return whether instead a rank has ended."""
+        """Take one message, if it comes in time; return whether it says that a rank has ended."""
         try:
             rank, line = self.messages.get(timeout=patience)
         except queue.Empty:
@@ -202,7 +202,7 @@ class Run:
         return line is None
 
     def _stop(self) -> None:
-        """Unwind the ranks from outside. One that never runs Python code again stays behind."""
+        """Unwind the ranks from outside. A rank that never runs Python code again is left alone."""
         self.baton.abandon()
         until = time.monotonic() + _PATIENCE
         raised: dict[threading.Thread, float] = {}
@@ -210,7 +210,7 @@ class Run:
             importing = False
             for thread in alive:
                 assert thread.ident is not None
-                # Stopping it there would leave a module half imported: it may take its time.
+                # A stop during an import would leave a module half imported: wait for its end.
                 if is_importing(thread.ident):
                     importing = True
                 elif time.monotonic() - raised.get(thread, 0.0) > _AGAIN:
@@ -231,7 +231,7 @@ class Run:
         states = self.baton.error.states if self.baton.error else fabric_states(self.fabric)
         raise rank_error(described, first, states, errors[first])
 
-    # The threads of the ranks -------------------------------------------------------------------
+    # On the ranks' threads ----------------------------------------------------------------------
 
     def _rank(self, rank: int) -> SimulatedRank:
         return SimulatedRank(
@@ -269,14 +269,14 @@ class Run:
                 self.failures[rank] = (self.fabric.clock[rank], self._as_of_notebook(rank, error))
         finally:
             leave_world()
-            with suppress(Stopped):  # one more, on its way to a rank that was ending
+            with suppress(Stopped):  # a second one may arrive while the rank is ending
                 self.ranks[rank].works.forget()
             with suppress(Stopped):
                 self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
     def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
-        """Return what gives the error, as of the notebook's class if the rank's is a copy."""
+        """Return a function that returns the error; a copied class becomes the notebook's again."""
         if type(error) not in self.worlds.classes[rank].by_class:
             return lambda: error
         try:
@@ -287,18 +287,18 @@ class Run:
         def unpacked() -> BaseException:
             try:
                 return packed.read_last().with_traceback(error.__traceback__)  # type: ignore[no-any-return]
-            except Exception:  # it says itself how it travels, and is wrong
+            except Exception:  # the class defines its own pickling, and that fails
                 return error
 
         return unpacked
 
     def _pack(self, value: Any) -> Packed:
-        """Return what goes back to the notebook."""
+        """Pack a value for the way back to the notebook."""
         return pack(value, inline=sys.maxsize, known=self.known)
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
-        torch.set_num_threads(1)  # else sums depend on the number of cores
+        torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
         spend = self._spender(rank)
         join_world(self.ranks[rank], self.worlds.of_rank[rank])
 
@@ -323,18 +323,19 @@ class Run:
 
 
 _LOADED_LATE = "torch._dynamo"
-"""The first operation imports it: for seconds, on a cold disk for twenty."""
+"""PyTorch's first operation imports it, which takes seconds; on a cold disk, twenty."""
 
 
 def _load_the_rest() -> None:
-    """Import what PyTorch imports in its first operation; an interrupt does not wait for it.
+    """Import in a separate thread what PyTorch's first operation imports.
 
-    In a rank it would: an import is never ended halfway. So it goes on, in a thread of its own.
+    So an interrupt takes effect at once, while the import goes on. If a rank imported it, the
+    interrupt would have to wait, because an import is never ended halfway.
     """
     if _LOADED_LATE in sys.modules and not _loading.is_alive():
         return
     if not _loading.is_alive():
-        with suppress(RuntimeError):  # it has failed before: the operation will say why
+        with suppress(RuntimeError):  # it has failed before; the operation will report why
             _loading.start()
     while _loading.is_alive():
         _loading.join(_LOOK_EVERY)
@@ -347,7 +348,7 @@ Computation = Literal["declared", "counted", "measured"]
 Misuse = Literal["ignore", "warn", "error"]
 MAX_RANKS = 1024
 _LARGE = 1 << 20
-"""Bytes from which on the ranks map an argument, and copy only what they write to."""
+"""From this size in bytes on, ranks map an argument and copy only the parts that they write to."""
 _one_at_a_time = threading.Lock()
 
 
@@ -358,10 +359,11 @@ class Simulated:
         world_size: K.
         network: what messages cost; by default 20 µs and 10 GB/s.
         device: what computation costs.
-        computation: how it is found; by default ``"counted"`` if there is a device, else
-            ``"declared"``.
+        computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
+            ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
         misuse: what happens when a rank never waits for a handle, or touches a buffer before
-            ``wait()``: a `MisuseWarning`, or a `MisuseError`.
+            ``wait()``: ``"ignore"`` does nothing, ``"warn"`` gives a `MisuseWarning`, and
+            ``"error"`` raises a `MisuseError`.
 
     """
 
@@ -420,7 +422,7 @@ class Simulated:
             try:
                 run.go()
             except BaseException:
-                # The ranks may have made different groups by now.
+                # The failed call may have made different groups on different ranks.
                 self._worlds = Worlds(self._world_size)
                 raise
             finally:
@@ -436,7 +438,7 @@ class Simulated:
         """Do nothing: threads start with the call that they run."""
 
     def pids(self) -> list[int]:
-        """Return no processes: the ranks are threads of this one."""
+        """Return an empty list: the ranks are threads of this process."""
         return []
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Python's own clocks on simulated ranks: ``time.sleep`` and ``time.perf_counter`` are virtual.
 
-A straggler that sleeps shows in the trace, and what a rank measures is what the trace says. CPU
-time (``time.process_time``, ``time.thread_time``) stays what the computer takes.
+A straggler that sleeps is visible in the trace, and a rank measures the times that the trace shows.
+CPU time (``time.process_time``, ``time.thread_time``) remains the real CPU time.
 
-A module that took a clock for itself before (``from time import sleep`` in an imported file) has
-the real one; functions that are sent from a notebook find the virtual one. The standard library has
-the real ones, too: pools and event loops wait for the system, which knows no other time.
+An imported file that copied a clock before the call (``from time import sleep``) keeps the real
+clock. Functions that are sent from a notebook find the virtual one. The standard library gets the
+real clocks, too, because pools and event loops wait for the system, which uses real time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Clock(Protocol):
     """A rank's virtual time."""
 
     def now(self) -> float:
-        """Return it, in seconds from the start of the call."""
+        """Return the virtual time, in seconds from the start of the call."""
 
     def sleep(self, seconds: float) -> None:
-        """Let it pass."""
+        """Let `seconds` of virtual time pass."""
 
 
 def _waits_itself(caller: FrameType) -> bool:
-    """Return whether the caller is of the standard library, which waits in real time."""
+    """Return whether the caller belongs to the standard library, which waits in real time."""
     return caller.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
