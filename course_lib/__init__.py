@@ -2,32 +2,33 @@
 
 - `data`: the digits and a synthetic problem, without a download
 - `sgd`: mini-batch SGD, and how noisy its gradient is
-- `sharding`: who holds which part of the data
+- `sharding`: which rank holds which part of the data
 - `replicas`: data parallelism inside one process
 - `cost_model`: how long messages and collectives take
 - `collectives`: broadcast to all-reduce, from messages between two ranks
-- `bucketing`: which gradients travel together, and how many bytes of them
-- `gradient_sync`: averaging per parameter, flat, in buckets
-- `ddp`: DistributedDataParallel, with buckets that leave during backward
+- `bucketing`: which gradients are sent together, and how large a bucket is
+- `gradient_sync`: gradients averaged per parameter, all at once, or in buckets
+- `ddp`: DistributedDataParallel, with buckets that are sent during backward
 - `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
-- `sharded_optimizer`: ZeRO-1 and 2, each rank the optimizer of one K-th
-- `fully_sharded`: ZeRO-3, weights that are there while a layer runs
-- `rematerialize`: activations computed again in place of kept
-- `tensor_parallel`: one matrix over several ranks
-- `pipeline_parallel`: the layers over the ranks, and micro-batches through them
-- `expert_parallel`: the experts over the ranks, and tokens that travel to them
-- `context_parallel`: the sequence over the ranks, and keys and values that go round
+- `sharded_optimizer`: ZeRO-1 and 2, in which each rank updates one K-th of the parameters
+- `fully_sharded`: ZeRO-3, in which a rank holds all weights of a layer only while the layer runs
+- `rematerialize`: activations that are computed again instead of kept
+- `tensor_parallel`: one matrix divided over several ranks
+- `pipeline_parallel`: layers divided over the ranks, and micro-batches that pass through them
+- `expert_parallel`: experts divided over the ranks, and tokens that are sent to them
+- `context_parallel`: a sequence divided over the ranks, and keys and values that go round
 - `mesh`: data, pipeline, expert and tensor parallelism of one transformer, a line each
-- `local_sgd`: many steps alone, one together; and one step late
+- `local_sgd`: many local steps, then one common step; and gradients applied one step late
 - `asynchronous`: a server, and workers that do not wait for one another
 - `decentralized`: averaging with neighbours only
 
-Beside them: `train` trains a real model with them, `simulate` predicts what a step takes, `ranks`
-runs functions on several ranks, `checking` examines what students write, `learner` is the program
-`course` and hands out their copies, `capstone` times a race, `who_wins` has the
-algorithms race, `running_model` trains one transformer in every way, `compare` says where a run on
-K ranks differs from one rank, and `figures` draws; `_later` puts imports off.
+The other packages use these modules or serve them. `train` trains a real model with them.
+`simulate` predicts how long a step takes. `ranks` runs functions on several ranks. `checking`
+examines what students write. `learner` is the program `course`, which also hands out the students'
+copies. `capstone` times a race. `who_wins` compares the speed of the algorithms. `running_model`
+trains one transformer in every way. `compare` reports where a run on K ranks differs from a run on
+one rank. `figures` draws. `_later` postpones imports.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ READING_ORDER = (
     *("expert_parallel", "context_parallel", "mesh", "local_sgd", "asynchronous"),
     "decentralized",
 )
-"""The rungs of the ladder: each knows only those before it. An assignment hides from one on."""
+"""The modules from simple to advanced; each imports only modules before it in this order.
+
+An assignment hides one of them and all that follow.
+"""
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Make ``%ranks`` and ``%%ranks`` known: what ``%load_ext course_lib`` calls."""
+    """Register the magics ``%ranks`` and ``%%ranks``; ``%load_ext course_lib`` calls this."""
     from course_lib.ranks.notebook.magic import load_ipython_extension as load
 
     load(ipython)

@@ -17,8 +17,8 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: its name.
-        modules: names, with a space in between, of what is imported → the module that has them,
-            below the package.
+        modules: names to import, separated by spaces → the module below the package that defines
+            them.
 
     """
     where = {name: module for names, module in modules.items() for name in names.split()}
@@ -26,7 +26,7 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        there = sys.modules[package].__package__  # of a module: where its neighbours are
+        there = sys.modules[package].__package__  # for a module: its package
         value = getattr(importlib.import_module(f".{where[name]}", there), name)
         setattr(sys.modules[package], name, value)
         return value
@@ -37,8 +37,9 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 def without(*modules: str) -> None:
     """Let imports of these modules fail in this process; code with an optional use continues.
 
-    Reading notebooks imports jsonschema, and this, where it is installed, ``rfc3987_syntax``, which
-    computes a grammar of addresses for a second. The schema of notebooks has no such addresses.
+    For example, reading notebooks imports jsonschema. If ``rfc3987_syntax`` is installed,
+    jsonschema imports it, and it spends a second on computing a grammar of addresses. The schema of
+    notebooks has no such addresses.
     """
     for module in modules:
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]

@@ -11,24 +11,26 @@ One rank serves, the others work:
     ...             loss_fn(model(x), y).backward()
     ...             server.push()  # the gradient, which is cleared
 
-While a worker computes a gradient, the others' arrive at the server. The weights that it meets are
-newer than those it was computed at, by τ updates, its *staleness*:
+While a worker computes a gradient, gradients of other workers arrive at the server. So when the
+server applies this gradient, its weights are τ updates newer than the weights at which the gradient
+was computed. τ is the *staleness* of the gradient:
 
     w_{t+1} = w_t - γ ∇f(w_{t-τ}; b)
 
-Nobody waits, so a slow worker slows down itself only: with t_i seconds per gradient the server gets
-Σ_i 1/t_i updates per second. A synchronous step takes max_i t_i, and uses K gradients at once: K /
-max_i t_i. The price is τ, on average K - 1 with K equal workers. Three ways to limit it:
+No worker waits, so a slow worker slows down only itself. If worker i needs t_i seconds per
+gradient, the server gets Σ_i 1/t_i updates per second. A synchronous step takes max_i t_i and uses
+K gradients at once, which is K / max_i t_i gradients per second. The price of asynchrony is τ; with
+K equal workers it is K - 1 on average. There are three ways to limit it:
 
 - *bounded staleness* (`bound` = s): a worker that is more than s gradients ahead of the slowest
-  waits. No gradient is then staler than (K - 1)(2s + 1): while a worker is at its gradient c, each
-  other goes at most from c - s to c + s + 1.
+  waits. No gradient is then staler than (K - 1)(2s + 1): while a worker computes its gradient c,
+  each other worker goes at most from c - s to c + s + 1.
 - *synchronous with backup workers* (`wait_for` = N < K): each step takes the mean of the first N
-  gradients. Those that come later are stale, and dropped. N = K is synchronous SGD.
+  gradients. Later ones are stale and are dropped. N = K is synchronous SGD.
 - *a staleness-aware step* (`staleness_aware`): the gradient is divided by 1 + τ.
 
-The history records the updates in the order in which they were applied. With it a run can be
-replayed in one process. On simulated ranks it is the same in every run.
+The history records the updates in the order in which they were applied, so a run can be replayed in
+one process. On simulated ranks the history is the same in every run.
 
 M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Q. Ho et
 al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS
@@ -48,7 +50,7 @@ from course_lib.collectives import place_in, start_recv, start_send
 from course_lib.local_sgd import flatten, trained, unflatten
 
 _JOIN, _PUSH, _LEAVE = range(3)
-_OVER = -1  # in the place of a version: no more weights
+_OVER = -1  # sent instead of a version: there are no more weights
 _HEADER = 2  # numbers before the gradient: what the message is, and the version it is for
 
 
@@ -68,13 +70,13 @@ class ParameterServer:
     """A worker's side: `pull` weights, compute a gradient, `push` it.
 
     Args:
-        params: of this worker's model; shapes and dtypes as the server's.
+        params: the parameters of this worker's model, with the shapes and dtypes of the server's.
         server: the rank that calls `serve`.
 
-    As a context manager it says goodbye when training ends early, by an error too, so that the
-    server does not wait for this worker.
+    As a context manager it tells the server when training ends early, also because of an error. The
+    server then does not wait for this worker.
 
-    Raises ValueError if this rank is the server, or there is no such rank.
+    Raises ValueError if this rank is the server, or if `server` is not a rank.
 
     """
 
@@ -93,9 +95,9 @@ class ParameterServer:
         self._asked = self._over = self._has_weights = False
 
     def pull(self) -> bool:
-        """Take the server's newest weights; return False, without any, when training is over.
+        """Copy the server's newest weights and return True, or return False if training is over.
 
-        Waits while the server lets this worker wait: see `serve`.
+        This call may wait, because the server can hold a worker back: see `serve`.
         """
         if self._over:
             return False
@@ -112,9 +114,9 @@ class ParameterServer:
         return self._has_weights
 
     def push(self) -> None:
-        """Send the gradients, and set them to None. Also asks for the next weights.
+        """Send the gradients, set them to None, and ask for the next weights.
 
-        Raises RuntimeError before a `pull`: it is not known what weights they belong to.
+        Raises RuntimeError before a `pull`, because the gradients then belong to no known weights.
         """
         if not self._has_weights:
             raise RuntimeError(
@@ -138,7 +140,7 @@ class ParameterServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._asked:  # the answer is on its way, and the server waits until it is taken
+        if self._asked:  # the answer is on its way, and the server waits until it is received
             self.pull()
         if not self._over:
             self._send(_LEAVE)
@@ -154,17 +156,17 @@ def serve(
     staleness_aware: bool = False,
     after_update: Callable[[int], None] | None = None,
 ) -> list[Update]:
-    """Serve all other ranks until there were `updates` steps of the optimizer; return the history.
+    """Serve all other ranks until the optimizer has taken `updates` steps; return the history.
 
     Args:
-        optimizer: of the server's model, whose weights are the ones that count.
+        optimizer: the optimizer of the server's model, which holds the current weights.
         updates: steps to take.
-        bound: s, gradients that a worker may be ahead of the slowest; None for any number.
-        wait_for: N, gradients of the same weights that make a step; None: each makes one.
+        bound: s, how many gradients a worker may be ahead of the slowest; None for any number.
+        wait_for: N, how many gradients of the same weights make a step; None: one makes a step.
         staleness_aware: whether a gradient is divided by 1 + τ.
-        after_update: called with the number of steps so far, after each.
+        after_update: called after each step, with the number of steps so far.
 
-    Returns the gradients in the order in which they arrived.
+    Returns an `Update` for each gradient, in the order in which the gradients arrived.
 
     Raises ValueError for arguments that do not fit, and RuntimeError if so many workers have left
     that training cannot go on.
@@ -202,9 +204,9 @@ class _Server:
         self.params = trained(optimizer)
         self.version = 0
         self.history: list[Update] = []
-        self.done = dict.fromkeys(workers, 0)  # gradients of each worker that is still there
-        self.waiting: list[int] = []  # for weights, in the order in which they asked
-        self.collected: dict[int, Tensor] = {}  # for this step, by worker
+        self.done = dict.fromkeys(workers, 0)  # worker that has not left → its gradients so far
+        self.waiting: list[int] = []  # for weights, in the order of their requests
+        self.collected: dict[int, Tensor] = {}  # worker → its gradient for this step
         self.replies: dict[int, tuple[dist.Work, Tensor]] = {}
         self.expected: dict[int, tuple[dist.Work, Tensor]] = {}  # only without any_source
         self.any_source = True
@@ -229,12 +231,12 @@ class _Server:
         return self.history
 
     def _next_message(self) -> tuple[int, Tensor]:
-        """Return the next message that arrives, from whichever worker."""
+        """Return the next message that arrives from any worker, and the worker."""
         if self.any_source:
             message = _message(self.params)
             try:
                 return dist.recv(message), message
-            except NotImplementedError:  # where each message has to be asked of its sender
+            except NotImplementedError:  # this backend cannot receive from any source
                 self.any_source = False
         for worker in self.done:
             if worker not in self.waiting and worker not in self.expected:
@@ -242,8 +244,8 @@ class _Server:
                 self.expected[worker] = start_recv(message, worker), message
         while True:
             for worker, (work, message) in self.expected.items():
-                if work.is_completed():  # which has waited for it already
-                    del self.expected[worker]  # the next one stands behind the others'
+                if work.is_completed():  # it then needs no wait()
+                    del self.expected[worker]  # its next message is added after the other workers'
                     return worker, message
             time.sleep(1e-4)
 
@@ -258,7 +260,7 @@ class _Server:
         elif fresh:
             self.collected[worker] = gradient
             if len(self.collected) == self.wait_for:
-                # In the order of the ranks: the sum is then the same whoever came first.
+                # In the order of the ranks, so that the sum does not depend on who came first.
                 parts = [self.collected[each] for each in sorted(self.collected)]
                 self.collected.clear()
                 self._step(torch.stack(parts).mean(0))
@@ -282,7 +284,7 @@ class _Server:
             )
 
     def _answer(self) -> None:
-        """Send weights to those who wait and may go on; at the end, that it is the end."""
+        """Send weights to waiting workers that may go on, or tell them that training is over."""
         for worker in list(self.waiting):
             if not (over := self.version >= self.updates) and not self._may_go(worker):
                 continue
@@ -294,7 +296,7 @@ class _Server:
             reply[_HEADER:] = flatten(self.params)
             if worker in self.replies:
                 self.replies[worker][0].wait()
-            # Not waited for: a worker that is slow to fetch them must not stop the others.
+            # Do not wait here: a worker that is slow to receive must not stop the others.
             self.replies[worker] = start_send(reply, worker), reply
 
     def _may_go(self, worker: int) -> bool:
@@ -304,7 +306,7 @@ class _Server:
 
 
 def _message(params: list[Tensor]) -> Tensor:
-    """Return an empty message. Float32 at least: versions are exact up to 2²⁴."""
+    """Return an empty message, in float32 or wider: float32 holds versions up to 2²⁴ exactly."""
     dtype = torch.float32
     for param in params:
         dtype = torch.promote_types(dtype, param.dtype)

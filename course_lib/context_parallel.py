@@ -6,17 +6,17 @@
     >>> result = ring_attention(q, k, v, 80, causal=True, zigzag=True)  # of these tokens
 
 In a transformer only attention looks at other tokens. So a long sequence can be cut: each rank
-holds some tokens, and all but attention runs as ever. For attention, queries stay, and the slices
-of keys and values travel around a ring of K ranks. In each of K steps a rank attends to the slice
-that it has, while the next one arrives:
+holds some tokens, and everything except attention runs as usual. For attention, queries stay where
+they are, and the slices of keys and values travel around a ring of K ranks. In each of K steps a
+rank attends to the slice that it has, while the next slice arrives:
 
-    step     rank 0     rank 1     rank 2       keys and values of which rank are here
+    step     rank 0     rank 1     rank 2       the rank whose keys and values are here
      0         0          1          2
-     1         2          0          1          each passes on to the next rank
+     1         2          0          1          each rank passes them on to the next rank
      2         1          2          0
 
-A softmax over all keys can be taken slice by slice. With S = q kᵀ/√d, keep for each query the
-logarithm of its denominator, L = log Σ exp S, beside its result O. A new slice b changes them to
+A softmax over all keys can be computed slice by slice. With S = q kᵀ/√d, keep for each query its
+result O and the logarithm of its denominator, L = log Σ exp S. A new slice b changes them to
 
     L' = log(e^L + Σ_b e^S)          O' = e^(L - L') O + Σ_b e^(S - L') v
 
@@ -24,13 +24,13 @@ In backward P = exp(S - L) is computed again, slice by slice, and never kept. Wi
 
     dv = Pᵀ dO        dS = P (dO vᵀ - D)        dq = dS k/√d        dk = dSᵀ q/√d
 
-The gradients of keys and values travel with them, and after K steps are back where they belong. A
-rank whose slice of keys has n bytes sends 2n(K-1) in forward, and 2n(K-1) + 2nK in backward.
+The gradients of keys and values travel with them, and are back on their own rank after K steps. A
+rank whose slice of keys has n bytes sends 2n(K-1) bytes in forward, and 2n(K-1) + 2nK in backward.
 
-**Causal masks.** A token sees those before it. If slices are contiguous, rank 0 sees one slice and
-rank K - 1 all K, but they take K steps together, and each waits for the slowest. *Zigzag* cuts the
-sequence into 2K pieces, and rank r holds pieces r and 2K - 1 - r: an early one and a late one, so
-that all have about as much to do.
+**Causal masks.** A token sees only the tokens before it. If slices are contiguous, rank 0 sees one
+slice and rank K - 1 sees all K. But the ranks take all K steps together, and in each step they wait
+for the slowest. *Zigzag* cuts the sequence into 2K pieces. Rank r holds an early and a late piece,
+pieces r and 2K - 1 - r, so all ranks have about the same work.
 
 H. Liu, M. Zaharia and P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
 Context", 2023; T. Dao et al., "FlashAttention", NeurIPS 2022: softmax and backward by blocks.
@@ -54,8 +54,8 @@ Piece = tuple[int, int]
 def positions_of(length: int, world_size: int, rank: int, zigzag: bool = False) -> Tensor:
     """Return the positions of the tokens that `rank` holds, integers of shape (T,), in order.
 
-    `length` is that of the whole sequence. Ranks may have one token more or less than others, with
-    `zigzag` two, and none if there are too few.
+    `length` is the length of the whole sequence. The ranks' numbers of tokens differ by at most one
+    (two with `zigzag`). A rank has no tokens if there are too few.
     """
     parts = [torch.arange(*piece) for piece in _pieces(length, world_size, rank, zigzag)]
     return torch.cat(parts)
@@ -74,11 +74,11 @@ def ring_attention(
     """Return the attention of this rank's tokens to those of all ranks: softmax(q kᵀ/√d) v.
 
     `queries`, `keys` and `values` have the shape (…, T, d), with the same other dimensions on all
-    ranks, and the tokens of `positions_of(length, world_size, rank, zigzag)`. So has the result.
-    With `causal` a token sees itself and those before it in the whole sequence.
+    ranks, and hold the tokens of `positions_of(length, world_size, rank, zigzag)`. So does the
+    result. With `causal` a token sees itself and the tokens before it in the whole sequence.
 
-    All ranks of `group` must call, and all must go backward, even with no tokens: the others wait
-    for their slices. Numbers in less than 32 bits are computed with in 32, and travel in their own.
+    All ranks of `group` must call this and run backward, even without tokens: the others wait for
+    their slices. Numbers of less than 32 bits are computed in 32 bits and sent in their own dtype.
 
     Raises ValueError if the shapes differ, or T is not the number of this rank's tokens.
     """
@@ -154,7 +154,7 @@ class _RingAttention(torch.autograd.Function):
                 dq[..., rows, :] += d_scores @ k_part.to(result.dtype)
                 here[0][..., columns, :] += d_scores.mT @ q.to(result.dtype)
                 here[1][..., columns, :] += weights.mT @ d_rows
-            _wait(messages)  # the terms of the ranks where this slice has been
+            _wait(messages)  # the terms of the ranks that this slice has visited
             here += arriving
             if world_size > 1:
                 arriving, messages = _start_to_pass(here, source, pieces, group)
@@ -166,7 +166,7 @@ class _RingAttention(torch.autograd.Function):
 def _slices_going_round(
     keys: Tensor, values: Tensor, pieces: list[list[Piece]], group: Group
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each rank, this one first, with its keys and values; the next are on their way."""
+    """Yield each rank with its keys and values, this rank first, while the next ones arrive."""
     rank, world_size = place_in(group)
     held = torch.stack([keys, values])
     for step in range(world_size):
@@ -183,9 +183,10 @@ def _slices_going_round(
 def _start_to_pass(
     outgoing: Tensor, source: int, pieces: list[list[Piece]], group: Group
 ) -> tuple[Tensor, list[dist.Work]]:
-    """Begin to pass on what belongs to `source`; return the next slice's place and the messages.
+    """Begin to pass on the slice of `source`; return the buffer of the next slice and the messages.
 
-    It goes to the next rank of the ring. From the one before comes what belongs to source - 1.
+    This rank sends to the next rank of the ring, and receives the slice of rank source - 1 from the
+    previous rank.
     """
     rank, world_size = place_in(group)
     tokens = _tokens(pieces[(source - 1) % world_size])
@@ -193,7 +194,7 @@ def _start_to_pass(
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=after)
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=before)
-    # Where a backend takes them one by one, the ranks must not all begin with the same.
+    # If a backend runs them one by one, the ranks must not all begin with a send (or a receive).
     works: list[dist.Work] = dist.batch_isend_irecv(
         [send, receive] if rank < after else [receive, send]
     )
@@ -212,10 +213,11 @@ def _tokens(pieces: list[Piece]) -> int:
 def _visible(
     mine: list[Piece], theirs: list[Piece], causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield rows of queries, columns of keys that they see, and whether only the lower triangle.
+    """Yield rows of queries, the columns of keys that they see, and whether a triangle is masked.
 
-    All ranks cut the sequence at the same places. So two pieces are the same one, and a causal mask
-    is a triangle, or one comes before the other, and all of it is seen, or nothing.
+    All ranks cut the sequence at the same positions. So two pieces are either the same piece, and
+    the causal mask is a triangle, or one lies before the other, and the queries see all of its keys
+    or none.
     """
     row = 0
     for start, stop in mine:

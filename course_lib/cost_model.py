@@ -9,18 +9,19 @@ the time for n bytes to pass at the `bandwidth` β (bytes/s). A rank sends and r
 time, one message each; ranks do not slow one another down. For an algorithm, the model counts how
 many messages follow one another, and how many bytes pass the busiest link one after the other.
 
-Messages that a rank starts at once pay their latency together. Starting and taking one is still
-work: an `overhead` of o seconds for the sender, before the first byte, and for the receiver, after
-the last. So a message takes α' + b seconds, with α' = α + o, b = o + n/β, and k messages at once
-take α' + kb. The formulas below are written for o = 0. For another o, read every latency as α', and
-every message's n/β as b: a message alone takes α + 2o + n/β.
+Messages that a rank starts at once pay their latency together. But starting or receiving a message
+is still work. It costs an `overhead` of o seconds on the sender, before the first byte, and again
+on the receiver, after the last byte. So a message takes α' + b seconds, with α' = α + o and
+b = o + n/β, and k messages at once take α' + kb. The formulas below are written for o = 0. For a
+different o, read every latency as α', and every message's n/β as b: a message alone takes
+α + 2o + n/β.
 
 `network` is anything with the attributes `latency`, `bandwidth` and `overhead`, such as `Link`
 below. Times are in seconds, sizes in bytes, K = `world_size`, log is to base 2. K and the number of
 segments are at least 1, which is not checked.
 
-Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, adding
-takes time. The model is still what people choose algorithms and bucket sizes by: fit its two
+Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, and
+adding takes time. People still use the model to choose algorithms and bucket sizes: fit its two
 numbers to measurements (`fit_link`), predict, and compare.
 
 R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994;
@@ -46,7 +47,7 @@ class Network(Protocol):
 
     @property
     def overhead(self) -> float:
-        """o, seconds that a message takes its sender, and again its receiver."""
+        """o, seconds that a message occupies its sender, and the same for its receiver."""
 
 
 class Link(NamedTuple):
@@ -63,12 +64,12 @@ def message_time(nbytes: float, network: Network) -> float:
 
 
 def _first(network: Network) -> float:
-    """Return α' = α + o: messages that start at the same time pay it together, once."""
+    """Return α' = α + o, which messages that start at the same time pay together, once."""
     return network.latency + network.overhead
 
 
 def _each(nbytes: float, network: Network) -> float:
-    """Return b = o + n/β: so long a message of n = `nbytes` occupies its sender and receiver."""
+    """Return b = o + n/β, the time that n = `nbytes` occupy the sender, and the receiver."""
     return network.overhead + nbytes / network.bandwidth
 
 
@@ -83,8 +84,8 @@ def naive_broadcast_time(nbytes: float, world_size: int, network: Network) -> fl
 def tree_broadcast_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return ceil(log K) (α + n/β) seconds; a `reduce` takes as long.
 
-    Exact if K is a power of two. Otherwise no rank is so far from the root, and a broadcast may end
-    up to that many latencies earlier.
+    This is exact if K is a power of two. Otherwise no rank is that far from the root, and a
+    broadcast may end up to that many latencies earlier.
     """
     return (world_size - 1).bit_length() * message_time(nbytes, network)
 
@@ -132,10 +133,11 @@ def pipelined_ring_all_reduce_time(
 ) -> float:
     """Return (R-1) max(wb, α+b) + wb + α seconds, b = n/(sKβ) being a segment's; 0 for K = 1.
 
-    A chunk has s = `segments`, of which w = min(s, `window`) are on their way at once, so there are
-    R = 2(K-1) s/w rounds of w messages. Either the link never rests, and that is 2(K-1) n/(Kβ) + α;
-    or it waits for a message to arrive. With one segment it is the plain ring. Where w does not
-    divide 2(K-1)s, an incomplete round counts in part: it is then up to half a round too short.
+    A chunk has s = `segments`, of which w = min(s, `window`) are on their way at once. So there are
+    R = 2(K-1) s/w rounds of w messages. Either the link is never idle, and the result is
+    2(K-1) n/(Kβ) + α, or the link waits in each round for a message to arrive. With one segment
+    this is the plain ring. If w does not divide 2(K-1)s, the incomplete round counts in part, and
+    the result is up to half a round too short.
     """
     if world_size == 1:
         return 0.0
@@ -149,7 +151,7 @@ def pipelined_ring_all_reduce_time(
 def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return 2 log(p) α + 2(p-1)/p n/β seconds, p being the largest power of two up to K.
 
-    Where p < K, plus 2(α + n/β) for the ranks that give their tensor to others.
+    If p < K, add 2(α + n/β) for the ranks that give their tensor to others.
     """
     steps = world_size.bit_length() - 1
     power = 1 << steps
@@ -174,8 +176,8 @@ def hierarchical_all_reduce_time(
 ) -> float:
     """Return 2(L-1) (α₁ + n/(Lβ₁)) + 2(M-1) (α₂ + n/(LMβ₂)) seconds: rings inside, and between.
 
-    L = `ranks_per_node`, M = `nodes`; α₁ and β₁ are those of `inside`, α₂ and β₂ of `between`. That
-    is the network of one rank: where the L ranks of a node share a link of bandwidth β, give β/L.
+    L = `ranks_per_node`, M = `nodes`; α₁ and β₁ belong to `inside`, α₂ and β₂ to `between`. β₂ is
+    the bandwidth of one rank: if the L ranks of a node share a link of bandwidth β, give β/L.
     """
     inner = ring_all_reduce_time(nbytes, ranks_per_node, inside)
     return inner + ring_all_reduce_time(nbytes / ranks_per_node, nodes, between)
@@ -184,10 +186,10 @@ def hierarchical_all_reduce_time(
 def in_network_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return 2α + n/β seconds: the switch adds while the bytes pass; 0 for K = 1.
 
-    Every rank sends its n bytes to the switch once, and receives the sum once, which begins to come
-    back while the rest is still on its way. An ideal: derived, and of no algorithm in
-    `collectives`, whose ranks add. See R. Graham et al., "Scalable Hierarchical Aggregation
-    Protocol (SHArP)", COMHPC 2016.
+    Every rank sends its n bytes to the switch once and receives the sum once. The sum begins to
+    come back while the rest is still on its way. This is an ideal, derived time. No algorithm in
+    `collectives` reaches it, because there the ranks add. See R. Graham et al., "Scalable
+    Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016.
     """
     return (world_size > 1) * (2 * _first(network) + nbytes / network.bandwidth)
 
@@ -220,7 +222,7 @@ def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
 def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
     """Return 2(K-1)/K n/t: the bytes per second through each rank's link in an all-reduce.
 
-    Unlike the algorithm bandwidth it can be compared with the hardware's, for any K.
+    Unlike the algorithm bandwidth, it can be compared with the bandwidth of the hardware for any K.
     """
     return 2 * (world_size - 1) / world_size * nbytes / seconds
 
@@ -231,20 +233,20 @@ def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
 def fit_link(
     measurements: Sequence[tuple[float, float]], messages: float = 1.0, byte_factor: float = 1.0
 ) -> Link:
-    """Return the α and β that explain `measurements`, pairs of (bytes n, seconds t), best.
+    """Return the α and β that best explain `measurements`, pairs of (bytes n, seconds t).
 
-    Least squares of t = `messages` α + `byte_factor` n/β. For times of single messages the factors
-    are 1; for a ring all-reduce they are 2(K-1) and 2(K-1)/K. Every error counts relative to its t,
-    so that the microseconds of small messages have a say beside the seconds of large ones. If the
-    best α is below zero, it is 0.
+    They are the least squares solution of t = `messages` α + `byte_factor` n/β. For times of single
+    messages the factors are 1; for a ring all-reduce they are 2(K-1) and 2(K-1)/K. Every error
+    counts relative to its t, so that the microseconds of small messages matter as much as the
+    seconds of large ones. If the best α is below zero, α is set to 0.
 
     Raises ValueError unless there are two different sizes, all times are positive, and longer
     messages take longer.
     """
     if len({nbytes for nbytes, _ in measurements}) < 2 or any(t <= 0 for _, t in measurements):
         raise ValueError("a fit needs positive times of messages of at least two different sizes")
-    # A straight line through (n, t), every point with the weight 1/t²; around the centre, because
-    # sums of n and n² are so much alike that their difference would have no digits left.
+    # Fit a straight line through (n, t), every point with the weight 1/t². Subtract the centre
+    # first: sums of n and n² are so similar that their difference would have no digits left.
     weights = [t**-2 for _, t in measurements]
     total = math.fsum(weights)
     n0, t0 = (

@@ -5,15 +5,15 @@
     >>> len(train), len(test)
     (1438, 359)
 
-*Digits* are 1,797 handwritten digits of 8 x 8 pixels which are part of scikit-learn. They are small
-enough to train on a laptop in seconds and real enough that a wrong training loop shows.
+*Digits* are 1,797 handwritten digits of 8 x 8 pixels, which are part of scikit-learn. They are
+small enough to train on a laptop in seconds, and real enough to reveal a wrong training loop.
 
 *Linear regression* has a loss that is quadratic in w, so gradient, minimum and curvature are known
 in closed form. Use it to check a statement to the last digit.
 
 Training and test sets are split once, from a seed. Every rank calls the same function with the same
 seed, gets the same split, and only then takes its own shard (see `sharding`): nothing has to be
-sent, and no rank ever trains on what another one tests on.
+sent, and no rank ever trains on examples that another rank tests on.
 """
 
 import torch
@@ -27,8 +27,9 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> tuple[TensorDataset, Te
     """Return scikit-learn's handwritten digits as `(train, test)`.
 
     Each is a `TensorDataset` of images, float32 of shape (N, 64) with values from 0 to 1, and
-    labels, int64 of shape (N,) with values 0 to 9; `images, labels = train.tensors` takes them out.
-    The two together hold all 1,797 examples, each once, in an order that depends on `seed` only.
+    labels, int64 of shape (N,) with values 0 to 9; `images, labels = train.tensors` returns both.
+    Together, the two sets hold all 1,797 examples, each once, in an order that depends only on
+    `seed`.
 
     Raises ValueError unless 0 <= test_fraction < 1.
 
@@ -64,7 +65,7 @@ def linear_regression(
     """Draw a linear regression problem: y = X w + noise * e, with X, w and e standard normal.
 
     Returns `(X, y, w)` of shapes (n, dim), (n,) and (dim,), in float64 unless `dtype` says
-    otherwise, so that rounding does not hide what is to be shown. With the loss
+    otherwise, so that rounding does not hide the effect to be shown. With the loss
     F(w) = 1/n * sum_i (x_i . w - y_i)^2 the gradient is 2/n * X^T (X w - y).
 
     `torch.nn.Linear(dim, 1)` returns shape (n, 1): squeeze it to (n,) before the loss, or the

@@ -1,4 +1,4 @@
-"""Decentralized SGD: everyone averages with neighbours only.
+"""Decentralized SGD: every rank averages with its neighbours only.
 
     >>> from course_lib.decentralized import Gossip, ring_mixing
     >>> gossip = Gossip(optimizer, ring_mixing(2))
@@ -6,20 +6,20 @@
     ...     loss_fn(model(x), y).backward()
     >>> optimizer.step()
 
-There is no all-reduce and no server. Rank i keeps weights w_i of its own, and in every step takes a
-weighted mean of its neighbours' weights, and its own gradient:
+There is no all-reduce and no server. Rank i keeps its own weights w_i. In every step it takes a
+weighted mean of its own and its neighbours' weights, and subtracts its own gradient:
 
     w_{t+1,i} = Σ_j W_ij w_{t,j} - γ ∇f(w_{t,i}; b_i)
 
-The mixing matrix W says who hears whom, and how much. It is *doubly stochastic*: rows sum to 1, so
-that equal weights stay equal, and columns sum to 1, so that the mean over the ranks, w̄, is not
-moved by mixing: w̄ takes the step of SGD with the mean gradient.
+The mixing matrix W defines which rank receives from which, and with what weight. It is *doubly
+stochastic*. Its rows sum to 1, so equal weights stay equal. Its columns sum to 1, so mixing does
+not change the mean over the ranks, w̄: it takes the step of SGD with the mean gradient.
 
-The gradient is that at w_{t,i}, the weights *before* mixing. So mixing need not wait for it, and
-communication is hidden behind backward.
+The gradient is computed at w_{t,i}, the weights *before* mixing. So mixing does not have to wait
+for the gradient, and backward hides the communication.
 
-How fast differences die away is one number of the matrix. With λ₂, the second largest absolute
-eigenvalue, the consensus distance shrinks, without gradients, by at least
+One number of the matrix determines how fast differences disappear: λ₂, its second largest absolute
+eigenvalue. Without gradients, the consensus distance shrinks at least as fast as
 
     Σ_i ‖w_{t+1,i} - w̄‖² ≤ λ₂² Σ_i ‖w_{t,i} - w̄‖²        spectral gap 1 - λ₂
 
@@ -30,9 +30,9 @@ eigenvalue, the consensus distance shrinks, without gradients, by at least
     complete      K - 1        0     0     0             α + (K-1) n/β
     random pairs  1            1 in any one step         α + n/β
 
-The times are those of ports without idle moments, where messages leave at once. Where each send
-waits for its receive and a port carries one message at a time (a simulated `Network` with
-eager_below=0), neighbours hold one another up along the whole ring.
+These times assume that messages leave at once and ports are never idle. If each send waits for its
+receive and a port carries one message at a time (a simulated `Network` with eager_below=0),
+neighbours delay one another along the whole ring.
 
 X. Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
 Decentralized Parallel Stochastic Gradient Descent", NeurIPS 2017; exponential graphs: B. Ying et
@@ -50,18 +50,18 @@ from torch import Tensor
 from course_lib.collectives import Group, library_all_reduce, place_in
 
 Mixing = Tensor | Callable[[int], Tensor]
-"""A matrix, shape (K, K), or what returns that of a step."""
+"""A matrix of shape (K, K), or a function that returns the matrix of a step."""
 
 
 def ring_mixing(world_size: int) -> Tensor:
-    """Return the matrix of a ring: a third for each neighbour, a third for oneself."""
+    """Return the matrix of a ring: a third for each neighbour, a third for the rank itself."""
     return _circulant(world_size, [0, 1, -1])
 
 
 def torus_mixing(rows: int, columns: int) -> Tensor:
-    """Return the matrix of rows × columns ranks, each with four neighbours: a fifth each.
+    """Return the matrix of a grid of ranks: a fifth for the rank itself and for each neighbour.
 
-    Rank r is in row r // columns. The grid wraps around at its edges.
+    Rank r is in row r // columns. The grid wraps around at its edges, so all have four neighbours.
     """
     if rows < 1 or columns < 1:
         raise ValueError(f"a torus needs at least one row and one column, not {rows} × {columns}")
@@ -78,7 +78,7 @@ def torus_mixing(rows: int, columns: int) -> Tensor:
 def exponential_mixing(world_size: int) -> Tensor:
     """Return the matrix in which rank i receives from i + 1, i + 2, i + 4, …: log₂ K others.
 
-    Their weights are equal. It is directed: if i receives from j, j need not receive from i.
+    All weights are equal. The graph is directed: j may not receive from i if i receives from j.
     """
     hops = [0]
     while (hop := 1 << (len(hops) - 1)) < world_size:
@@ -87,15 +87,15 @@ def exponential_mixing(world_size: int) -> Tensor:
 
 
 def complete_mixing(world_size: int) -> Tensor:
-    """Return the matrix in which all receive from all: one step makes all ranks equal."""
+    """Return the matrix in which all ranks receive from all: one step makes them equal."""
     return _circulant(world_size, list(range(world_size)))
 
 
 def random_pairs(world_size: int, seed: int = 0) -> Callable[[int], Tensor]:
-    """Return a function from a step to its matrix: random pairs of ranks, half and half.
+    """Return a function from a step to its matrix: random pairs of ranks, with weights 1/2.
 
-    If the number of ranks is odd, one stays alone. All ranks need the same seed, and then get the
-    same pairs.
+    If the number of ranks is odd, one stays alone. All ranks must give the same seed, so that they
+    get the same pairs.
     """
 
     def matrix_of(step: int) -> Tensor:
@@ -112,8 +112,8 @@ def random_pairs(world_size: int, seed: int = 0) -> Callable[[int], Tensor]:
 def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
     """Return `matrix` as float64 if it is a mixing matrix for K ranks.
 
-    Raises ValueError, saying which row or column is wrong: not K × K, a negative element, or a
-    sum that is not 1 to 1e-6.
+    Raises ValueError if it is not K × K, has an element that is negative or not finite, or has a
+    row or column whose sum differs from 1 by more than 1e-6. The message names this row or column.
     """
     matrix = torch.as_tensor(matrix, dtype=torch.float64)
     if matrix.shape != (world_size, world_size):
@@ -141,10 +141,10 @@ def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
 
 
 def second_eigenvalue(matrix: Tensor) -> float:
-    """Return λ₂, the factor by which one step shrinks the distance to the mean, at worst.
+    """Return λ₂, the factor by which one step shrinks the distance to the mean in the worst case.
 
-    For a symmetric matrix that is the second largest absolute eigenvalue; in general the second
-    largest singular value, which is the same for the matrices here.
+    For a symmetric matrix it is the second largest absolute eigenvalue. In general it is the second
+    largest singular value, which is the same number for the matrices here.
     """
     world_size = len(matrix)
     mean = torch.full((world_size, world_size), 1 / world_size, dtype=torch.float64)
@@ -155,7 +155,7 @@ def second_eigenvalue(matrix: Tensor) -> float:
 def consensus_distance(params: Iterable[Tensor], group: Group = None) -> float:
     """Return √(1/K Σ_i ‖w_i - w̄‖²), how far the ranks' weights are from their mean.
 
-    The same number on all ranks, all of which must call. One all-reduce of the weights.
+    All ranks must call, and all get the same number. It costs one all-reduce of the weights.
     """
     _, world_size = place_in(group)
     mine = torch.cat([param.reshape(-1).double() for param in params])
@@ -170,7 +170,7 @@ class Gossip:
     """Mixes the weights that an optimizer trains, while the gradient is computed.
 
     Args:
-        optimizer: any; its step is taken after mixing, with the gradient of the weights before.
+        optimizer: any optimizer. Take its step after mixing, with the gradient at the old weights.
         mixing: a matrix for all steps, or a function of the step's number. Equal on all ranks.
         group: None for all ranks. Matrix row i is for number i in the group.
 
@@ -192,7 +192,7 @@ class Gossip:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Begin to send the weights as they are now, and to receive the neighbours'.
+        """Begin to send the current weights and to receive the neighbours' weights.
 
         Raises RuntimeError if the last exchange has not been finished.
         """
@@ -206,7 +206,7 @@ class Gossip:
         mine = torch.cat([param.reshape(-1) for param in self.params])
         incoming: dict[int, Tensor] = {}
         messages = self._messages(mine, matrix, incoming)
-        # NCCL would hold the rest up behind the first that has to wait: it gets them as one batch.
+        # With NCCL, a message that waits would delay all later ones, so send them as one batch.
         batches = [list(messages)] if mine.is_cuda else ([each] for each in messages)
         works = [work for each in batches if each for work in dist.batch_isend_irecv(each)]
         self._flight = mine, incoming, works, matrix[self.rank]
@@ -214,9 +214,9 @@ class Gossip:
     def _messages(
         self, mine: Tensor, matrix: Tensor, incoming: dict[int, Tensor]
     ) -> Iterator[dist.P2POp]:
-        """Yield this rank's messages, and put memory for what comes into `incoming`.
+        """Yield this rank's messages, and put the receive buffers into `incoming`.
 
-        Each rank begins with its right neighbour, so that not all speak to the same one at once.
+        Each rank begins with its right neighbour, so that not all ranks send to the same one first.
         """
         for hop in range(1, self.world_size):
             to, source = (self.rank + hop) % self.world_size, (self.rank - hop) % self.world_size
@@ -230,7 +230,7 @@ class Gossip:
     def finish(self) -> None:
         """Replace the weights by Σ_j W_ij w_j.
 
-        Raises RuntimeError without a `start`.
+        Raises RuntimeError if `start` was not called before.
         """
         if self._flight is None:
             raise RuntimeError(
@@ -264,7 +264,7 @@ class Gossip:
 
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:
-    """Return the matrix in which everyone hears those `hops` ahead, equally."""
+    """Return the matrix in which each rank receives from those `hops` ahead, equally weighted."""
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     matrix = torch.zeros(world_size, world_size, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank holds some experts, and tokens travel to those that they need.
+"""Expert parallelism: each rank holds some experts, and tokens are sent to the experts they need.
 
     >>> from course_lib.expert_parallel import ExpertParallel
     >>> experts = [nn.Linear(3, 3) for _ in range(4)]  # equal lists on all ranks
@@ -7,23 +7,25 @@
     >>> result.square().mean().backward()
     >>> layer.sync_gradients()
 
-A mixture of experts has E networks where another layer has one, and asks k of them about a token.
-A router, a matrix, says which: with p = softmax(router(x)) and S the k largest of p,
+A mixture of experts is a layer with E networks instead of one. Each token is processed by k of
+them. A router, which is a matrix, chooses them: with p = softmax(router(x)) and S the k largest
+of p,
 
     y = Σ_{e in S} p_e expert_e(x)
 
-So the parameters grow with E and the arithmetic with k only. The experts are divided over K ranks:
+So the parameters grow with E, but the arithmetic grows only with k. The experts are divided over K
+ranks:
 
     rank 0: tokens 0 1 2 ─┐ all_to_all ┌─► experts 0 1 ─┐ all_to_all ┌─► Σ p_e …, tokens 0 1 2
     rank 1: tokens 3 4 5 ─┴────────────┴─► experts 2 3 ─┴────────────┴─► Σ p_e …, tokens 3 4 5
 
-Backward takes the same way in the other direction. With T tokens of n bytes on a rank and routes
-spread evenly, a rank sends about kTn (K-1)/K bytes in each of four all-to-alls of a step, and
-before them the E numbers of how many tokens go where, because routers do not spread evenly.
+Backward takes the same way in the other direction. With T tokens of n bytes on a rank and evenly
+spread routes, a rank sends about kTn (K-1)/K bytes in each of the four all-to-alls of a step. As
+routers do not spread tokens evenly, it first sends E numbers: how many tokens go to each expert.
 
 **Capacity.** A popular expert makes all ranks wait. With a capacity factor c, an expert takes at
 most C = ceil(c k T / E) tokens *of each rank*: the first ones. Dropped tokens add nothing to y.
-Without a capacity nothing is dropped, and the result is that of one process.
+Without a capacity nothing is dropped, and the result is the same as in one process.
 
 N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer", ICLR 2017; D. Lepikhin et al., "GShard", ICLR 2021; W. Fedus et al., "Switch Transformers",
@@ -53,10 +55,10 @@ class Routes(NamedTuple):
 
 
 def route(scores: Tensor, top_k: int, capacity_factor: float | None = None) -> Routes:
-    """Return where the tokens go whose router gave `scores`, of shape (T, E).
+    """Return the routes of the tokens for which a router gave `scores`, of shape (T, E).
 
-    The p_e of the k chosen are not scaled to add up to 1. With a `capacity_factor`, routes beyond
-    an expert's capacity are dropped.
+    The p_e of the k chosen experts are not scaled to add up to 1. With a `capacity_factor`, routes
+    beyond an expert's capacity are dropped.
     """
     tokens, experts = scores.shape
     weights, chosen = scores.softmax(-1).topk(top_k)
@@ -97,11 +99,12 @@ def _weighted_sum(answers: Tensor, routes: Routes, tokens: int) -> Tensor:
 def uneven_all_to_all(
     rows: Tensor, sent: list[int], received: list[int], group: Group = None
 ) -> Tensor:
-    """Return the rows that all ranks have for this one, and send sent[r] of `rows` to rank r.
+    """Send sent[r] of `rows` to each rank r, and return the rows that all ranks send to this one.
 
-    The rows for rank 0 come first, then those for rank 1, …; so do the received[r] from each rank
-    r. In backward the gradient of a row goes back where the row came from: on every rank, whether
-    or not its own rows want a gradient, since those that it holds for others may.
+    `rows` starts with the rows for rank 0, then come the rows for rank 1, …. The result is ordered
+    in the same way, with received[r] rows from rank r. In backward the gradient of a row goes back
+    to the rank that sent the row. Every rank takes part, even if its own rows need no gradient: the
+    rows that it received may need one.
     """
     anchor = rows.new_zeros((), requires_grad=torch.is_grad_enabled())
     result: Tensor = _UnevenAllToAll.apply(rows, anchor, sent, received, group)  # type: ignore[no-untyped-call]
@@ -139,13 +142,13 @@ class ExpertParallel(nn.Module):
 
     Args:
         router: from (T, width) to scores (T, E); the same on all ranks.
-        experts: all E, from (R, width) to (R, width), also for R = 0. Rank r keeps those of
-            `shard_bounds(E, K, r)`, named by their place in the list; others may be on ``meta``.
-        top_k: k, how many experts are asked about a token.
+        experts: all E experts, from (R, width) to (R, width), also for R = 0. Rank r keeps those of
+            `shard_bounds(E, K, r)`, named by their index in the list; others may be on ``meta``.
+        top_k: k, how many experts process a token.
         capacity_factor: c; `None`: nothing is dropped.
-        group: the ranks that share the experts. Each has other tokens, and maybe more or fewer.
+        group: the ranks that share the experts. Each has different tokens, maybe more or fewer.
 
-    Every rank must call forward, and backward, even with no tokens: the others wait for it.
+    Every rank must call forward and backward, even without tokens: the others wait for it.
 
     Raises ValueError if there are fewer experts than ranks, or than `top_k`.
 
@@ -176,7 +179,7 @@ class ExpertParallel(nn.Module):
         self.top_k, self.capacity_factor = top_k, capacity_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return y, of the shape of `x`: (…, width), this rank's tokens."""
+        """Return y for `x`, this rank's tokens; both have the shape (…, width)."""
         tokens = x.reshape(-1, x.shape[-1])
         routes = route(self.router(tokens), self.top_k, self.capacity_factor)
         sent = [int(routes.counts[start:stop].sum()) for start, stop in self._bounds]
@@ -206,10 +209,10 @@ class ExpertParallel(nn.Module):
         return torch.cat(answers)
 
     def sync_gradients(self) -> None:
-        """Make all gradients those of the mean of the ranks' losses; after each backward.
+        """Make all gradients those of the mean of the ranks' losses. Call it after each backward.
 
-        An expert's gradient is already the sum over the tokens of all ranks, and is divided by K.
-        The router's is of this rank's tokens, and is averaged.
+        An expert's gradient is already the sum over the tokens of all ranks, so it is divided by K.
+        The router's gradient comes from this rank's tokens only, so it is averaged over the ranks.
         """
         for param in self.experts.parameters():
             if param.grad is not None:

@@ -10,17 +10,17 @@ latency of α s and a bandwidth of β bytes/s, rings take
 
     sync_per_parameter   P all-reduces                       2(K-1) (P α + D b/(Kβ))
     sync_flat            1, of a copy of all gradients       2(K-1) (α + D b/(Kβ))
-    sync_bucketed        about D b / cap of them, likewise   something between
+    sync_bucketed        about D b / cap, of copies          between the two
 
-All three are blocking: communication begins when backward is over, and the GPU idles meanwhile.
-`ddp` starts each bucket during backward, and is otherwise the third of them.
+All three are blocking: communication begins when backward is over, and the GPU is idle meanwhile.
+`ddp` works like `sync_bucketed`, but starts each bucket during backward.
 
 The gradients are divided by K *before* the sum: in float16 the sum of K gradients could overflow
-where their mean does not. The all-reduce may be any of `collectives`, such as `ring_all_reduce`.
+even if their mean does not. The all-reduce may be any of `collectives`, such as `ring_all_reduce`.
 
-All ranks must make the same calls on the same tensors, or they would wait for one another. So a
-parameter whose gradient is None on this rank, because the loss does not depend on it, counts as
-zero, and has a gradient afterwards. Parameters that need no gradient (frozen) are left out.
+All ranks must make the same calls on the same tensors, or they would wait for one another. So if a
+parameter's gradient is None on this rank, because the loss does not depend on it, the gradient
+counts as zero, and is a tensor afterwards. Parameters that need no gradient (frozen) are left out.
 Sparse gradients are refused with a TypeError.
 """
 
@@ -39,8 +39,8 @@ def sync_per_parameter(
 ) -> None:
     """Replace every gradient by its mean over the ranks, one all-reduce per parameter.
 
-    In place; None becomes zeros first (see the module). For models of many small tensors it is slow
-    by the latency of each. Raises ValueError on a rank outside `group`.
+    It works in place; None becomes zeros first (see the module). It is slow for models of many
+    small tensors, because each pays the latency. Raises ValueError on a rank outside `group`.
     """
     _, world_size = place_in(group)
     for param in _trained(params):
@@ -56,9 +56,9 @@ def sync_flat(
 ) -> None:
     """Replace every gradient by its mean over the ranks, one all-reduce for all of them.
 
-    (One for each dtype and device that occurs.) The gradients are copied behind one another into a
-    vector, and afterwards *are* views into it, so that nothing is copied back. Raises ValueError on
-    a rank outside `group`.
+    (One for each dtype and device that occurs.) The gradients are copied one after the other into a
+    vector. Afterwards they *are* views into it, so nothing is copied back. Raises ValueError on a
+    rank outside `group`.
     """
     sync_bucketed(params, float("inf"), float("inf"), group, all_reduce)
 
@@ -73,9 +73,9 @@ def sync_bucketed(
 ) -> None:
     """Replace every gradient by its mean over the ranks, one all-reduce per bucket.
 
-    Buckets as `assign_buckets` makes them, with caps in MiB; gradients are views into them
-    afterwards. Without overlap they only limit the extra memory: a gradient is freed when it has
-    been copied. Raises ValueError on a rank outside `group`, and as `assign_buckets`.
+    `assign_buckets` makes the buckets, with caps in MiB; gradients are views into them afterwards.
+    Without overlap, buckets only limit the extra memory: a gradient is freed as soon as it has been
+    copied. Raises ValueError on a rank outside `group`, and as `assign_buckets`.
     """
     _, world_size = place_in(group)
     trained = _trained(params)

@@ -1,30 +1,33 @@
-"""Local SGD: many steps alone, then one together.
+"""Local SGD: each rank takes many steps alone, then the ranks average their weights.
 
     >>> from course_lib.local_sgd import LocalSGD
     >>> local = LocalSGD(optimizer, every=10)
     >>> loss_fn(model(x), y).backward()
     >>> local.step()  # the optimizer's; every tenth time, also the mean over the ranks
 
-K ranks each take H steps with their own gradients, and then average their *weights*. Averaged after
-every step (H = 1, plain SGD) that is synchronous SGD, since a mean of w - γ g_i is w - γ times the
-mean gradient. With larger H bytes and messages fall to 1/H, and the ranks drift apart in between.
+K ranks each take H steps with their own gradients, and then average their *weights*. With an
+average after every step (H = 1) and plain SGD, this is synchronous SGD, because the mean of
+w - γ g_i is w - γ times the mean gradient. With larger H, bytes and messages fall to 1/H, and the
+ranks drift apart between two averages.
 
-`DiLoCo` does not jump to the mean, but takes the way to it as a gradient, for a second optimizer:
+`DiLoCo` does not jump to the mean. It uses the way to the mean as a gradient for a second, outer
+optimizer:
 
-    Δ = w̃ - 1/K Σ_i w_i         how far the ranks got since they last were at w̃ (pseudo-gradient)
+    Δ = w̃ - 1/K Σ_i w_i         how far the ranks moved away from w̃ (pseudo-gradient)
     w̃ ← outer step with Δ        SGD with Nesterov momentum 0.9 and learning rate 0.7
-    w_i ← w̃                      and H steps of the inner optimizer, such as AdamW, again
+    w_i ← w̃                      then H more steps of the inner optimizer, such as AdamW
 
 With outer learning rate 1 and no momentum this is `LocalSGD`.
 
-*Streaming* (`fragments` > 1): the weights are cut into fragments, which take turns, so that no more
-than one fragment is on its way at a time: as many bytes in all, but a peak of 1/F. With `overlap` =
-τ the fragment may travel for τ more inner steps. The ranks train on, and when the mean arrives,
-they move to it: the changes of this fragment in those τ steps are lost. (The paper can also go only
-part of the way, α.) `finish` waits for the last fragment.
+*Streaming* (`fragments` > 1): the weights are cut into F fragments, which take turns, so at most
+one fragment is on its way at a time. The total number of bytes stays the same, but the peak falls
+to 1/F. With `overlap` = τ a fragment may travel for τ more inner steps. The ranks continue to
+train, and move to the mean when it arrives: the changes of this fragment in those τ steps are lost.
+(In the paper, the ranks can also go only a part α of the way.) `finish` waits for the last
+fragment.
 
-`OneStepDelay` keeps everyone in step, but one step late: the gradients of step t travel during step
-t + 1, and everyone applies their mean at its end. w_{t+1} = w_t - γ ḡ(w_{t-1}).
+`OneStepDelay` keeps all replicas equal, but updates them one step late: the gradients of step t
+travel during step t + 1, and all ranks apply their mean at its end: w_{t+1} = w_t - γ ḡ(w_{t-1}).
 
 S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. Douillard et al.,
 "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv 2311.08105), and
@@ -46,7 +49,7 @@ class LocalSGD:
     """Averages the weights over the ranks every H steps.
 
     Args:
-        optimizer: this rank's. Its state (momentum) stays local.
+        optimizer: this rank's optimizer. Its state (momentum) stays local.
         every: H, steps between two averages.
         group: None for all ranks.
 
@@ -67,7 +70,7 @@ class LocalSGD:
         self.steps = 0
 
     def step(self) -> None:
-        """Take the optimizer's step; every H-th time, average."""
+        """Take the optimizer's step; every H-th time, also average the weights."""
         self.optimizer.step()
         self.steps += 1
         if self.steps % self.every == 0:
@@ -75,25 +78,26 @@ class LocalSGD:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace the weights by their mean over the ranks: at the end of training, too."""
+        """Replace the weights by their mean over the ranks. Call it at the end of training, too."""
         mine = flatten(self.params) / self.world_size
         dist.all_reduce(mine, group=self.group)
         unflatten(mine, self.params)
 
 
 class DiLoCo:
-    """Inner steps alone, an outer step together, fragment by fragment.
+    """Takes inner steps on each rank alone and outer steps together, fragment by fragment.
 
     Args:
-        optimizer: the inner one, for example AdamW. Its state stays local. Its weights are equal on
-            all ranks at first, which is not checked: see `course_lib.ddp.broadcast_module_states`.
+        optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights must
+            be equal on all ranks at first, which is not checked: see
+            `course_lib.ddp.broadcast_module_states`.
         every: H, inner steps between two outer steps of a fragment; a multiple of `fragments`.
         outer_lr: learning rate of the outer optimizer.
         outer_momentum: its Nesterov momentum.
-        fragments: F, parts that take turns, H/F steps apart.
+        fragments: F, the number of parts that take turns, H/F steps apart.
         overlap: τ, inner steps that a fragment's mean may take to arrive; fewer than H/F.
-        compressor: what shrinks the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
-            sends them as they are. Not with `overlap`.
+        compressor: compresses the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
+            sends them uncompressed. It cannot be used with `overlap`.
         group: None for all ranks.
 
     Raises ValueError for arguments that do not fit, and on a rank outside `group`.
@@ -145,7 +149,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take the inner optimizer's step; when a fragment's turn has come, its outer step."""
+        """Take the inner optimizer's step, and the outer step of a fragment whose turn it is."""
         self.optimizer.step()
         self.steps += 1
         between = self.every // len(self._cuts)
@@ -156,7 +160,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for a fragment that is still on its way, and move to it: at the end of training."""
+        """Finish the outer step of a fragment that is still on its way, at the end of training."""
         if self._flight is not None:
             self._arrive()
 
@@ -173,7 +177,7 @@ class DiLoCo:
         self._flight = index, change, work
 
     def _arrive(self) -> None:
-        """Take the outer step, and move the fragment to it."""
+        """Take the outer step, and copy the new weights into the fragment."""
         assert self._flight is not None
         index, change, work = self._flight
         self._flight = None
@@ -192,7 +196,7 @@ class OneStepDelay:
     """Synchronous SGD whose gradients travel during the next step.
 
     Args:
-        optimizer: the same on all ranks, whose weights are equal and stay so.
+        optimizer: the same on all ranks. Its weights must be equal, and then stay equal.
         group: None for all ranks.
 
     """
@@ -206,7 +210,7 @@ class OneStepDelay:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Send the gradients of this step; take the step with the mean of those of the last.
+        """Send the gradients of this step, and update with the mean gradients of the last step.
 
         The first call only sends.
         """
@@ -217,7 +221,7 @@ class OneStepDelay:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Apply what is still on its way: once more at the end of training."""
+        """Apply the gradients that are still on their way. Call it at the end of training, too."""
         if self._flight is None:
             return
         mean, work = self._flight
@@ -236,12 +240,12 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a new vector with the elements of all tensors, one behind the other."""
+    """Return a new vector with the elements of all tensors, one tensor after the other."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
-    """Copy a vector as `flatten` made it back into the tensors."""
+    """Copy a vector made by `flatten` back into the tensors."""
     pieces = torch.split(vector, [tensor.numel() for tensor in into])
     for tensor, piece in zip(into, pieces, strict=True):
         tensor.detach().copy_(piece.view_as(tensor))

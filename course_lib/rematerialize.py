@@ -4,15 +4,15 @@
     >>> result = rematerialize(model, x)  # keeps x only; backward runs the model once more
     >>> result.sum().backward()
 
-Backward needs what every operation of forward has made, and keeps it until then: with N layers of a
-bytes each, N a. Rematerialised in segments of s layers, what is kept is one input per segment, and,
-while a segment goes backward, its s layers:
+Backward needs the results of every operation of forward, so autograd keeps them until then. With N
+layers of a bytes each, these are N a bytes. With rematerialisation in segments of s layers, only
+the input of each segment is kept, x bytes, and the s layers of a segment while it goes backward:
 
     memory   (N/s) x + s a          least at s = √(N x/a);  √N layers, if x = a
-    time     one more forward: 4/3 of forward and backward, where backward is twice a forward
+    time     one more forward: 4/3 of forward and backward, if backward takes twice as long
 
-Weights and gradients (`sharded_optimizer`, `fully_sharded`) are divided by the ranks; activations
-are not, and for long sequences they are what fills the memory.
+Weights and gradients can be divided over the ranks (`sharded_optimizer`, `fully_sharded`).
+Activations are not divided, and for long sequences they fill the memory.
 
 T. Chen, B. Xu, C. Zhang and C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
 PyTorch's is `torch.utils.checkpoint`.
@@ -30,12 +30,12 @@ def rematerialize(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
     `function` is a module or a function of tensors and other values. Backward calls it again with
     the same inputs and the same random numbers (dropout). So it must not depend on anything that
-    changes in between, and its side effects (BatchNorm's statistics) happen twice. `backward()`
-    only: `torch.autograd.grad` does not reach its parameters.
+    changes in between, and its side effects (BatchNorm's statistics) happen twice. Call
+    `backward()`: `torch.autograd.grad` does not reach the function's parameters.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
-    # Autograd looks at the inputs alone to see if there is anything to do; parameters are not here.
+    # Autograd checks only these inputs for gradients, and the parameters are not among them.
     trained = torch.empty(0, requires_grad=True)
     result: Tensor = _Again.apply(function, trained, *inputs)  # type: ignore[no-untyped-call]
     return result
@@ -58,7 +58,7 @@ class _Again(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = list(ctx.others)
         for place, saved in zip(ctx.places, ctx.saved_tensors, strict=True):
-            # Leaves: this graph is one of its own, and ends here.
+            # Leaves: this is a separate graph, which ends here.
             inputs[place] = saved.detach().requires_grad_(saved.requires_grad)
         with torch.enable_grad(), torch.random.fork_rng(ctx.devices):
             cpu, gpus = ctx.random

@@ -1,4 +1,4 @@
-"""One small transformer, trained in the ways of the course: one row of a table for each way.
+"""One small transformer, trained in every way of the course, with one row of a table for each way.
 
     >>> from course_lib.running_model import measure, table
     >>> rows = [measure("one rank", steps=1), measure("data parallel", steps=1)]
@@ -9,12 +9,12 @@
 
 A lecture adds the rows of the ways that it explains. Model, data, global batch, optimizer and
 network are the same in all rows. So a row shows what its way changes: the time of a step, the bytes
-that a rank sends, the memory that it needs. The loss should not change, but for rounding; only
-8 bits change the sum itself.
+that a rank sends, the memory that it needs. The loss should change only by rounding, except with
+8 bits, which change the sum itself.
 
 The ranks are simulated, so times are virtual and the same on every machine. A device with 1 GFLOP/s
-and links of 10 MB/s stand for a fast device and a fast network: what counts is how long the
-gradient travels (26 ms for a ring of four) beside how long it is computed.
+and links of 10 MB/s stand for a fast device and a fast network. Only the ratio matters: how long
+the gradient travels (26 ms for a ring of four) compared with how long its computation takes.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,14 +48,14 @@ BUCKET_MB = 0.05
 
 
 class Prepared(NamedTuple):
-    """A way, made ready on one rank.
+    """A way of training, prepared on one rank.
 
     Attributes:
         model: call it with tokens to get scores.
-        optimizer: of this rank's parameters.
+        optimizer: the optimizer of this rank's parameters.
         after_backward: called between backward and the optimizer's step.
-        whole_batch: whether every rank computes with the whole batch, and not with its part.
-        stage: of ZeRO; 0 if nothing is sharded.
+        whole_batch: whether every rank computes with the whole batch instead of its part.
+        stage: the ZeRO stage; 0 if nothing is sharded.
 
     """
 
@@ -122,7 +122,7 @@ WAYS: dict[str, Callable[[nn.Module], Prepared]] = {
     "ZeRO-3": _zero_3,
     "tensor parallel": _tensor_parallel,
 }
-"""The ways by name, in the order in which the lectures come to them."""
+"""The ways by name, in the order in which the lectures explain them."""
 
 
 class Row(NamedTuple):
@@ -136,7 +136,7 @@ class Row(NamedTuple):
         state: bytes of weights, gradients and AdamW's state on rank 0, *derived* from the number of
             weights by `model_state_bytes`.
         saved: bytes of activations that rank 0's forward saves for backward.
-        loss: over the global batch of the last step, in nats per byte.
+        loss: the loss over the global batch of the last step, in nats per byte.
 
     """
 
@@ -179,7 +179,7 @@ def measure(way: str, steps: int = STEPS) -> Row:
 
 
 class _Taken(NamedTuple):
-    """What a rank reports of its last step."""
+    """The measurements of a rank's last step."""
 
     begin: float
     end: float
@@ -209,10 +209,10 @@ def _train(prepare: Callable[[nn.Module], Prepared], batches: Sequence[Tensor]) 
 
 
 class _Saved:
-    """Counts the bytes that autograd saves, each piece of memory once and no weights.
+    """Counts the bytes that autograd saves: each piece of memory once, without weights.
 
-    It holds on to the pieces: a piece that is freed would lend its address to the next, and two
-    would look like one. Weights that ZeRO-3 gathers are freed after use, and so count nothing.
+    It keeps the pieces alive: otherwise a later piece could get the address of a freed one, and the
+    two would look like one. ZeRO-3 frees gathered weights after use, so they count as nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:

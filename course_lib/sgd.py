@@ -1,4 +1,4 @@
-"""Mini-batch SGD: the algorithm that the rest of the course spreads over K GPUs.
+"""Mini-batch SGD: the algorithm that the rest of the course divides over K GPUs.
 
     >>> from course_lib.sgd import train_epoch
     >>> losses = train_epoch(model, loss_fn, x, y, batch_size=32, lr=0.1)  # one per step
@@ -9,16 +9,16 @@ along *their* mean gradient, with learning rate η:
 
     g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - η * g_B
 
-On average over the draw of the batch, g_B is the full gradient ∇F(w); what varies is by how much a
-single draw misses it. With σ² = 1/N * sum_i |∇f_i - ∇F|², the spread of single gradients, a batch
-drawn *without replacement* misses by
+On average over all draws of a batch, g_B is the full gradient ∇F(w), but a single draw misses it.
+With σ² = 1/N * sum_i |∇f_i - ∇F|², the spread of single gradients, the mean squared error of a
+batch drawn *without replacement* is
 
     E |g_B - ∇F|² = σ²/B * (N - B)/(N - 1)
 
 (W. G. Cochran, "Sampling Techniques", 3rd ed., 1977, theorem 2.2). The first factor is the reason
-to pay for large batches: B times the work, a B-th of the variance. The second is the finite
-population correction: it is close to 1 while B << N, and 0 at B = N, where nothing is left to
-chance. Drawing *with* replacement would give σ²/B only.
+to pay for large batches: B times the work gives a B-th of the variance. The second factor is the
+finite population correction: it is close to 1 if B << N, and 0 for B = N, because nothing is random
+then. Drawing *with* replacement would give just σ²/B.
 
 The sum over the batch is also what makes data parallelism possible: it can be cut into K partial
 sums, computed on K GPUs, and added up. The step stays the same (`replicas`, and onwards).
@@ -45,13 +45,13 @@ def minibatches(
 ) -> Iterator[Tensor]:
     """Yield one epoch of batches: index tensors, int64 of shape (batch_size,).
 
-    One fresh permutation of 0 … n-1 is cut into consecutive pieces. So within an epoch sampling is
-    without replacement and every index occurs exactly once. If batch_size does not divide n, the
+    A new permutation of 0 … n-1 is cut into consecutive pieces. So sampling within an epoch is
+    without replacement, and every index occurs exactly once. If batch_size does not divide n, the
     last batch is shorter, or left out with `drop_last=True`.
 
     The permutation is drawn on the generator's device (the CPU by default) and moved once to
-    `device`. The same seed thus gives the same batches wherever the data are, and indexing data on
-    a GPU does not wait for a copy at every batch.
+    `device`. So the same seed gives the same batches on every device, and indexing data on a GPU
+    does not wait for a copy at every batch.
 
     Raises ValueError if batch_size < 1 or n < 0.
     """
@@ -62,7 +62,7 @@ def minibatches(
     drawn_on = generator.device if generator is not None else "cpu"
     order = torch.randperm(n, generator=generator, device=drawn_on).to(device or drawn_on)
     end = n - n % batch_size if drop_last else n
-    # An inner generator expression, so that a wrong batch_size is reported here and now.
+    # Return a generator expression, so that a wrong batch_size is reported at the call.
     return (order[start : start + batch_size] for start in range(0, end, batch_size))
 
 
@@ -70,21 +70,22 @@ def minibatches(
 def sgd_step(params: Iterable[Tensor], lr: float) -> None:
     """Update in place, w ← w - η * g, with g from `.grad` and η = `lr`.
 
-    Bit for bit what `torch.optim.SGD(params, lr)` does without momentum or weight decay. Parameters
-    whose `.grad` is None took no part in the loss, and stay as they are. Gradients are left in
-    place: clear them with `zero_grad` before the next backward pass, which adds to them.
+    The result is equal bit for bit to `torch.optim.SGD(params, lr)` without momentum or weight
+    decay. Parameters whose `.grad` is None took no part in the loss and are not changed. Gradients
+    are kept: clear them with `zero_grad` before the next backward pass, which adds to them.
     """
     for param in params:
         if param.grad is not None:
-            # One multiply-add: (lr * grad) computed by itself would be rounded once more.
+            # One multiply-add: computing (lr * grad) separately would round once more.
             param.add_(param.grad, alpha=-lr)
 
 
 def batch_gradient(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor) -> list[Tensor]:
     """Return g = 1/B * sum_i ∇f_i for the batch `x`, `y` of B examples, without touching `.grad`.
 
-    One tensor for each parameter that is trained, in the order of `model.parameters()` and of its
-    shape; zeros where the loss does not depend on it. `loss_fn` must return the batch's mean.
+    The list has one tensor for each trained parameter, of its shape, in the order of
+    `model.parameters()`; zeros if the loss does not depend on the parameter. `loss_fn` must return
+    the mean over the batch.
     """
     trained = [param for param in model.parameters() if param.requires_grad]
     return list(torch.autograd.grad(loss_fn(model(x), y), trained, materialize_grads=True))
@@ -101,8 +102,9 @@ def train_epoch(
 ) -> list[float]:
     """Pass once over the N examples `x`, `y` (both N long), a step per batch; return the losses.
 
-    `losses[i]` is batch i's mean loss *before* its step. The last batch may be shorter; its step is
-    as large as any other, because the gradient is a mean. Earlier gradients in `.grad` are cleared.
+    `losses[i]` is batch i's mean loss *before* its step. The last batch may be shorter, but its
+    step counts as much as the others, because the gradient is a mean. Earlier gradients in `.grad`
+    are cleared.
 
     Raises ValueError if batch_size < 1.
     """
@@ -113,14 +115,15 @@ def train_epoch(
         loss.backward()  # type: ignore[no-untyped-call]
         sgd_step(model.parameters(), lr)
         losses.append(loss.detach())
-    # Read at the end: reading a number from a GPU waits for all the work queued before it.
+    # Read the losses at the end: reading a number from a GPU waits for all work queued before it.
     return [loss.item() for loss in losses]
 
 
 def gradient_spread(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor) -> float:
     """Return σ² = 1/N * sum_i |∇f_i - ∇F|²: how much single examples disagree at the current w.
 
-    Takes N + 1 backward passes for the N >= 1 examples `x`, `y`: one for each, and one for ∇F.
+    This takes N + 1 backward passes for the N >= 1 examples `x`, `y`: one for each example, and one
+    for ∇F.
     """
     full = batch_gradient(model, loss_fn, x, y)
     one_by_one = ([i] for i in range(len(x)))
@@ -138,9 +141,10 @@ def gradient_variance(
 ) -> float:
     """Measure E |g_B - ∇F|² at the current w: the mean over `num_batches` random batches.
 
-    Every batch is drawn anew, without replacement, from the N examples `x`, `y`. To be compared
-    with the theory, `variance_of_batch_mean(gradient_spread(…), batch_size, N)`. The measurement is
-    itself a mean of random numbers: its distance to the theory shrinks like 1/√num_batches.
+    Every batch is drawn independently, without replacement, from the N examples `x`, `y`. Compare
+    the result with the theory, `variance_of_batch_mean(gradient_spread(…), batch_size, N)`. The
+    result is itself a mean of random numbers: its distance to the theory shrinks like
+    1/√num_batches.
 
     Raises ValueError unless 1 <= batch_size <= N and num_batches >= 1.
     """
@@ -160,8 +164,8 @@ def gradient_variance(
 def variance_of_batch_mean(spread: float, batch_size: int, n: int) -> float:
     """Return the theory, E |g_B - ∇F|² = σ²/B * (N - B)/(N - 1), for batches of B out of N = `n`.
 
-    `spread` is σ² as `gradient_spread` returns it. Sampling is without replacement; for a single
-    example, N = 1, there is nothing to draw and the variance is 0.
+    `spread` is σ², from `gradient_spread`. Sampling is without replacement. For a single example,
+    N = 1, there is only one possible batch, and the variance is 0.
 
     Raises ValueError unless 1 <= batch_size <= n.
     """

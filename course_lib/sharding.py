@@ -4,25 +4,27 @@
     >>> [shard_bounds(10, world_size=4, rank=rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
 
-K ranks share N examples. With every rule two things must hold, or the ranks together do not compute
-the result of one machine: the shards are *disjoint*, and together they *cover* everything. They
-should also be of nearly the same size, because a step takes as long as its slowest rank.
+K ranks share N examples. The shards must be *disjoint*, and together they must *cover* everything.
+Otherwise the ranks together do not compute the result of one machine. The shards should also have
+nearly the same size, because a step takes as long as its slowest rank.
 
-Two rules are in use, and they treat the remainder r = N mod K differently:
+Two rules are common, and they treat the remainder r = N mod K differently:
 
 - **Contiguous** (`shard_bounds`, `shard`): with N = qK + r, the first r ranks take q + 1 examples
-  and the others q. Nothing is lost or repeated, but shards may differ by one, so whoever averages
-  must weight them (`replicas`). This is how one batch, or one long tensor, is cut.
+  and the others q. Nothing is lost or repeated, but the sizes of shards may differ by one, so an
+  average over ranks must weight them (`replicas`). Use this rule to cut one batch or one long
+  tensor.
 
 - **Strided and padded** (`ShardedSampler`, and PyTorch's `DistributedSampler`): rank k takes
-  positions k, k + K, k + 2K, … of a shuffled order that has first been made divisible: either by
-  *repeating* examples from its start, or, with `drop_last`, by leaving out its end. Every rank then
-  takes the same number of steps, so no rank waits in a collective for one that has already
-  finished its epoch. The price: up to K - 1 examples count twice. That hardly matters in training;
-  in an evaluation it makes the reported accuracy slightly wrong, and dependent on K.
+  positions k, k + K, k + 2K, … of a shuffled order. Before that, the length of the order is made
+  divisible by K, either by *repeating* examples from its start, or, with `drop_last`, by leaving
+  out its end. So every rank takes the same number of steps, and no rank waits in a collective for
+  one that has already finished its epoch. The price: up to K - 1 examples count twice. That hardly
+  matters in training. In an evaluation it makes the reported accuracy slightly wrong, and
+  dependent on K.
 
-The order is shuffled with seed + epoch, the same on every rank, without a message. A training loop
-must say which epoch it is, with `set_epoch`; if it forgets, every epoch has the same order.
+The order is shuffled with seed + epoch, so it is the same on every rank without a message. A
+training loop must call `set_epoch` before each epoch; otherwise every epoch has the same order.
 
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
@@ -60,7 +62,7 @@ def shard_bounds(length: int, world_size: int, rank: int) -> tuple[int, int]:
             f"rank must be 0 to {world_size - 1} with world_size={world_size}, got {rank}"
         )
     quotient, remainder = divmod(length, world_size)
-    # min(rank, remainder) of the ranks before this one hold one more.
+    # min(rank, remainder) of the previous ranks hold one element more.
     start = rank * quotient + min(rank, remainder)
     return start, start + quotient + (rank < remainder)
 
@@ -84,11 +86,11 @@ def shard(data: Tensor | Sequence[T], world_size: int, rank: int) -> Tensor | Se
 
 
 class ShardedSampler(Sampler[int]):
-    """Yield rank's share of the indices of `dataset`, anew for every epoch.
+    """Yield rank's share of the indices of `dataset`, in a new order for every epoch.
 
     It has the arguments of `torch.utils.data.distributed.DistributedSampler` and yields exactly the
-    same indices in the same order, so it can replace it in a `DataLoader`. It is faster, because it
-    turns only its own share into Python numbers, one by one, and not all N.
+    same indices in the same order, so it can replace that class in a `DataLoader`. It is faster,
+    because it converts only its own share to Python numbers, and not all N.
 
     `num_replicas` and `rank` default to those of the initialised process group. `len(sampler)` is
     the number of indices, the same on each rank: ceil(N / K), or floor(N / K) with `drop_last`.
@@ -133,18 +135,18 @@ class ShardedSampler(Sampler[int]):
                 f"the dataset had {self._length} examples when this sampler was made and has {n} "
                 "now: make a new sampler, on every rank"
             )
-        # The padded order goes on from its start again, so that position i holds what i mod n does.
-        # Fewer than K positions are padded: of this rank's, at most its last.
+        # The padded order repeats from its start: position i holds the same index as i mod n. Fewer
+        # than K positions are padded, so at most the last one of this rank is.
         last = self.rank + (self.num_samples - 1) * self.num_replicas
         padding = [last % n] if last >= n > 0 else []
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            # On the CPU, whatever the default device: all ranks must draw the same order. It does
-            # not depend on the dtype, and shuffling half the bytes takes half the time.
+            # Always on the CPU, because all ranks must draw the same order. The order does not
+            # depend on the dtype, and shuffling half the bytes takes half the time.
             dtype = torch.int32 if n < 1 << 31 else torch.int64
             order = torch.randperm(n, generator=generator, device="cpu", dtype=dtype)
-            # Slice first: turning all n indices into Python numbers is what would take the time.
-            # Piece by piece, because the numbers of one then leave their memory, warm, to the next.
+            # Slice first, because converting all n indices to Python numbers is slow. Convert piece
+            # by piece, so that each piece reuses the memory of the last one, still in the cache.
             mine = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
             pieces: Iterator[Iterable[int]] = map(Tensor.tolist, mine)
             padding = [int(order[i]) for i in padding]
@@ -156,7 +158,7 @@ class ShardedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next: the order is shuffled with seed + epoch, alike on all ranks."""
+        """Set the next epoch: the order is shuffled with seed + epoch, equally on all ranks."""
         self.epoch = epoch
 
 

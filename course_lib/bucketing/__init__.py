@@ -1,4 +1,4 @@
-"""Buckets: the gradients that are sent together, and how many bytes a bucket has.
+"""Buckets: groups of gradients that are sent together, and how many bytes a bucket has.
 
     >>> from course_lib.bucketing import assign_buckets
     >>> buckets = assign_buckets(list(model.parameters()), bucket_cap_mb=25, first_bucket_mb=1)

@@ -1,18 +1,18 @@
-"""Buckets: the gradients that are sent together, and their order.
+"""Buckets: groups of gradients that are sent together, and their order.
 
     >>> from course_lib.bucketing import assign_buckets
     >>> assign_buckets([torch.empty(1 << 18)] * 4, bucket_cap_mb=2, first_bucket_mb=1)  # 1 MiB each
     [[3], [2, 1], [0]]
 
 One all-reduce per parameter pays the latency once per parameter: a deep network of small layers
-spends most of a step on it. One all-reduce for all of them pays it once, but cannot begin before
-the last gradient is there. Buckets lie between: gradients are put one after the other into flat
-buffers of at most `bucket_cap_mb`. A buffer is sent as soon as it is complete, while backward
-continues.
+spends most of a step on it. One all-reduce for all parameters pays the latency once, but cannot
+begin before the last gradient is ready. Buckets are a compromise: gradients are put one after the
+other into flat buffers of at most `bucket_cap_mb`. A buffer is sent as soon as it is complete,
+while backward continues.
 
 Backward computes gradients from the last layer to the first, so buckets are filled in the *reverse*
 order of the parameters. The first one is small (`first_bucket_mb`): the network is idle until it is
-complete. A buffer holds one dtype, on one device, because a collective sums numbers of one kind.
+complete. A buffer has one dtype and one device, because a collective sums numbers of one kind.
 
 `size.best_bucket_bytes` computes the best size for a network; PyTorch's 25 MiB suits many.
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 MEGABYTE = 1 << 20
-"""Bytes of a megabyte in PyTorch's arguments: 2²⁰."""
+"""The bytes of one megabyte in PyTorch's arguments: 2²⁰."""
 
 Kind = tuple[torch.dtype, torch.device]
 """The kind of a tensor; one flat buffer holds tensors of one kind only."""
@@ -39,19 +39,19 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Return the buckets, lists of indices of `tensors`, in the order in which they are complete.
 
-    The tensors are taken in `order` (default: from the last to the first). Each goes into the open
-    bucket of its dtype and device; where it would make that larger than its cap, the bucket is
-    closed and a new one opened. The first bucket of each kind has the cap `first_bucket_mb`, if
-    that is smaller. So no bucket exceeds its cap, unless it holds a single tensor that does: cap 0
-    gives each tensor its own. (PyTorch closes a bucket *after* the cap has been passed.) Several
-    caps are those of the first bucket of each kind, the second and so on; the last is for all that
-    follow.
+    The tensors are assigned in `order` (default: from the last to the first). Each goes into the
+    open bucket of its dtype and device. If the bucket would then exceed its cap, it is closed, and
+    the tensor goes into a new one. The first bucket of each kind has the cap `first_bucket_mb`, if
+    that is smaller. So a bucket exceeds its cap only if it holds a single, larger tensor: cap 0
+    gives each tensor its own bucket. (PyTorch closes a bucket *after* it exceeds the cap.) If
+    `bucket_cap_mb` is a sequence, it gives the caps of the first bucket of each kind, the second,
+    and so on; the last cap is for all that follow.
 
     Every index of `order` occurs once, and within a bucket the order is kept. A bucket is complete
-    when its last tensor is there; the buckets are sorted by that. Nothing is allocated: only the
-    tensors' sizes, dtypes and devices count.
+    when its last tensor is ready, and the buckets are sorted by that time. Nothing is allocated:
+    only the tensors' sizes, dtypes and devices count.
 
-    Raises ValueError if a cap is negative, or there is none.
+    Raises ValueError if a cap is negative, or if there is no cap.
     """
     several = isinstance(bucket_cap_mb, Sequence)
     caps = list(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else [bucket_cap_mb]
@@ -82,10 +82,11 @@ def assign_buckets(
 
 
 def lay_out_like(tensor: Tensor, piece: Tensor) -> Tensor:
-    """Return a view of `piece`, a vector of the length of `tensor`, in its shape and strides.
+    """Return a view of `piece`, a vector as long as `tensor`, with the tensor's shape and strides.
 
-    A gradient must lie in memory as its parameter does (channels last, transposed): optimizers in
-    one kernel go through both as they lie. If the tensor has gaps, the view is contiguous.
+    A gradient must have the memory layout of its parameter (channels last, transposed), because
+    optimizers in one kernel go through both in memory order. If the tensor has gaps, the view is
+    contiguous.
     """
     dims = zip(tensor.stride(), tensor.shape, strict=True)
     without_gaps = 1
@@ -97,13 +98,13 @@ def lay_out_like(tensor: Tensor, piece: Tensor) -> Tensor:
 
 
 class Bucket:
-    """The tensors of one bucket, and the flat buffer in which they lie one behind the other.
+    """The tensors of one bucket, and the flat buffer that holds them one after the other.
 
     Attributes:
-        indices: which of the tensors it holds, in the order in which they lie in the buffer.
-        buffer: shape (sum of their lengths,), of their dtype, on their device.
-        views: for each of them the part of `buffer` that is its place, laid out like it.
-        pending: how many of them are still to come.
+        indices: the indices of its tensors, in the order in which the buffer holds them.
+        buffer: a vector as long as all its tensors together, of their dtype, on their device.
+        views: for each tensor, the view of its part of `buffer`, laid out like the tensor.
+        pending: how many of its tensors are not in the buffer yet.
 
     """
 

@@ -1,10 +1,10 @@
-"""The size of buckets: when a step with overlap ends, and which buckets let it end soonest.
+"""The size of buckets: when a step with overlap ends, and which size makes it end soonest.
 
     >>> from course_lib.bucketing import best_bucket_bytes
     >>> nbytes = best_bucket_bytes(100e6, backward=20e-3, world_size=8, network=network)
 
 Communication can begin when the first bucket is complete, and ends after the last one. Small
-buckets begin early, but each pays its latency; large ones pay it seldom, and begin late:
+buckets begin early, but each one pays the latency. Large buckets pay it less often, but begin late:
 
     backward    |  B/m  |  B/m  |  B/m  |               m buckets of n/m bytes
     network             | t(n/m) | t(n/m) | t(n/m) |
@@ -29,9 +29,9 @@ def overlapped_time(
 ) -> float:
     """Return when backward and all all-reduces are over, in seconds from the start of backward.
 
-    The gradients become ready at an even pace during the `backward` seconds. The buckets, given in
-    the order in which they become ready, are reduced one at a time, each as soon as it is ready and
-    the one before is done. One bucket with everything gives B + t(n): no overlap.
+    The gradients become ready at a constant rate during the `backward` seconds. The buckets are
+    given in the order in which they become ready. They are reduced one at a time, each as soon as
+    it is ready and the previous one is done. One bucket with everything gives B + t(n): no overlap.
     """
     total = sum(bucket_bytes) or 1.0
     ready = end = 0.0
@@ -44,16 +44,16 @@ def overlapped_time(
 def best_bucket_bytes(
     nbytes: float, backward: float, world_size: int, network: Network, largest_count: int = 10_000
 ) -> float:
-    """Return the size, n/m bytes, of equal buckets that make `overlapped_time` least with a ring.
+    """Return the size, n/m bytes, of equal buckets that minimises `overlapped_time` with a ring.
 
-    Each of m buckets costs o = 2(K-1) α on top of its bytes (a network's overhead adds to α twice,
-    see `cost_model`), so many are dear; but the first leaves
-    only after B/m seconds, and the last one ends after backward, so few overlap badly:
+    Each of m buckets costs o = 2(K-1) α in addition to its bytes (a network's overhead adds to α
+    twice, see `cost_model`), so many buckets are expensive. But the first bucket is sent only after
+    B/m seconds, and the last one ends after backward, so few buckets overlap badly:
 
         T(m) = max(B/m + m o + w,  B + o + w/m)       w = 2(K-1)/K n/β,  B = `backward`
 
-    If communication is what takes long, the first term decides, with its minimum at m = √(B/o).
-    Searches m = 1 … `largest_count`, and raises ValueError if that is below 1.
+    If communication dominates, the first term decides, and its minimum is at m = √(B/o). The
+    function tries m = 1 … `largest_count`. Raises ValueError if `largest_count` is below 1.
     """
     overhead = 2 * (world_size - 1) * message_time(0, network)
     wire = 2 * (world_size - 1) / world_size * nbytes / network.bandwidth

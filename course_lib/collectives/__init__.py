@@ -8,11 +8,11 @@ Read in this order:
 - `point_to_point`: messages between two ranks
 - `rooted`: broadcast, reduce, scatter, gather
 - `ring`: reduce-scatter, all-gather, and the ring made of them
-- `pipelined_ring`: the same in segments
+- `pipelined_ring`: the ring in segments
 - `all_to_all`: a different chunk for every rank
-- `direct`: everybody to everybody at once: direct and one-shot
+- `direct`: direct and one-shot all-reduce, in which every rank sends to every rank at once
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
-- `tuned`: the fastest of them for each size
+- `tuned`: the fastest all-reduce for each size
 """
 
 from course_lib.collectives.all_reduce import (

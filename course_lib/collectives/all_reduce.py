@@ -3,8 +3,8 @@
     >>> from course_lib.collectives import halving_doubling_all_reduce
     >>> halving_doubling_all_reduce(gradient)  # in place; every rank then holds the sum
 
-An all-reduce replaces everyone's tensor by the sum over all ranks. In data-parallel training it
-carries the gradients, n bytes per step. With latency α (s), bandwidth β (bytes/s) and K ranks:
+An all-reduce replaces the tensor of every rank by the sum over all ranks. In data-parallel training
+it sums the gradients, n bytes per step. With latency α (s), bandwidth β (bytes/s) and K ranks:
 
     central            2α + 2(K-1) n/β                     root sends (K-1) n
     tree               2 ceil(log2 K) (α + n/β)            root sends ceil(log2 K) n
@@ -12,15 +12,16 @@ carries the gradients, n bytes per step. With latency α (s), bandwidth β (byte
     halving-doubling   2 log2(K) α + 2(K-1)/K n/β          each sends 2(K-1)/K n    (K a power of 2)
     hierarchical       a ring between nodes that carries only 1/(ranks per node) of the bytes
 
-Small tensors are all latency: few messages one after the other win. Large ones are all bandwidth:
-few bytes win, where no link rests and no rank is the bottleneck. Where a rank can start all its
-messages at once for nothing, two more ways beat these: see `direct`. `cost_model` has the formulas
-as functions; `tuned` chooses by them.
+For small tensors latency dominates: the fastest way has the fewest messages one after the other.
+For large tensors bandwidth dominates: the fastest way sends the fewest bytes, leaves no link idle
+and makes no rank the bottleneck. If a rank can start all its messages at once without extra cost,
+two more ways beat these: see `direct`. `cost_model` has the formulas as functions; `tuned` chooses
+by them.
 
-All five work in place on tensors of any shape, length (0 and less than K included), strides and
-dtype that can be added, for any K; `group=None` stands for all ranks. All members must call with
+All five work in place, for any K, on tensors of any shape, length (0 and less than K included),
+strides, and dtype that can be added; `group=None` stands for all ranks. All members must call with
 the same shape and dtype. All ranks end with the same bits, because each element is added up on one
-rank and then copied. They raise ValueError on a rank outside the group, TypeError for a sparse
+rank and then copied. They raise ValueError on a rank outside the group, and TypeError for a sparse
 tensor.
 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
@@ -53,14 +54,14 @@ from course_lib.sharding import shard_bounds
 AllReduce = Callable[[Tensor, Group], object]
 """`all_reduce(tensor, group)`: replaces everyone's tensor by the sum over the ranks, in place."""
 SEGMENT_BYTES = 2 << 20
-"""Bytes of the segments in which `ring_all_reduce` sends longer chunks, unless told how many."""
+"""Bytes of a segment if `ring_all_reduce` chooses the number of segments itself."""
 
 
 def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` by the sum, with the backend's own all-reduce (NCCL, gloo).
 
-    It has one shape and dtype, and no gaps in memory: gloo would sum what lies in them, and not the
-    elements. Ranks outside `group` get a warning.
+    The tensors must have one shape and dtype, and no gaps in memory: gloo would sum the bytes in
+    the gaps instead of the elements. Ranks outside `group` get a warning.
     """
     dist.all_reduce(tensor, group=group)
 
@@ -68,9 +69,9 @@ def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
 def central_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum, which rank 0 adds up.
 
-    It receives K - 1 messages of n bytes and sends as many: 2α + 2(K-1) n/β. The receives are all
-    posted at once, so that nobody waits for the others' latency: (K-1) n bytes of memory on rank 0.
-    This is the parameter server's traffic. Raises as `reduce_scatter`.
+    Rank 0 receives K - 1 messages of n bytes and sends as many: 2α + 2(K-1) n/β. It posts all
+    receives at once, so that no rank waits for the latency of others. This costs (K-1) n bytes of
+    memory on rank 0. A parameter server has the same traffic. Raises as `reduce_scatter`.
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
@@ -91,10 +92,10 @@ def central_all_reduce(tensor: Tensor, group: Group = None) -> None:
 def tree_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum: `reduce`, then `broadcast`.
 
-    2 ceil(log2 K) (α + n/β): few messages one after the other, but whole ones. Raises as
-    `reduce_scatter`.
+    2 ceil(log2 K) (α + n/β): few messages one after the other, but each has the whole tensor.
+    Raises as `reduce_scatter`.
     """
-    place_in(group)  # a rank that is no member learns so before the group's members are looked up
+    place_in(group)  # raises on a rank outside the group, before the members are looked up
     root = dist.get_process_group_ranks(group)[0]
     with flat_in_place(tensor) as flat:
         reduce(flat, root, group)
@@ -104,13 +105,13 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> None:
 def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum, around a ring.
 
-    2(K-1) (α + n/(Kβ)), 2(K-1)/K n bytes from each rank: see `ring`. Large tensors travel in
+    2(K-1) (α + n/(Kβ)), 2(K-1)/K n bytes from each rank: see `ring`. Large tensors are sent in
     `segments` pieces per chunk, so that adding overlaps receiving: see `pipelined_ring`. By default
-    they have about `SEGMENT_BYTES`. Raises as `reduce_scatter`, and ValueError if segments < 1.
+    a piece has about `SEGMENT_BYTES`. Raises as `reduce_scatter`, and ValueError if segments < 1.
     """
     if segments is None:
         _, world_size = place_in(group)
-        # Not nbytes, which a sparse tensor lacks: it is refused below, in plain words.
+        # Not nbytes: a sparse tensor has none, and is refused below with a clear message.
         size = tensor.numel() * tensor.element_size()
         chunk = size // world_size
         segments = max(1, chunk // SEGMENT_BYTES)
@@ -123,14 +124,14 @@ def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = 
 def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum: recursive halving and doubling.
 
-    For K = 2^k: in the first step rank r and rank r XOR K/2 exchange halves of the tensor and add;
-    each then deals with one half only. After k steps rank r holds chunk r of the sum, and the same
-    way back gathers all chunks. The bytes of the ring with the latency of a tree:
-    2 log2(K) α + 2(K-1)/K n/β.
+    For K = 2^k: in the first step rank r and rank r XOR K/2 exchange halves of the tensor and add.
+    From then on, each rank works on one half only. After k steps rank r holds chunk r of the sum.
+    The same exchanges in reverse order gather all chunks. This sends the bytes of the ring with the
+    latency of a tree: 2 log2(K) α + 2(K-1)/K n/β.
 
-    For other K the ranks beyond the largest power of two first give their tensor to a partner, and
-    get the result from it: 2(α + n/β) more, and n bytes more from those partners. Raises as
-    `reduce_scatter`.
+    For other K, the ranks beyond the largest power of two first send their tensor to a partner, and
+    at the end receive the result from it. This takes 2(α + n/β) more, and each partner sends n
+    bytes more. Raises as `reduce_scatter`.
     """
     rank, world_size = place_in(group)
     power = 1 << (world_size.bit_length() - 1)  # the largest power of two ≤ K
@@ -145,7 +146,7 @@ def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
             flat += buffer
         n = flat.numel()
         starts = [shard_bounds(n, power, r)[0] for r in range(power)] + [n]
-        first, last = 0, power  # this rank still deals with chunks first … last - 1
+        first, last = 0, power  # this rank still works on chunks first … last - 1
         steps = []
         while last - first > 1:
             middle = (first + last) // 2
@@ -165,11 +166,11 @@ def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return `(inside, between)`: this rank's group within its node, and across the nodes.
+    """Return `(inside, between)`: this rank's group within its node, and its group across nodes.
 
-    Nodes hold `ranks_per_node` consecutive ranks each. `between` joins the ranks that have the same
-    number in their nodes. All ranks must call, since PyTorch makes groups together; call once, and
-    keep them. Raises ValueError if a node would not be full.
+    Each node holds `ranks_per_node` consecutive ranks. `between` joins the ranks that have the same
+    number in their nodes. All ranks must call this, because PyTorch creates a group on all ranks
+    together. Call it once, and keep the groups. Raises ValueError if a node would not be full.
     """
     rank, world_size = place_in(None)
     if ranks_per_node < 1 or world_size % ranks_per_node:
@@ -187,12 +188,13 @@ def two_level_groups(ranks_per_node: int) -> tuple[dist.ProcessGroup, dist.Proce
 def hierarchical_all_reduce(
     tensor: Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
 ) -> None:
-    """Replace everyone's `tensor` (one shape and dtype) by the sum, sparing links between nodes.
+    """Replace everyone's `tensor` (one shape and dtype) by the sum, with few bytes between nodes.
 
-    Reduce-scatter inside the node, ring all-reduce of the own chunk with the same rank of the other
-    nodes, all-gather inside. With L ranks per node each rank sends only 2(M-1)/M n/L bytes over the
-    network between the M nodes; time: `cost_model.hierarchical_all_reduce_time`. `inside` and
-    `between` as from `two_level_groups`. Raises as `reduce_scatter`.
+    It runs a reduce-scatter inside the node, then a ring all-reduce of each rank's chunk with the
+    same rank of the other nodes, then an all-gather inside the node. With L ranks per node each
+    rank sends only 2(M-1)/M n/L bytes over the network between the M nodes. For the time see
+    `cost_model.hierarchical_all_reduce_time`. `inside` and `between` are the groups of
+    `two_level_groups`. Raises as `reduce_scatter`.
     """
     with flat_in_place(tensor) as flat:
         ring_all_reduce(reduce_scatter(flat, inside), between)

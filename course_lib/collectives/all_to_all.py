@@ -3,19 +3,19 @@
     >>> from course_lib.collectives import all_to_all
     >>> received = all_to_all(gradient)  # row s: what rank s had for this rank
 
-A broadcast copies, an all-reduce adds; an all-to-all only re-sorts. If the ranks' tensors were the
-rows of a matrix of chunks, it would be transposed. Each rank keeps one of its K chunks and sends
-the K - 1 others, n/K bytes each:
+A broadcast copies, an all-reduce adds, an all-to-all only re-sorts. If the ranks' tensors are the
+rows of a matrix of chunks, an all-to-all transposes it. Each rank keeps one of its K chunks and
+sends the K - 1 others, n/K bytes each:
 
     time  (K-1) (α + n/(Kβ))         bytes sent by one rank  (K-1)/K n
 
-with n the bytes of the tensor, latency α (s), bandwidth β (bytes/s). That is half a ring
-all-reduce, and nothing is added on the way: a compressed piece arrives as it was sent. So it is
-used to reduce compressed gradients, and in mixtures of experts, where every rank has tokens for
-every expert.
+with n the bytes of the tensor, latency α (s), bandwidth β (bytes/s). This is half the time of a
+ring all-reduce. Nothing is added on the way, so a compressed piece arrives as it was sent. So an
+all-to-all is used to reduce compressed gradients. It is also used in mixtures of experts, in which
+every rank has tokens for every expert.
 
-In step s rank r sends to rank r + s and receives from rank r - s: everybody's link is then busy
-with one message in and one out. If all began with rank 0, they would queue for its link.
+In step s rank r sends to rank r + s and receives from rank r - s. So the link of every rank is busy
+with one message in and one out. If all ranks began with rank 0, they would queue for its link.
 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005.
@@ -28,12 +28,12 @@ from course_lib.sharding import shard
 
 
 def all_to_all(tensor: Tensor, group: Group = None) -> Tensor:
-    """Return, as row s of a matrix (K, length of chunk r), chunk r of rank s's `tensor`; r is here.
+    """Return a matrix whose row s is chunk r of rank s's `tensor`, with r this rank.
 
-    The tensors have one shape and dtype, and stay as they are. Chunk r is elements
-    `shard_bounds(numel, K, r)` of the flattened tensor. The sum of the rows is what
-    `reduce_scatter` gives. Time (K-1) (α + n/(Kβ)). Raises ValueError if this rank is not in
-    `group`, and TypeError for a sparse tensor.
+    Its shape is (K, length of chunk r). The tensors have one shape and dtype, and are not changed.
+    Chunk r is elements `shard_bounds(numel, K, r)` of the flattened tensor. The sum of the rows is
+    the result of `reduce_scatter`. Time (K-1) (α + n/(Kβ)). Raises ValueError if this rank is not
+    in `group`, and TypeError for a sparse tensor.
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:

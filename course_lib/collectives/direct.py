@@ -1,25 +1,26 @@
-"""Direct all-reduce: every rank talks to every other at once, and the latencies pass together.
+"""Direct all-reduce: every rank sends to every other at once, so the latencies overlap.
 
     >>> from course_lib.collectives import direct_all_reduce, one_shot_all_reduce
     >>> direct_all_reduce(gradient)  # in place; every rank then holds the sum
 
 A ring sends 2(K-1) messages one after the other, and waits for the latency of each. But a rank can
-start all its messages at once: then they share the link, and their latencies pass together. With
+also start all its messages at once. Then they share the link, and their latencies overlap. With
 latency α (s), bandwidth β (bytes/s), K ranks and n bytes:
 
     direct      2α + 2(K-1) n/(Kβ)     each sends 2(K-1)/K n
     one-shot     α + (K-1) n/β         each sends (K-1) n
 
-**Direct** sends chunk r of everybody to rank r, which adds up K chunks and sends the sum to all.
-That is the ring's reduce-scatter and all-gather without the ring: the same bytes, two batches of
-messages. **One-shot** sends everything to everybody, and each rank adds up all K tensors by itself:
-one batch, K/2 times the bytes. It is for small tensors.
+**Direct**: each rank sends its chunk r to rank r, which adds up K chunks and sends the sum to all.
+This is the ring's reduce-scatter and all-gather without the ring: the same bytes in two batches of
+messages. **One-shot**: each rank sends its whole tensor to all others, and adds up all K tensors by
+itself. This takes one batch and K/2 times the bytes, so it is for small tensors.
 
-The price is messages. A rank starts K - 1 of them in a batch and talks to everybody, the ring's to
-two neighbours only. Starting a message costs its rank work, `overhead` seconds in a `Network`, and
-on a network of many switches the messages meet. So rings and trees return where K is large.
+The price is the number of messages. A rank starts K - 1 messages in a batch and sends to all other
+ranks. In a ring it exchanges messages with two neighbours only. Starting a message is work for the
+rank, `overhead` seconds in a `Network`, and on a network of many switches the messages compete for
+links. So rings and trees are better again if K is large.
 
-The ranks end with the same bits: all sums are taken in the order of the ranks.
+All ranks end with the same bits, because all sums are computed in the order of the ranks.
 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005 (pairwise exchange). Between the GPUs of one machine both are known as one-shot and
@@ -37,8 +38,9 @@ from course_lib.sharding import shard
 def direct_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum: chunk r is added up on rank r.
 
-    2α + 2(K-1) n/(Kβ), 2(K-1)/K n bytes from each rank. A rank needs n bytes of memory beside the
-    tensor. Raises ValueError if this rank is not in `group`, and TypeError for a sparse tensor.
+    2α + 2(K-1) n/(Kβ), 2(K-1)/K n bytes from each rank. A rank needs n bytes of memory in addition
+    to the tensor. Raises ValueError if this rank is not in `group`, and TypeError for a sparse
+    tensor.
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
@@ -53,8 +55,8 @@ def direct_all_reduce(tensor: Tensor, group: Group = None) -> None:
 def one_shot_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum, which each rank adds up itself.
 
-    α + (K-1) n/β, (K-1) n bytes from each rank. A rank needs K n bytes of memory beside the tensor.
-    Raises as `direct_all_reduce`.
+    α + (K-1) n/β, (K-1) n bytes from each rank. A rank needs K n bytes of memory in addition to the
+    tensor. Raises as `direct_all_reduce`.
     """
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
@@ -66,12 +68,13 @@ def one_shot_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
 
 def exchange_with_all(outgoing: list[Tensor], incoming: list[Tensor], group: Group = None) -> None:
-    """Send `outgoing[r]` to rank r and receive `incoming[r]` from it, for all others r, at once.
+    """Send `outgoing[r]` to rank r and receive `incoming[r]` from it, for all other ranks at once.
 
-    All are contiguous; `incoming` is overwritten, and has the lengths and dtypes of what is sent.
-    This rank's own entries are left alone. Ranks count inside `group`. In pair s of the batch rank
-    r sends to r + s and receives from r - s, so that no two messages of a pair share a link. The
-    batch takes α + (K-1) n/β seconds for messages of n bytes: their latencies pass together.
+    All tensors are contiguous. `incoming` is overwritten; each of its tensors has the length and
+    dtype of the tensor that is sent to it. This rank's own entries are not used. Ranks are numbered
+    inside `group`. In pair s of the batch, rank r sends to r + s and receives from r - s, so that
+    no two messages of a pair share a link. The batch takes α + (K-1) n/β seconds for messages of n
+    bytes, because their latencies overlap.
 
     Raises ValueError if this rank is not in `group`.
     """
@@ -81,7 +84,7 @@ def exchange_with_all(outgoing: list[Tensor], incoming: list[Tensor], group: Gro
         to, source = (rank + step) % world_size, (rank - step) % world_size
         send = dist.P2POp(dist.isend, outgoing[to], group=group, group_peer=to)
         receive = dist.P2POp(dist.irecv, incoming[source], group=group, group_peer=source)
-        # Where a backend takes them one by one, the ranks must not all begin with the same.
+        # If a backend runs them one by one, the ranks must not all begin with a send.
         batch += [send, receive] if rank < to else [receive, send]
     if batch:
         for work in dist.batch_isend_irecv(batch):

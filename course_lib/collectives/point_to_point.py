@@ -1,20 +1,20 @@
-"""Point to point: messages between two ranks, of which every collective is made.
+"""Point to point: messages between two ranks, from which every collective is built.
 
     >>> from course_lib.collectives import exchange
     >>> exchange(outgoing, right, incoming, left)  # both at the same time
 
 `torch.distributed` offers `send` and `recv`, which wait, and `isend` and `irecv`, which return a
-handle to be waited for. Four things have to be right before an algorithm is, and they are here, so
-that the algorithms (`rooted`, `ring`, `all_reduce`) need not speak of them:
+handle to wait for. Every algorithm must handle the following four difficulties. They are handled
+here, so that the algorithms (`rooted`, `ring`, `all_reduce`) do not have to mention them:
 
-- **A send waits for its receive.** On GPUs always; with gloo only for large messages, so that a
-  program can pass its tests and hang in production. When all ranks of a ring first `send` and then
-  `recv`, they wait for one another for ever. `exchange` does both at once.
-- **Ranks have two names.** In a process group of the ranks (4, 5, 7), rank 5 is also number 1 of 3.
-  Algorithms count inside the group; roots are given as PyTorch gives them, as global ranks.
-- **Tensors are not always in one piece.** A transposed matrix cannot be sent, nor cut into chunks,
-  as it lies in memory. `flat_in_place` lends a vector and puts the result back.
-- **A handle is waited for once.** With gloo, a second `wait` of a send never returns.
+- **A send waits for its receive.** On GPUs it always does. With gloo it waits only for large
+  messages, so a program can pass its tests and hang in production. When all ranks of a ring first
+  `send` and then `recv`, they wait for one another for ever. `exchange` does both at once.
+- **Ranks have two numbers.** In a process group of the ranks (4, 5, 7), rank 5 is also number 1 of
+  3. Algorithms use the number inside the group. Roots are given as global ranks, as in PyTorch.
+- **Tensors are not always contiguous.** A transposed matrix cannot be sent or cut into chunks as it
+  is in memory. `flat_in_place` provides a vector and copies the result back.
+- **Wait for a handle only once.** With gloo, a second `wait` of a send never returns.
 """
 
 from collections.abc import Iterator
@@ -62,17 +62,17 @@ def root_in(group: Group, root: int) -> int:
 
 @contextmanager
 def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
-    """Lend `tensor`, of any shape and strides, as a vector of shape (numel,) to be written to.
+    """Provide `tensor`, of any shape and strides, as a vector of shape (numel,) to write to.
 
-    Where the elements lie in order this is a view, and costs nothing. Where they do not, it is a
-    copy, which is written back at the end. Autograd does not see what is written.
+    If the tensor is contiguous, the vector is a view and costs nothing. If it is not, the vector is
+    a copy, which is written back at the end. Autograd does not record these writes.
 
     Raises TypeError if the tensor is sparse, ValueError if elements share memory (`expand`).
     """
     if tensor.is_sparse:
         raise TypeError("sparse tensors cannot be cut into chunks: send tensor.to_dense()")
     tensor = tensor.detach()
-    as_it_lies = not (tensor.is_conj() or tensor.is_neg())  # else these are still to be applied
+    as_it_lies = not (tensor.is_conj() or tensor.is_neg())  # else conj or neg is not applied yet
     if tensor.is_contiguous() and as_it_lies:
         yield tensor.view(-1)
         return
@@ -90,34 +90,34 @@ def flat_in_place(tensor: Tensor) -> Iterator[Tensor]:
 def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group = None) -> None:
     """Send `outgoing` to rank `to` and receive `incoming` from rank `source`, at the same time.
 
-    Both are contiguous, of any shape; `incoming` is overwritten, and has the length and dtype of
-    what `source` sends. Ranks count inside `group`. If sending and receiving do not slow each other
-    down, this takes α + n/β seconds, with latency α (s), bandwidth β (bytes/s) and n the bytes of
-    the larger message. One after the other they would take twice that.
+    Both are contiguous, of any shape. `incoming` is overwritten, and has the length and dtype of
+    the tensor that `source` sends. Ranks are numbered inside `group`. If sending and receiving do
+    not slow each other down, this takes α + n/β seconds, with latency α (s), bandwidth β (bytes/s)
+    and n the bytes of the larger message. One after the other, they would take twice as long.
 
     Raises ValueError if this rank is not in `group`.
     """
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
-    # NCCL launches the pair as one. Where a backend takes them one by one and in order, the ranks
-    # must not all begin with the same: so those with a higher neighbour send first.
+    # NCCL launches the pair together. If a backend runs them one by one and in order, the ranks
+    # must not all begin with a send: so only ranks that send to a higher rank send first.
     first = place_in(group)[0] < to
     for work in dist.batch_isend_irecv([send, receive] if first else [receive, send]):
         work.wait()
 
 
 def start_send(tensor: Tensor, to: int, group: Group = None) -> dist.Work:
-    """Begin to send `tensor` to rank `to` of `group`; it may be changed after `.wait()`.
+    """Begin to send `tensor` to rank `to` of `group`; do not change it before `.wait()`.
 
-    It is contiguous, of any shape. Only members may call: see `place_in`.
+    The tensor is contiguous, of any shape. Only members may call: see `place_in`.
     """
     return _started(dist.isend(tensor, group=group, group_dst=to))
 
 
 def start_recv(tensor: Tensor, source: int, group: Group = None) -> dist.Work:
-    """Begin to receive `tensor` from rank `source` of `group`; it is there after `.wait()`.
+    """Begin to receive `tensor` from rank `source` of `group`; it is filled after `.wait()`.
 
-    It is contiguous, of the length and dtype of what is sent. Only members may call.
+    The tensor is contiguous, with the length and dtype of the sent one. Only members may call.
     """
     return _started(dist.irecv(tensor, group=group, group_src=source))
 

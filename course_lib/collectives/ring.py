@@ -1,26 +1,27 @@
-"""The ring: reduce-scatter and all-gather, and both together an all-reduce.
+"""The ring: reduce-scatter and all-gather, which together are an all-reduce.
 
     >>> from course_lib.collectives import all_gather, reduce_scatter
     >>> chunk = reduce_scatter(gradient)  # this rank's chunk of the sum
     >>> all_gather(gradient)  # in place; every rank then holds all chunks
 
-K ranks sit in a ring; each sends to its right neighbour and receives from its left one, at the same
-time. The tensor, n bytes, is cut into K chunks, chunk r belonging to rank r.
+K ranks form a ring. Each rank sends to its right neighbour and receives from its left one, at the
+same time. The tensor, n bytes, is cut into K chunks; chunk r belongs to rank r.
 
 **Reduce-scatter.** Chunk c starts at rank c + 1 and travels once around the ring, to rank c; every
-rank that it visits adds its own part. In each of K - 1 steps every rank sends one chunk and gets
-another, so all links work all the time. At the end rank r holds chunk r of the sum.
+rank that it visits adds its own part. In each of K - 1 steps every rank sends one chunk and
+receives a different one, so all links work all the time. At the end rank r holds chunk r of the
+sum.
 
-**All-gather.** Each finished chunk travels around once more, now being copied.
+**All-gather.** Each finished chunk travels around the ring once more, and is now copied.
 
     time of each half  (K-1) (α + n/(Kβ))         bytes sent by one rank  (K-1)/K n
 
-with latency α (s) and bandwidth β (bytes/s). Together a rank sends 2(K-1)/K n bytes, less than 2n
-however many ranks there are. No all-reduce can do with less: this is why rings carry the gradients
-of large models. The price is the latency of 2(K-1) messages one after the other, which hurts small
-tensors and large K.
+with latency α (s) and bandwidth β (bytes/s). In both halves together a rank sends 2(K-1)/K n bytes,
+which is less than 2n for any number of ranks. No all-reduce can send fewer bytes: this is why rings
+are used for the gradients of large models. The price is the latency of 2(K-1) messages one after
+the other, which makes rings slow for small tensors and large K.
 
-Every chunk is added up once, on one path, and then copied: the ranks end with the same bits.
+Every chunk is added up once, on one path, and then copied, so all ranks end with the same bits.
 
 P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 J. Parallel Distrib. Comput. 2009; A. Gibiansky, "Bringing HPC Techniques to Deep Learning", 2017.
@@ -36,8 +37,8 @@ def reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
     """Return this rank's chunk, a vector, of the sum over all ranks' `tensor`.
 
     The tensors have one shape and dtype. Chunk r is elements `shard_bounds(numel, K, r)` of the
-    flattened tensor. `tensor` is the work space: its chunk r becomes the sum, and the rest holds
-    partial sums. The result is a view of it where it is contiguous, else a copy. Time
+    flattened tensor. `tensor` is overwritten: its chunk r becomes the sum, and the rest holds
+    partial sums. The result is a view of `tensor` if this is contiguous, else a copy. Time
     (K-1) (α + n/(Kβ)). Raises ValueError if this rank is not in `group`, and TypeError for a sparse
     tensor.
     """
@@ -73,9 +74,9 @@ def all_gather(tensor: Tensor, group: Group = None) -> None:
 def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
 
-    `reduce_scatter`, then `all_gather`: 2(K-1) (α + n/(Kβ)) seconds. With c_r the bytes of chunk r,
-    rank r sends 2n - c_r - c_{r+1} bytes: 2(K-1)/K n where K divides the length. Raises as
-    `reduce_scatter`.
+    It runs `reduce_scatter`, then `all_gather`: 2(K-1) (α + n/(Kβ)) seconds. With c_r the bytes of
+    chunk r, rank r sends 2n - c_r - c_{r+1} bytes, which is 2(K-1)/K n if K divides the length.
+    Raises as `reduce_scatter`.
     """
     with flat_in_place(tensor) as flat:
         reduce_scatter(flat, group)

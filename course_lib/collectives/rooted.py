@@ -3,19 +3,19 @@
     >>> from course_lib.collectives import broadcast
     >>> broadcast(tensor, src=0)  # in place; every rank then holds rank 0's numbers
 
-What does it take to bring n bytes from one rank to K - 1 others? Each message costs α + n/β seconds
-(latency α in s, bandwidth β in bytes/s), and a rank sends one at a time.
+How long does it take to copy n bytes from one rank to K - 1 others? Each message takes α + n/β
+seconds (latency α in s, bandwidth β in bytes/s), and a rank sends one message at a time.
 
-    naive        the root sends to everyone               α + (K-1) n/β
-    tree         whoever has it, sends it on               ceil(log2 K) (α + n/β)
-    pipelined    a chain, in s segments               (K-1) α + (s + K - 2) n/(sβ)  →  n/β
+    naive        the root sends to everyone                α + (K-1) n/β
+    tree         every rank that has the data sends it on  ceil(log2 K) (α + n/β)
+    pipelined    a chain, in s segments                    (K-1) α + (s + K - 2) n/(sβ)  →  n/β
 
 The naive broadcast keeps one link busy and all others idle. In the binomial tree the number of
 ranks that have the data doubles in each round. In the pipelined chain all links work at once, on
-different segments: for long messages it costs hardly more than one message, whatever K.
+different segments. So a long message takes hardly longer than to one rank, for any K.
 
-`reduce` is a broadcast run backwards, adding where the other copies. `gather` and `scatter` move
-different pieces, so nothing is gained by passing them on through others.
+`reduce` is a broadcast that runs backwards, and adds instead of copying. `gather` and `scatter`
+move different pieces, so sending them through other ranks saves nothing.
 
 M. Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994;
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
@@ -58,8 +58,8 @@ def naive_broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
 def tree_broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     """Copy rank `src`'s `tensor` into everyone's, in place, along a binomial tree.
 
-    In round i the 2^i ranks that have it send it to 2^i others: ceil(log2 K) rounds of α + n/β, in
-    each of which the root sends n bytes. Shapes and errors as in `naive_broadcast`.
+    In round i the 2^i ranks that have the data send it to 2^i others. This takes ceil(log2 K)
+    rounds of α + n/β; the root sends n bytes in each. Shapes and errors as in `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -82,8 +82,8 @@ def pipelined_broadcast(
     """Copy rank `src`'s `tensor` into everyone's, in place, along a chain, in `segments` pieces.
 
     Rank r passes segment i on while it receives segment i + 1: (K-1) α + (s + K - 2) n/(sβ).
-    Each rank but the last sends n bytes. Shapes and errors as in `naive_broadcast`; ValueError also
-    if segments < 1.
+    Each rank except the last sends n bytes. Shapes and errors as in `naive_broadcast`; ValueError
+    also if segments < 1.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -95,7 +95,7 @@ def pipelined_broadcast(
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     with flat_in_place(tensor) as flat:
         pieces = flat.tensor_split(segments)
-        # All at once, so that the neighbour's sends find their receives waiting.
+        # Post all receives at once, so that the neighbour's sends do not have to wait for them.
         receives = [start_recv(piece, left, group) for piece in pieces] if position else []
         sends = []
         for i, piece in enumerate(pieces):
@@ -108,16 +108,16 @@ def pipelined_broadcast(
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
-    """Copy rank `src`'s `tensor` into everyone's, in place; the tree, as in `tree_broadcast`."""
+    """Copy rank `src`'s `tensor` into everyone's, in place; the same as `tree_broadcast`."""
     tree_broadcast(tensor, src, group)
 
 
 def reduce(tensor: Tensor, dst: int = 0, group: Group = None) -> None:
     """Leave the sum over all ranks' `tensor` (of one shape and dtype) in rank `dst`'s, in place.
 
-    The binomial tree backwards: ceil(log2 K) (α + n/β). On the other ranks the tensor holds partial
-    sums afterwards. Raises ValueError if this rank or `dst` is not in `group`, and TypeError for a
-    sparse tensor.
+    It uses the binomial tree backwards: ceil(log2 K) (α + n/β). On the other ranks the tensor holds
+    partial sums afterwards. Raises ValueError if this rank or `dst` is not in `group`, and
+    TypeError for a sparse tensor.
     """
     rank, world_size = place_in(group)
     root = root_in(group, dst)
@@ -137,11 +137,12 @@ def reduce(tensor: Tensor, dst: int = 0, group: Group = None) -> None:
 def scatter(
     tensor: Tensor, pieces: Sequence[Tensor] | None = None, src: int = 0, group: Group = None
 ) -> None:
-    """Receive in `tensor`, in place, what rank `src` holds for this rank r: its `pieces[r]`.
+    """Receive rank `src`'s `pieces[r]` in `tensor`, in place, with r this rank.
 
     Only the root gives `pieces`, one per member of `group`, all of the shape and dtype of `tensor`.
-    It sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if they are
-    missing, not K or not alike (the others then wait forever), and as `naive_broadcast`.
+    The root sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if the
+    pieces are missing, are not K, or differ from `tensor` in shape or dtype (the other ranks then
+    wait forever), and as `naive_broadcast`.
     """
     rank, world_size = place_in(group)
     root = root_in(group, src)
@@ -171,7 +172,7 @@ def scatter(
 
 
 def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> list[Tensor] | None:
-    """Return on rank `dst` copies of all ranks' `tensor`, in rank order, and None on the others.
+    """Return copies of all ranks' `tensor`, in rank order, on rank `dst`; return None on others.
 
     All must have the shape and dtype of the root's. The root receives K - 1 messages of n bytes:
     α + (K-1) n/β. Raises ValueError if this rank or `dst` is not in `group`.

@@ -4,19 +4,19 @@
     >>> all_reduce = TunedAllReduce(network=network)  # without a network it measures, now
     >>> all_reduce(gradient)  # in place; every rank then holds the sum
 
-A one-shot all-reduce sends whole tensors to everybody, at once; a ring sends 2(K-1) messages one
-after the other, each a K-th as long. Which is faster depends on the network, on K and on the size.
-There are two ways to find out:
+In a one-shot all-reduce, each rank sends its whole tensor to all others at once. In a ring, it
+sends 2(K-1) messages one after the other, each a K-th as long. The network, K and the size
+determine which one is faster. There are two ways to find out:
 
 - **predict**: take α and β of the network, and the formulas of `cost_model`;
 - **measure**: time each algorithm for a few sizes, once, and keep the winners.
 
-Measuring also sees what the model leaves out: on one machine, messages cost work that the ranks'
-own cores must do, and which ranks could share memory instead. Libraries do both: NCCL predicts,
-Horovod tunes while it trains.
+A measurement includes effects that the model leaves out. For example, on one machine the ranks'
+own cores must do the work of messages, which shared memory would avoid. Libraries use both ways:
+NCCL predicts, Horovod tunes while it trains.
 
-All ranks must choose alike, or one would wait in a ring for others that form a tree: the slowest
-rank's time counts, and it is agreed upon with an all-reduce.
+All ranks must choose the same algorithm, or one rank would wait in a ring while others form a tree.
+So the time of the slowest rank counts, and the ranks find it with an all-reduce.
 """
 
 import math
@@ -48,32 +48,34 @@ ALGORITHMS: dict[str, Callable[[Tensor, Group], None]] = {
     "one_shot": one_shot_all_reduce,
     "library": library_all_reduce,
 }
-"""Name, as in `cost_model.ALL_REDUCE_TIMES`, → algorithm; and the backend's own."""
+"""Name → algorithm, with the names of `cost_model.ALL_REDUCE_TIMES` and the backend's own."""
 
 
 class TunedAllReduce:
-    """An all-reduce that uses for each size the algorithm that is the fastest there.
+    """An all-reduce that uses the fastest algorithm for each size.
 
     `tuned(tensor)` replaces everyone's `tensor`, contiguous and of one shape and dtype, by the sum
-    over `group`, in place; so does `tuned(tensor, group)`, which `gradient_sync` calls, for the
-    group that it was made for.
+    over `group`, in place. `tuned(tensor, group)`, which `gradient_sync` calls, does the same; it
+    accepts only the group that it was made for.
 
     Args:
         group: the process group; None for all ranks.
-        network: predict from its latency (s) and bandwidth (bytes/s); None: measure, now.
-        sizes: in bytes, where to measure. In between, the nearest by ratio counts; all ranks give
-            the same.
-        repeats: how often, 1 or more, and small ones three times as often; the median counts.
-        device: where the measured tensors lie: where those to be reduced will.
-        also: name → all-reduce, more to choose from: where all ranks are on one machine,
-            `lambda tensor, group: memory.all_reduce(tensor)` of a `peer_memory.SharedMemory`.
+        network: predict from its latency (s) and bandwidth (bytes/s); None: measure now.
+        sizes: the sizes to measure, in bytes. For other sizes, the nearest one by ratio counts. All
+            ranks must give the same sizes.
+        repeats: how often to measure, 1 or more; small sizes are measured three times as often. The
+            median counts.
+        device: the device of the measured tensors; use that of the tensors to be reduced.
+        also: name → all-reduce, more algorithms to choose from. For example, if all ranks are on
+            one machine, `lambda tensor, group: memory.all_reduce(tensor)` of a
+            `peer_memory.SharedMemory`.
 
     Attributes:
         times: size → name → measured seconds; empty if predicted.
 
     Raises:
-        ValueError: this rank is not in the group, a size or `repeats` is not positive, or there are
-            both a network to predict from and algorithms `also`, for which there is no formula.
+        ValueError: this rank is not in the group, a size or `repeats` is not positive, or both
+            `network` and `also` are given, because no formula predicts the time of the latter.
 
     """
 
@@ -108,7 +110,10 @@ class TunedAllReduce:
                 self.times[size] = self._measure(tensor, repeats)
 
     def __call__(self, tensor: Tensor, group: Group = None) -> None:
-        """Replace everyone's `tensor` by the sum, in place. Raises ValueError for another group."""
+        """Replace everyone's `tensor` by the sum, in place.
+
+        Raises ValueError for a group other than the one it was made for.
+        """
         if group is not None and group is not (self.group or dist.group.WORLD):
             raise ValueError("this all-reduce was tuned for another group: make one for this group")
         name = self.choice(tensor.numel() * tensor.element_size())  # a sparse one has no nbytes
@@ -124,10 +129,10 @@ class TunedAllReduce:
     def _measure(self, tensor: Tensor, repeats: int) -> dict[str, float]:
         """Return for each algorithm the median of the slowest rank's seconds for an all-reduce.
 
-        The algorithms take turns, so that what else the machine does meanwhile hits them alike.
+        The algorithms take turns, so that other work on the machine affects them equally.
         """
-        # Small ones are timed several in a row: one alone would be that of the machine's wake-up.
-        # And more often: they are cheap, and chance has a larger part in them.
+        # Small all-reduces are timed several in a row, because a single one would mostly measure
+        # the machine's wake-up. They also get more turns: they are cheap, and vary more.
         small = tensor.nbytes < 1 << 18
         in_a_row, turns = (8, 3 * repeats) if small else (1, repeats)
         seconds = torch.zeros(turns + 1, len(self._algorithms), dtype=torch.float64)

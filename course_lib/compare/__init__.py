@@ -1,4 +1,4 @@
-"""Where a run on K ranks differs from one rank: the first tensor, the rank, and what it looks like.
+"""Find where a run on K ranks differs from one rank: the first tensor, the rank, and the pattern.
 
     >>> from course_lib.compare import compare, record, trusted_run
     >>> def step(x, y):  # all that it needs is made inside; on K ranks it is wrapped there
@@ -15,18 +15,18 @@
     >>> report.first is None
     True
 
-A wrong parallel program often raises nothing and learns something, only something else. So run one
-step of it and one step of a program that can be trusted, and compare what they computed on the way.
-Read in this order:
+A wrong parallel program often raises no error. It still learns, but something different. So run one
+step of it and one step of a program that you trust, and compare their intermediate results. Read in
+this order:
 
 - `record`: inputs, outputs, gradients, state and parameters of a step, by name
-- `layout`: which elements of the whole each rank has
-- `differences`: which of them differ by more than rounding does
-- `shares`: what became of the ranks' gradients on the way
-- `looks_like`: what any difference looks like, by rules
+- `layout`: which elements of the whole tensor each rank has
+- `differences`: which tensors differ by more than rounding does
+- `shares`: what happened to the ranks' gradients on the way
+- `looks_like`: rules that describe what a difference looks like
 
-`checksums` needs no trusted run: `compare_replicas` finds a rank whose hardware computes wrong
-numbers, by comparing the bits of all replicas.
+`checksums` needs no trusted run: `compare_replicas` compares the bits of all replicas to find a
+rank whose hardware computes wrong numbers.
 
 Y. Jiang et al., "TTrace: Lightweight Error Checking and Diagnosis for Distributed Training", 2025,
 arXiv 2506.09280.
@@ -63,12 +63,12 @@ __all__ = [
 
 @dataclass
 class Report:
-    """All that differs, in the order of execution; as text, what was found.
+    """All differences, in the order of execution. `str` returns a summary.
 
     Attributes:
-        differences: all of them; the first is explained, others may follow from it.
+        differences: all differences; the first is explained, and others may follow from it.
         compared: how many tensors were compared.
-        left_out: those that were not compared, and why.
+        left_out: tensor that was not compared → the reason.
 
     """
 
@@ -108,18 +108,18 @@ def compare(
     shards: Mapping[str, Cut] | None = None,
     factor: float = 4.0,
 ) -> Report:
-    """Say where the ranks' run differs from the trusted one, and how the difference looks.
+    """Report where the ranks' run differs from the trusted one, and what the difference looks like.
 
     Args:
-        trusted: what `trusted_run` returned for the step on one rank.
-        ranks: what `record` gave on each rank, in any order, for the same weights and the same
-            batch, which the ranks share.
-        shards: for what shapes do not say: a pattern of names, such as ``"*.qkv.*"``, → a dimension
-            or a rule (`blocks`, or a function); see `layout`.
+        trusted: the result of `trusted_run` for the step on one rank.
+        ranks: the result of `record` on each rank, in any order. All ranks must start from the same
+            weights as the trusted run, and share its batch.
+        shards: a pattern of names, such as ``"*.qkv.*"``, → a dimension or a rule (`blocks`, or a
+            function), for tensors whose shapes do not show how they are cut; see `layout`.
         factor: how many times the spread of the trusted run's own rounding is allowed.
 
-    Raises ValueError if `trusted` has no disturbed runs, a rank's record is missing, or the ranks
-    computed in a coarser dtype than the tolerances are for.
+    Raises ValueError if `trusted` has no disturbed runs, if a rank's record is missing, or if the
+    ranks computed in a coarser dtype than the tolerances are made for.
     """
     if not trusted.noise:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Checksums: whether the replicas still hold the same bits, and which rank does not.
+"""Checksums: check whether the replicas still hold the same bits, and which rank differs.
 
     >>> from course_lib.compare import compare_replicas
     >>> model = torch.nn.Linear(4, 1)
@@ -6,19 +6,19 @@
     True
 
 In data parallelism all ranks hold the same weights, averaged gradients and optimizer state, bit for
-bit. So a rank that computes a wrong number there, once, differs from the others, and stays
-different: nothing copies weights from one rank to another. The checksum of a tensor is the sum of
-its elements, read as integers,
+bit. So a rank that once computes a wrong number in them differs from the others. It stays
+different, because nothing copies weights from one rank to another. The checksum of a tensor is the
+sum of its elements, read as integers,
 
     c = sum_i int(x_i)   mod 2^64
 
-A flip of bit b changes c by 2^b, so one flip is always seen. (Two may cancel. A sum or a norm of
-the floating-point numbers would lose small ones in its rounding.) Each rank sends 8 bytes for each
-tensor, in one all-gather.
+A flip of bit b changes c by 2^b, so one flip is always detected. (Two flips may cancel. A sum or a
+norm of the floating-point numbers would lose small changes in its rounding.) Each rank sends 8
+bytes for each tensor, in one all-gather.
 
 A wrong number *before* the all-reduce, in an activation or in a rank's own gradient, is averaged
-into all replicas. They stay equal, and no comparison of replicas can see it; that takes a part of
-the step computed twice. Megatron-LM compares hashes of the replicas' weights
+into all replicas. The replicas stay equal, so no comparison of replicas can detect it. To detect
+it, a part of the step must be computed twice. Megatron-LM compares hashes of the replicas' weights
 (``check_param_hashes_across_dp_replicas``); torchtitan computes the first part of a step twice and
 compares hashes of the gradients (``sdc_replay``).
 """
@@ -46,8 +46,8 @@ class Disagreement:
 
     Attributes:
         name: the first tensor that differs, in the order of a step: gradients, state, weights.
-        ranks: those that are not as most are. All ranks, if no value is held by more ranks than
-            any other: then nobody can tell.
+        ranks: the ranks that differ from the majority. All ranks if no value is held by more ranks
+            than any other, because then the wrong ones are unknown.
         also: how many other tensors differ.
 
     """
@@ -77,11 +77,11 @@ def checksum(tensor: Tensor) -> Tensor:
 def compare_replicas(
     model: nn.Module, optimizer: Optimizer | None = None, group: dist.ProcessGroup | None = None
 ) -> Disagreement | None:
-    """Return where the replicas differ, on all ranks alike; None if they are equal, bit for bit.
+    """Return where the replicas differ, the same on all ranks; None if they are equal bit for bit.
 
-    Call it after ``optimizer.step()``, on all ranks of `group`, each n-th step, and before a
-    checkpoint is written. Not compared: buffers, because ranks may have their own. Where weights
-    are sharded, `group` has the ranks that hold the same shard.
+    Call it after ``optimizer.step()``, on all ranks of `group`, every n-th step, and before writing
+    a checkpoint. Buffers are not compared, because ranks may have their own. If weights are
+    sharded, `group` must have the ranks that hold the same shard.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -103,10 +103,10 @@ def compare_replicas(
 
 
 def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield what all replicas hold alike, in the order in which a step makes it."""
+    """Yield the tensors that all replicas share, in the order in which a step computes them."""
     params = list(model.named_parameters())
     for name, param in params:
-        grad = param.grad  # a rank that has none differs from those that have one
+        grad = param.grad  # a rank without a gradient differs from ranks with one
         yield f"gradient of {name}", param.new_zeros(0) if grad is None else grad
     for name, param in params:
         state = optimizer.state.get(param, {}) if optimizer else {}
@@ -118,7 +118,7 @@ def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple
 
 
 def flip_bit(tensor: Tensor, bit: int, index: int = 0) -> None:
-    """Flip a bit of element `index` of the flat tensor, in place: 0 is the lowest of the mantissa.
+    """Flip a bit of element `index` of the flat tensor, in place; bit 0 is the mantissa's lowest.
 
     In float32, bits 0 to 22 are the mantissa, 23 to 30 the exponent, and 31 is the sign.
     """

@@ -1,12 +1,13 @@
 """Differences: which tensors differ by more than rounding does, on which ranks, in which part.
 
-With t what the trusted run computed, and t', t'', … what it computed with every value disturbed by
-a rounding, a rank's x differs if
+Let t be a tensor of the trusted run, and t', t'', … the same tensor in runs in which every value is
+disturbed by a rounding. A rank's tensor x differs if
 
     max|x - t| > 4 max|t' - t|     or     rms(x - t) > 4 rms(t' - t)
 
-where the spread of a tensor is at least the median, relative to rms(t), of all of its kind. So a
-tensor in which rounding errors grow is given more room, and bfloat16 more than float32.
+The spread of a tensor, t' - t, counts as at least the median, relative to rms(t), of all tensors of
+its kind. So a tensor in which rounding errors grow has a larger tolerance, and bfloat16 has a
+larger one than float32.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Difference:
         ranks: the ranks on which it differs.
         part: which elements of the whole differ, as ``[4:8, :]``; "" for all, or if unknown.
         error: the largest error, as a multiple of the tolerance.
-        label: a short name for what it looks like, such as ``"times K"``; "" if not looked at.
-        says: the same as a sentence.
+        label: a short name for what it looks like, such as ``"times K"``; "" if not examined.
+        says: the same as `label`, as a sentence.
 
     """
 
@@ -67,7 +68,7 @@ class Difference:
 
 
 class Runs:
-    """The trusted run and the ranks', side by side."""
+    """The trusted run and the runs of the ranks, for comparison."""
 
     def __init__(
         self,
@@ -83,13 +84,13 @@ class Runs:
         self._values: dict[tuple[int, Key], Tensor | None] = {}
 
     def value(self, record: Record, key: Key) -> Tensor | None:
-        """Return a tensor of a record, all passes of it; of an update the change."""
+        """Return a tensor of a record, with all its passes; for an update, return the change."""
         if (id(record), key) not in self._values:
             self._values[id(record), key] = _value(record, key)
         return self._values[id(record), key]
 
     def rows(self, step: int) -> list[Tensor | None] | None:
-        """Return which rows of the trusted batch each rank had, or None if nobody knows."""
+        """Return which rows of the trusted batch each rank had, or None if this is unknown."""
         if step not in self._rows:
             key = Key(step, "input", "input")
             whole = self.value(self.trusted, key)
@@ -99,7 +100,7 @@ class Runs:
         return self._rows[step]
 
     def places(self, key: Key) -> list[Tensor | None] | None:
-        """Return where each rank's part is in the trusted tensor; None if shapes do not fit."""
+        """Return where each rank's part is in the trusted tensor; None if the shapes do not fit."""
         whole = self.value(self.trusted, key)
         if whole is None:
             return None
@@ -110,7 +111,7 @@ class Runs:
         return places_of(whole, parts, rows, rules[0] if rules else None)
 
     def pairs(self, key: Key) -> dict[int, tuple[Tensor, Tensor]] | None:
-        """Return rank → (what it has, what it should have), in float64; None if nothing fits."""
+        """Return rank → (actual tensor, right tensor), in float64; None if shapes do not fit."""
         places, whole = self.places(key), self.value(self.trusted, key)
         if places is None or whole is None:
             return None
@@ -150,7 +151,7 @@ class Runs:
         return most, mean, _rms(whole.double())
 
     def find(self) -> tuple[list[Difference], int, dict[str, str]]:
-        """Return what differs, how much was compared, and what could not be."""
+        """Return the differences, the number of compared tensors, and the tensors left out."""
         found, compared, left_out = [], 0, {}
         keys = [key for key in self.trusted.tensors if key.kind in ORDER]
         keys += self.trusted.options
@@ -158,7 +159,7 @@ class Runs:
             value = self.value(self.trusted, key)
             if key.kind in ("mask", "option") or key == (key.step, "input", "input"):
                 compared += 1
-                found.append(Difference(key, []))  # judged by rules of their own
+                found.append(Difference(key, []))  # compared by special rules
                 continue
             if key.kind == "input" or value is None or not value.is_floating_point():
                 continue
@@ -182,19 +183,22 @@ class Runs:
         return [each for each in found if not self._without_effect(each, found)], compared, left_out
 
     def _without_effect(self, difference: Difference, found: Sequence[Difference]) -> bool:
-        """Whether state and update are right all the same: averaged inside the step, as by ZeRO."""
+        """Whether a gradient differs, but state and update are right.
+
+        This happens if the gradient is averaged inside the optimizer's step, as with ZeRO.
+        """
         if difference.key.kind != "gradient":
             return False
         step, _, name = difference.key
         update = self.value(self.trusted, Key(step, "update", name))
         if update is None or not bool(update.any()):
-            return False  # nothing was stepped
+            return False  # no step was taken
         after = [k for k in self.trusted.tensors if k.step == step and _follows(k, name)]
         recorded = all(any(self.value(r, k) is not None for r in self.ranks) for k in after)
         return recorded and not {each.key for each in found} & set(after)
 
     def _nobody_has(self, key: Key) -> bool:
-        if key.kind == "gradient":  # a parameter that is there and has none is a difference
+        if key.kind == "gradient":  # a parameter without a gradient is a difference
             key = Key(key.step, "weight", key.name)
         return all(self.value(rank, key) is None for rank in self.ranks)
 
@@ -212,7 +216,7 @@ class Runs:
             for rank, record in enumerate(self.ranks):
                 mine = self.value(record, weight)
                 if rank not in pairs and mine is not None and mine.numel():
-                    errors[rank] = float("inf")  # it has the weight, and no gradient of it
+                    errors[rank] = float("inf")  # it has the weight, but no gradient for it
         errors = {rank: error for rank, error in errors.items() if not error <= 1}
         if not errors:
             return None
@@ -244,8 +248,8 @@ class Case:
     """A difference to explain.
 
     Attributes:
-        wrong: of the ranks that differ, what each has and should have.
-        most: the largest error that is allowed.
+        wrong: rank that differs → (actual tensor, right tensor).
+        most: the largest allowed error.
         others: the other differences.
 
     """
@@ -259,7 +263,7 @@ class Case:
         self.wrong = {rank: pairs[rank] for rank in difference.ranks if pairs and rank in pairs}
 
     def all(self, test: Callable[[Tensor, Tensor], bool]) -> bool:
-        """Whether `test` is true of what each wrong rank has and should have."""
+        """Whether `test(actual, right)` is true for each rank that differs."""
         return bool(self.wrong) and all(test(x, t) for x, t in self.wrong.values())
 
 
@@ -280,7 +284,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def _follows(key: Key, name: str) -> bool:
-    """Whether the tensor is the update of parameter `name`, or state of it."""
+    """Whether the tensor is the update of parameter `name`, or a part of its state."""
     is_state = key.kind == "state" and key.name.rpartition(".")[0] == name
     return is_state or (key.kind == "update" and key.name == name)
 

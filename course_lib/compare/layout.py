@@ -1,14 +1,14 @@
 """Layout: which elements of the whole tensor each rank has.
 
-The elements of the trusted tensor are numbered 0, 1, 2, …; a place is a tensor of these numbers, in
-the shape of what the rank has. Shapes say most of it:
+The elements of the trusted tensor are numbered 0, 1, 2, …. A *place* is a tensor of these numbers,
+in the shape of the rank's part. In most cases the shapes determine the places:
 
     the same shape                    the whole, on every rank          DDP, LayerNorm
     one dimension is shorter          a slice, in the order of ranks    tensor parallel, DTensor
     a vector, the sum fits            a piece of the flat tensor        ZeRO, fully sharded
     fewer rows, of a batch            the rows whose inputs are equal   data parallel
 
-A rule that the user gives says the rest.
+For the other cases the user gives a rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Cut = int | Callable[[Tensor, int, int], Tensor]
 
 
 def blocks(count: int, dim: int = 0) -> Cut:
-    """Return the rule for `count` equal blocks along `dim`, each cut: queries, keys and values."""
+    """Return the rule to cut each of `count` equal blocks along `dim` (queries, keys, values)."""
 
     def cut(whole: Tensor, rank: int, world_size: int) -> Tensor:
         parts = [block.tensor_split(world_size, dim)[rank] for block in whole.chunk(count, dim)]
@@ -38,7 +38,7 @@ def places_of(
 ) -> list[Tensor | None] | None:
     """Return where the elements of each rank's part are in `whole`; None if the shapes do not fit.
 
-    `rows` are, of each rank, the rows of the batch that it has, in its order. A rank without a part
+    `rows` has the rows of the batch that each rank has, in the rank's order. A rank without a part
     has no place.
     """
     numbers = torch.arange(whole.numel()).view(whole.shape)
@@ -77,9 +77,9 @@ def _shorter_dimension(bases: Sequence[Tensor], parts: Sequence[Tensor | None]) 
 def _tiles(
     bases: Sequence[Tensor], parts: Sequence[Tensor | None], dim: int
 ) -> list[Tensor | None] | None:
-    """Cut each base along `dim`, one part after the other; begin again where the whole is full."""
+    """Cut each base along `dim`, one part after the other; begin again when the whole is full."""
     found: list[Tensor | None] = []
-    filled: dict[tuple[int, ...], int] = {}  # ranks with other rows fill another whole
+    filled: dict[tuple[int, ...], int] = {}  # ranks with different rows fill a separate whole
     for base, part in zip(bases, parts, strict=True):
         if part is None:
             found.append(None)
@@ -110,10 +110,11 @@ def _if_all_fit(
 
 
 def rows_of(whole: Tensor, parts: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Return which rows of the batch `whole`, shape (B, …), each rank's inputs are.
+    """Return which rows of the batch `whole`, shape (B, …), each rank has as inputs.
 
     A row that is not in the batch has the number -1. Rows are found by their values, bit for bit,
-    in the dtype of the part. None if the parts have no rows, or rows of another shape.
+    in the dtype of the part. The result is None if the parts have no rows, or rows of a different
+    shape.
     """
     found: list[Tensor | None] = []
     for part in parts:

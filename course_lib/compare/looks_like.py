@@ -1,8 +1,9 @@
-"""Rules that say what a wrong tensor looks like, from the evidence.
+"""Rules that describe what a wrong tensor looks like.
 
-Each rule takes a `Case` and returns a label and a sentence, or None; the first that fits is taken.
-They are general, and look at numbers only: a multiple, zero, as in the step before, another rank's
-part, the right numbers in another order, right in one part only. `shares` has the strongest.
+Each rule takes a `Case` and returns a label and a sentence, or None. The first rule that fits is
+used. The rules are general, and look only at numbers: a multiple, zero, the values of the step
+before, the part of a different rank, the right numbers in a different order, right in only one
+part. The strongest rules are in `shares`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
 
 
 def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = ()) -> None:
-    """Set `label` and `says`, and for kinds that have no tolerance `ranks`, of a difference."""
+    """Set `label` and `says` of a difference, and also `ranks` for kinds without a tolerance."""
     case = Case(difference, runs, others)
     own = {"input": _batch, "mask": _masks, "option": _options}.get(difference.key.kind)
     for rule in (own,) if own else RULES:
@@ -45,10 +46,10 @@ SO = {
     "update": "Gradient and options agree, so look at the optimizer's step and what follows it.",
     "buffer": "The step agrees, so look for other code that writes to this buffer.",
 }
-"""The advice where no pattern fits. It follows from this being the first difference."""
+"""The advice if no pattern fits. It assumes that this is the first difference."""
 
 
-# Kinds that have a rule of their own, which also finds the ranks.
+# Rules for special kinds, which also find the ranks.
 
 
 def _batch(case: Case) -> Says:
@@ -61,7 +62,7 @@ def _batch(case: Case) -> Says:
     missing = len(set(range(len(whole))) - everywhere)
     if -1 in everywhere:
         case.difference.ranks = strange = [rank for rank, each in have.items() if -1 in each]
-        pairs = case.runs.pairs(case.key)  # the right rows, computed otherwise?
+        pairs = case.runs.pairs(case.key)  # right rows, except for rounding?
         if pairs is not None and all(near(x, t, case.most) for x, t in pairs.values()):
             case.difference.ranks = []
             return None
@@ -87,7 +88,7 @@ def _batch(case: Case) -> Says:
 
 
 def _masks(case: Case) -> Says:
-    """Dropout must draw equal masks where ranks hold the same elements, and others elsewhere."""
+    """Dropout masks must be equal if ranks hold the same elements, and different otherwise."""
     inside = Key(case.key.step, "dropout", case.key.name)
     places = case.runs.places(inside) if inside in case.runs.trusted.tensors else None
     masks = [case.runs.value(rank, case.key) for rank in case.runs.ranks]
@@ -107,7 +108,7 @@ def _masks(case: Case) -> Says:
 
 
 def _options(case: Case) -> Says:
-    """Learning rate, weight decay and so on must be those of the trusted run."""
+    """Learning rate, weight decay and other options must be those of the trusted run."""
     key, ranks = case.key, case.runs.ranks
     have = {r: rank.options.get(key) for r, rank in enumerate(ranks)}
     if not any(Key(key.step, "weight", key.name) in rank.tensors for rank in ranks):
@@ -177,7 +178,7 @@ def _of_the_step_before(case: Case) -> Says:
 
 
 def _begun_anew(case: Case) -> Says:
-    """Find a state that holds this step's gradient, or its square, and nothing from before."""
+    """Find a state that holds only this step's gradient, or its square, and nothing earlier."""
     name = case.key.name.rsplit(".", 1)[0]
     gradients = case.runs.pairs(Key(case.key.step, "gradient", name)) or {}
     if case.key.kind != "state" or not case.key.step or not case.wrong:
@@ -216,7 +217,7 @@ def _multiple(case: Case) -> Says:
     factors = _factors(case)
     if not factors:
         return None
-    if len(factors) < case.runs.world_size:  # a piece that few ranks have: other pieces say more
+    if len(factors) < case.runs.world_size:  # few ranks have this piece: use others too
         for other in case.others:
             if other.key[:2] == case.key[:2]:
                 factors = {**(_factors(Case(other, case.runs)) or {}), **factors}
@@ -229,7 +230,7 @@ def _multiple(case: Case) -> Says:
 
 
 def _factors(case: Case) -> dict[int, float] | None:
-    """Return rank → c where its part is c times the right one; None if one is no multiple."""
+    """Return rank → c if its part is c times the right one; None if a part is not a multiple."""
     found = {}
     for rank, (x, t) in case.wrong.items():
         if bool(t.any()) and t.numel() > 1:
@@ -241,7 +242,7 @@ def _factors(case: Case) -> dict[int, float] | None:
 
 
 def _partial(case: Case) -> Says:
-    """Find equal parts of which not each, but the sum or the mean over the ranks is right."""
+    """Find parts with the same elements whose sum or mean over the ranks is right."""
     pairs, places = case.runs.pairs(case.key) or {}, case.runs.places(case.key) or []
     there = [each for each in places if each is not None]
     if len(pairs) < 2 or not all(torch.equal(each, there[0]) for each in there):
@@ -257,7 +258,7 @@ def _partial(case: Case) -> Says:
 
 
 def _own_statistics(case: Case) -> Says:
-    """In each feature x = a t + b, with other a and b on each rank: other means and variances."""
+    """Find x = a t + b in each feature, with other a and b on each rank: its own statistics."""
     if case.key.kind != "output" or not case.wrong:
         return None
     for x, t in case.wrong.values():
@@ -284,7 +285,7 @@ def _another_part(case: Case) -> Says:
 
 
 def _another_tensor(case: Case) -> Says:
-    """Find values that are those of another tensor: of another place in a buffer, say."""
+    """Find values of a different tensor, for example from a different place in a buffer."""
     x = next(iter(case.wrong.values()))[0].flatten() if case.wrong else torch.empty(0)
     for other in case.runs.trusted.tensors:
         whole = case.runs.value(case.runs.trusted, other)
@@ -299,7 +300,7 @@ def _another_tensor(case: Case) -> Says:
 
 
 def _decay(case: Case) -> Says:
-    """Off by a multiple of the weight itself."""
+    """Find an error that is a multiple of the weight itself."""
     name = case.key.name.rsplit(".", 1)[0] if case.key.kind == "state" else case.key.name
     weight, places = Key(case.key.step, "weight", name), case.runs.places(case.key)
     whole = case.runs.value(case.runs.trusted, weight)
@@ -319,7 +320,7 @@ def _decay(case: Case) -> Says:
 
 
 def _another_order(case: Case) -> Says:
-    """Find the right numbers in other places: on a rank, or put together."""
+    """Find the right numbers in wrong places: on each rank, or in all parts put together."""
     pairs, places = case.runs.pairs(case.key), case.runs.places(case.key)
     whole = case.runs.value(case.runs.trusted, case.key)
     if not pairs or not places or whole is None or whole.numel() < 4:
@@ -329,7 +330,7 @@ def _another_order(case: Case) -> Says:
         return "another order", f"the right numbers are in the wrong places{first}."
     there = torch.cat([each.flatten() for each in places if each is not None])
     if len(set(there.tolist())) < len(there):
-        return None  # ranks have the same elements: they cannot be put together
+        return None  # ranks have elements in common, so their parts cannot be put together
     together = whole.flatten().double().clone()
     for rank, (x, _) in pairs.items():
         together[places[rank].flatten()] = x.flatten()  # type: ignore[union-attr]
@@ -353,7 +354,7 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
 
 
 def _only_a_part(case: Case) -> Says:
-    """Right in some elements, and in the others zero, unchanged or a multiple."""
+    """Find a tensor that is right in some elements, and zero, unchanged or a multiple in others."""
     said = "other numbers"
     for x, t in case.wrong.values():
         wrong = (x - t).abs() > case.most

@@ -1,22 +1,22 @@
-"""Recording: what a step computed, by name.
+"""Recording: save what a step computes, by name.
 
     weight → input → output of each layer → gradient → option → state → update → buffer
 
-in this order, the order of execution. `record` takes them with hooks, so the step itself stays as
-it is. Names are those of `model.named_parameters()` and `model.named_modules()`, without what
-wrappers put in front (``module.``). Every tensor is copied to the CPU.
+This is the order of execution. `record` saves the tensors with hooks, so the step itself does not
+change. Names are those of `model.named_parameters()` and `model.named_modules()`, without the
+prefixes of wrappers (``module.``). Every tensor is copied to the CPU.
 
-Two things are changed while a step is recorded:
+Two things are different while a step is recorded:
 
-- **Dropout is taken out.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout` lets
-  everything pass; its masks are recorded, and `compare` judges them by themselves. That inside
-  `nn.MultiheadAttention` is off. Functions such as `dropout` must be turned off by the step.
+- **Dropout drops nothing.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout`
+  returns its input. Its masks are recorded, and `compare` checks them separately. Dropout inside
+  `nn.MultiheadAttention` is off. The step itself must turn off functions such as `dropout`.
 - **`trusted_run` disturbs some of its runs** by a rounding of each weight, input, output and
-  gradient. How far that spreads is the tolerance.
+  gradient. The tolerance is how far these disturbances spread.
 
-Y. Jiang et al., "TTrace: Lightweight Error Checking and Diagnosis for Distributed Training", 2025
-(arXiv 2506.09280), has both ideas: a source of random numbers that does not depend on the layout,
-and tolerances from disturbed runs.
+Both ideas are from Y. Jiang et al., "TTrace: Lightweight Error Checking and Diagnosis for
+Distributed Training", 2025 (arXiv 2506.09280): a source of random numbers that does not depend on
+the layout, and tolerances from disturbed runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_modul
 
 
 class Key(NamedTuple):
-    """Where a tensor belongs: the step (0, 1, …), the kind, and the name."""
+    """The key of a tensor: the step (0, 1, …), the kind, and the name."""
 
     step: int
     kind: str
@@ -51,17 +51,18 @@ class Key(NamedTuple):
 
 @dataclass
 class Record:
-    """What one rank computed. It can be pickled, so ranks can send it.
+    """The tensors that one rank computed. It can be pickled, so ranks can send it.
 
     Attributes:
-        tensors: what was recorded, in the order of execution. An output has one tensor for each
-            time that the layer ran; others have one. Gradients also have the kind "share": what
-            each backward of this rank added, before anything was communicated.
-        passes: of outputs: during which forward of the model (0, 1, …) each was made.
-        options: of each parameter in the optimizer, its learning rate and so on.
+        tensors: the recorded tensors, in the order of execution. An output has one tensor for each
+            run of the layer; other kinds have one. For gradients there is also the kind "share":
+            what each backward of this rank added, before anything was communicated.
+        passes: for outputs: during which forward of the model (0, 1, …) each was computed.
+        options: for each parameter in the optimizer: its learning rate and so on.
         frozen: the parameters that need no gradient.
-        noise: of a trusted run: the records of the disturbed runs.
-        dtype: of a trusted run: the dtype by whose rounding they were disturbed; None: its own.
+        noise: for a trusted run: the records of the disturbed runs.
+        dtype: for a trusted run: the dtype whose rounding disturbed the runs; None: each value's
+            own.
 
     """
 
@@ -75,7 +76,7 @@ class Record:
     dtype: torch.dtype | None = None
 
     def coarsest(self) -> float:
-        """Return the largest rounding, relative, of what the model computed: 1.2e-7 for float32."""
+        """Return the largest relative rounding of the model's results: 1.2e-7 for float32."""
         kinds = ("output", "gradient", "share", "weight")
         seen = [t.dtype for key, ts in self.tensors.items() if key.kind in kinds for t in ts]
         return max((torch.finfo(d).eps for d in set(seen) if d.is_floating_point), default=0.0)
@@ -97,13 +98,13 @@ def record(
 ) -> Iterator[Record]:
     """Record the steps that are taken in this block, on this rank.
 
-    A step ends with `optimizer.step()`; without an `optimizer`, or if it took no step, the block is
-    one step. Enter before forward and before ``zero_grad()``, after the model is wrapped.
+    A step ends with `optimizer.step()`. Without an `optimizer`, or if it took no step, the block is
+    one step. Enter the block after wrapping the model, before ``zero_grad()`` and forward.
 
     Args:
-        model: the model as the step calls it, wrapped or not.
-        optimizer: the one that the step calls.
-        name: turns a name of this model into that of the trusted model, where they differ.
+        model: the model that the step calls, wrapped or not.
+        optimizer: the optimizer that the step calls.
+        name: converts a name of this model to that of the trusted model, if they differ.
 
     """
     recorder = _Recorder(model, optimizer, name or _plain(model))
@@ -122,12 +123,13 @@ def record(
 def trusted_run(
     step: Callable[[], Record], repeats: int = 4, dtype: torch.dtype | None = None
 ) -> Record:
-    """Return the record of `step()` on one rank, with what `compare` takes its tolerances from.
+    """Return the record of `step()` on one rank, with disturbed runs for the tolerances.
 
     `step` builds model, optimizer and batch, runs inside ``with record(…) as recorded``, and
-    returns `recorded`. It is called ``1 + repeats`` times, from the same random numbers, and must
-    start anew each time. In all but the first, every value is disturbed by a rounding of its dtype,
-    or of `dtype` where the ranks compute in a coarser one than the trusted run (bfloat16).
+    returns `recorded`. It is called ``1 + repeats`` times with the same random numbers, and must
+    build everything again each time. In all calls except the first, every value is disturbed by a
+    rounding of its dtype. Give `dtype` if the ranks compute in a coarser dtype than the trusted run
+    (bfloat16): the disturbance is then a rounding of `dtype`.
 
     Raises ValueError if `step` does not start from the same weights each time.
     """
@@ -154,7 +156,7 @@ def trusted_run(
 
 
 def _plain(model: nn.Module) -> Callable[[str], str]:
-    """Return a function that takes from a name what wrappers put in front of it."""
+    """Return a function that removes the prefixes of wrappers from a name."""
     stage = re.compile(r"^stages\.\d+\.") if isinstance(model, Pipeline) else None
 
     def plain(name: str) -> str:
@@ -194,7 +196,7 @@ class _Recorder:
             if params[0][1].requires_grad and params[0][1].is_leaf:
                 hook = self._on_gradient([each for each, _ in params])
                 self.handles.append(params[0][1].register_hook(hook))  # type: ignore[no-untyped-call]
-        # The last wins where a wrapper has the name of what it wraps.
+        # If a wrapper and its module have the same name, the last one wins.
         self.modules = {name(each): module for each, module in model.named_modules()}
         for each, module in self.modules.items():
             before, after = self._before(each), self._after(each)
@@ -234,7 +236,7 @@ class _Recorder:
     def _before(self, name: str) -> Callable[..., Any]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
             if _in_backward():
-                return None  # a forward done again, for its activations
+                return None  # forward runs again to recompute activations
             self.begin()
             if self.depth == 0:
                 self.count = self.runs[name] = self.runs.get(name, -1) + 1
@@ -292,7 +294,7 @@ class _Recorder:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Record what the step left: optimizer state, parameters, buffers."""
+        """Record the results of the step: optimizer state, parameters, buffers."""
         for each, value in self._state():
             self._keep("state", each, value)
         for each, param in self._parameters():
@@ -306,7 +308,7 @@ class _Recorder:
         return [each for param in params for each, _ in known.get(id(param), [])]
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``name.exp_avg`` and its tensor; of a sharded optimizer as on one rank."""
+        """Yield ``name.exp_avg`` and its tensor; for a sharded optimizer as on one rank."""
         if self.optimizer is None:
             return
         groups = self.optimizer.param_groups
@@ -315,7 +317,7 @@ class _Recorder:
             try:
                 kept = self.optimizer.state_dict()["state"]
             except RuntimeError:
-                return  # PyTorch's ZeRO: it would have to be gathered before
+                return  # PyTorch's ZeRO: the state would have to be gathered first
             params = [param for group in groups for param in group["params"]]
             state = {id(params[number]): value for number, value in kept.items()}
         for group in groups:
@@ -352,7 +354,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _disturb(how: _Disturbance | None) -> Callable[[Any], Any]:
-    """Return a function that moves each number by a rounding, up or down, and gradients too."""
+    """Return a function that moves each number and its gradient up or down by a rounding."""
     if how is None:
         return _as_it_is
     random = torch.Generator().manual_seed(how.seed)

@@ -1,18 +1,18 @@
-"""Shares: what became of the ranks' gradients on the way. This is the strongest evidence.
+"""Shares: what happened to the ranks' gradients on the way. This is the strongest evidence.
 
-A rank's *share* s is the gradient that its own backward gave, before anything was communicated. The
-gradient x with which a rank ended, and the right one t, are both written as sums of all shares, by
+A rank's *share* s is the gradient that its own backward computed, before anything was communicated.
+Let x be a rank's final gradient, and t the right one. Both are written as sums of all shares, by
 least squares,
 
     x = Σ o s        t = Σ e s        over the ranks k, and the backwards j of each
 
-and the weights o beside the right ones e tell what happened:
+A comparison of the weights o with the right weights e shows what happened:
 
-    o = K e for all                      a sum over the ranks where the mean is right
-    o = 0 but for this rank's own        no all-reduce
+    o = K e for all                      a sum over the ranks, but the mean is right
+    o = 0 except for this rank's own     no all-reduce
     o = 0 for rank 2                     rank 2 takes no part
-    o = 0 but for the last backward      the others were lost
-    o equal where e is not               a mean of means, over batches of unequal size
+    o = 0 except for the last backward   the other backwards were lost
+    o equal, but e not                   a mean of means, over batches of unequal size
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from course_lib.compare.differences import Case, Says, named, near
 from course_lib.compare.record import Key
 
 Columns = list[tuple[int, int]]
-"""The shares by rank and backward."""
+"""The (rank, backward) of each share."""
 
 
 def from_the_shares(case: Case) -> Says:
-    """Return what all ranks' gradients look like as sums of the shares, if that is one thing."""
+    """Return what the ranks' gradients look like as sums of the shares, if all look the same."""
     if case.key.kind != "gradient":
         return None
     said = [_of_one_rank(rank, case) for rank in case.difference.ranks]
     labels = {None if each is None else each[0] for each in said}
-    if labels == {"no all-reduce", "rank missing"}:  # what is missing is the other's own
+    if labels == {"no all-reduce", "rank missing"}:  # the missing rank has only its own
         return next(each for each in said if each is not None and each[0] == "rank missing")
     return said[0] if len(labels) == 1 else None
 
@@ -43,7 +43,7 @@ def from_the_shares(case: Case) -> Says:
 def factor(
     value: float, world_size: int, backwards: int = 1, averaged: bool = False
 ) -> tuple[str, str]:
-    """Say what a factor is: K, 1/K, … for K = `world_size`, or the number of backwards."""
+    """Explain a factor: K, 1/K, … for K = `world_size`, or the number of backwards."""
 
     def near(other: float) -> bool:
         return other not in (0, 1) and abs(value / other - 1) < 0.03
@@ -68,7 +68,7 @@ def factor(
 
 
 def shares_are_wrong(case: Case) -> Says:
-    """Find a mean of all shares that would be right, if only the shares were."""
+    """Find a correct mean of wrong shares."""
     if case.key.kind != "gradient":
         return None
     k = case.runs.world_size
@@ -82,7 +82,7 @@ def shares_are_wrong(case: Case) -> Says:
 
 
 def _of_one_rank(rank: int, case: Case) -> Says:
-    """Find the weights o and e of one rank, and read them."""
+    """Find the weights o and e of one rank, and interpret them."""
     columns, basis, x, t, most, before = _least_squares(rank, case)
     if not columns:
         return None
@@ -108,8 +108,8 @@ def _least_squares(
 ) -> tuple[Columns, Tensor, Tensor, Tensor, float, Tensor | None]:
     """Return the shares (elements, columns), x, t, the allowed error, and the gradient before.
 
-    Where the tensor is small, others that differ on this rank, too, are added below it. No columns
-    are returned where there are no shares, or too few elements.
+    If the tensor is small, other tensors that differ on this rank are added below it. No columns
+    are returned if there are no shares, or too few elements.
     """
     keys = [d.key for d in case.others if d.key[:2] == case.key[:2] and rank in d.ranks]
     columns: Columns = []
@@ -134,7 +134,7 @@ def _least_squares(
 
 
 def _shares(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
-    """Return (rank k, backward j) → that share, of the elements that `rank` has."""
+    """Return (rank k, backward j) → its share, for the elements that `rank` has."""
     whole, places = case.runs.value(case.runs.trusted, key), case.runs.places(key)
     place = places[rank] if places else None
     found = {}
@@ -149,7 +149,7 @@ def _shares(rank: int, key: Key, case: Case) -> dict[tuple[int, int], Tensor]:
 
 
 def _before(rank: int, key: Key, case: Case) -> Tensor | None:
-    """Return the gradient that was there before: of the step before, or at the start."""
+    """Return the gradient before this step: from the step before, or from the start."""
     record = case.runs.ranks[rank]
     before = case.runs.value(record, Key(key.step - 1, "gradient", key.name))
     if before is None:
@@ -158,7 +158,7 @@ def _before(rank: int, key: Key, case: Case) -> Tensor | None:
 
 
 def _fit(basis: Tensor, vector: Tensor, most: float) -> Tensor | None:
-    """Return the weights with which the columns of `basis` add up to `vector`, if they do."""
+    """Return the weights with which the columns of `basis` add up to `vector`, else None."""
     size = basis.norm(dim=0)
     if not basis.isfinite().all() or not vector.isfinite().all() or not bool((size > 0).all()):
         return None
@@ -167,13 +167,13 @@ def _fit(basis: Tensor, vector: Tensor, most: float) -> Tensor | None:
     if float(spread[-1]) < 1e-3 * float(spread[0]):
         return None  # some shares are nearly the same
     weights = torch.linalg.lstsq(basis, vector[:, None], driver="gelsd").solution[:, 0]
-    larger = float(vector.norm() / size.mean())  # than a share is: so are its rounding errors
+    larger = float(vector.norm() / size.mean())  # how much its roundings exceed a share's
     fits = float((basis @ weights - vector).abs().max()) <= 4 * most * max(1.0, larger)
     return weights / size if fits else None
 
 
 def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) -> Says:
-    """Say what the weights `have` tell beside those that are `right`."""
+    """Explain the weights `have` by comparing them with the `right` ones."""
     largest = float(right.abs().max())
     o, e = (dict(zip(columns, each.tolist(), strict=True)) for each in (have, right))
     ratio = {c: o[c] / e[c] for c in columns if abs(e[c]) > 0.05 * largest}
@@ -233,7 +233,7 @@ def _no_share_is_lost(
 
 
 def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:
-    """Return how many rows each backward of each rank had, or nothing if that is not known."""
+    """Return how many rows each backward of each rank had; empty if this is unknown."""
     key, found = Key(case.key.step, "input", "input"), {}
     for k, j in columns:
         batches = case.runs.ranks[k].tensors.get(key, [])

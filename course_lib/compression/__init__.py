@@ -1,4 +1,4 @@
-"""Lossy compression: gradients that take fewer bytes, and are not quite the same.
+"""Lossy compression: gradients that need fewer bytes, and are not exactly the same.
 
     >>> from course_lib.compression import ErrorFeedback, TopK
     >>> compressor = ErrorFeedback(TopK(0.01))
@@ -6,17 +6,17 @@
 
 Read in this order:
 
-- `payload`: what is on the wire, and what a compressor is
-- `bits`: several numbers to a byte
-- `one_bit`: signs
-- `block_scaled`: eight bits, to the nearest or at random
-- `triton_kernels`: the same two on a GPU, one kernel instead of nine passes
+- `payload`: the bytes that are sent, and the interface of a compressor
+- `bits`: several numbers in a byte
+- `one_bit`: signs only
+- `block_scaled`: eight bits, rounded to the nearest value or at random
+- `triton_kernels`: `one_bit` and `block_scaled` on a GPU, one kernel instead of nine passes
 - `qsgd`: a few levels, right on average
 - `top_k`, `random_k`: a few elements
 - `power_sgd`: a few directions
-- `error_feedback`: nothing is lost, only late
+- `error_feedback`: nothing is lost, it is only sent later
 - `all_reduce`: the sum of compressed tensors, in two phases
-- `hook`: in DistributedDataParallel
+- `hook`: compression in DistributedDataParallel
 """
 
 from course_lib.compression.all_reduce import compressed_all_reduce

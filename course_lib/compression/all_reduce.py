@@ -1,4 +1,4 @@
-"""Compressed all-reduce: sums of compressed tensors, compressed once more.
+"""Compressed all-reduce: sums of compressed tensors, which are compressed again.
 
     >>> from course_lib.compression import ErrorFeedback, OneBit, compressed_all_reduce
     >>> compressed_all_reduce(gradient, ErrorFeedback(OneBit()), key="bucket 0")  # in place
@@ -13,14 +13,14 @@ those of a ring. So the sum has two phases, like the ring, with one K-th of the 
     rank r decodes and adds up, in float32, and compresses the sum       C(Σ C(g))
     all-gather: everyone gets every sum                             (K-1) · ⌈C/K⌉ bytes sent
 
-with C = `compressor.nbytes`. A ring sends 2 (K-1)/K · n bytes. So this sends fewer bytes by the
-factor by which C is smaller than n, for every K. Both compressions lose something. `ErrorFeedback`
-keeps the loss of this rank's shards, and the loss of the sum for which this rank is responsible.
+with C = `compressor.nbytes`. A ring sends 2 (K-1)/K · n bytes. So this sends C/n of the bytes of a
+ring, for every K. Both compressions lose something. `ErrorFeedback` keeps the loss of this rank's
+shards, and the loss of the sum that this rank computes.
 
 If payloads *can* be added (`Compressor.linear`: random-k, PowerSGD), an ordinary all-reduce sums
 them.
 
-All ranks end with the same bits, because all of them, also the sender, take the decoded sums.
+All ranks end with the same bits, because all of them, also the sender, use the decoded sums.
 
 S. Gan et al., "BAGUA", VLDB 2021 (centralized low precision); H. Tang et al., "1-bit Adam:
 Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
@@ -48,16 +48,16 @@ def compressed_all_reduce(
 
     Args:
         tensor: of any shape, floating dtype and device; the same shape and dtype on all ranks.
-        compressor: one on each rank, made alike.
+        compressor: this rank's compressor, with the same settings on all ranks.
         group: None for all ranks.
         key: names the stream of tensors: see `Compressor`. The same on all ranks.
-        all_reduce: what sums the payloads of a linear compressor.
+        all_reduce: sums the payloads of a linear compressor.
 
     Raises ValueError on a rank outside `group`, TypeError for a tensor that cannot be compressed.
 
     """
     _, world_size = place_in(group)
-    as_vector(tensor)  # refuse what cannot be compressed on all ranks, before any message
+    as_vector(tensor)  # raises on all ranks, before any message, if it cannot be compressed
     if compressor.linear:
         total, _ = compressor.sum_over(tensor.detach(), key, lambda part: all_reduce(part, group))
         tensor.copy_(total)
@@ -75,9 +75,9 @@ def compressed_all_reduce(
 def _sum_of_mine(
     shards: Sequence[Tensor], compressor: Compressor, group: Group, key: Hashable
 ) -> Tensor:
-    """Send every shard to its rank, compressed; return the sum of those for this one, float32.
+    """Send every shard, compressed, to its rank; return the sum of this rank's shard in float32.
 
-    Each leaves as soon as it is compressed, and travels while the next one is.
+    Each shard is sent as soon as it is compressed, while the next one is being compressed.
     """
     rank, world_size = place_in(group)
     mine = shards[rank]
@@ -100,7 +100,7 @@ def _sum_of_mine(
 def _from_everyone(
     mine: Payload, shards: Sequence[Tensor], compressor: Compressor, group: Group
 ) -> list[Payload]:
-    """Send this rank's sum to all; return everyone's, in the order of the ranks."""
+    """Send this rank's sum to all ranks; return the sums of all ranks, in rank order."""
     rank, world_size = place_in(group)
     wires = {r: _room(compressor, each) for r, each in enumerate(shards) if r != rank}
     pairs = _neighbours(rank, world_size)
@@ -111,9 +111,9 @@ def _from_everyone(
 
 
 def _neighbours(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """Return for each message (to whom, from whom), so that not all send to the same rank at once.
+    """Return for each message the ranks (to, from).
 
-    Each begins with its right neighbour.
+    Each rank begins with its right neighbour, so that not all ranks send to the same one at once.
     """
     return [((rank + i) % world_size, (rank - i) % world_size) for i in range(1, world_size)]
 
@@ -124,10 +124,10 @@ def _room(compressor: Compressor, like: Tensor) -> Tensor:
 
 
 def _start(messages: Sequence[tuple[int, Tensor, int, Tensor]], group: Group) -> list[dist.Work]:
-    """Start all of the messages (to, outgoing, source, incoming); return what to wait for.
+    """Start all of the messages (to, outgoing, source, incoming); return handles to wait for.
 
-    As messages, which wait for one latency together: an ``all_to_all_single`` goes through its
-    K-1 rounds one after the other, each with a latency. Empty messages are not sent.
+    Single messages pay the latency once, together. ``all_to_all_single`` would run K-1 rounds one
+    after the other, each with its own latency. Empty messages are not sent.
     """
     operations = []
     for to, outgoing, source, incoming in messages:

@@ -1,13 +1,13 @@
-"""Bits: small whole numbers, several to a byte.
+"""Bits: pack several small whole numbers into a byte.
 
     >>> from course_lib.compression.bits import pack_bits, unpack_bits
     >>> packed = pack_bits(torch.tensor([1, 0, 3, 2, 1]), width=2)  # four in a byte
     >>> packed.tolist(), unpack_bits(packed, width=2, length=5).tolist()
     ([177, 1], [1, 0, 3, 2, 1])
 
-The smallest element of a tensor is a byte. A sign needs one bit of it, a number up to three needs
-two. Element i of the codes lies in byte i // m, m = 8 / width, at bit width · (i mod m): the lowest
-bits first. The last byte is filled up with zeros.
+The smallest element of a tensor is a byte. A sign needs only one bit, and a number up to three
+needs two. Element i of the codes is in byte i // m, m = 8 / width, at bit width · (i mod m), lowest
+bits first. The last byte is padded with zeros.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def width_for(values: int) -> int:
 
 
 def for_numpy(tensor: Tensor) -> bool:
-    """Return whether NumPy may take over: on a CPU, where nobody counts or records operators."""
+    """Return whether NumPy may be used: on a CPU, if nothing counts or records operators."""
     return tensor.device.type == "cpu" and _get_current_dispatch_mode() is None
 
 
@@ -73,7 +73,7 @@ def table_by_byte(either: Tensor) -> Tensor:
 
 
 def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
-    """Write `either[bit]` to `out` for as many bits in `packed` as it is long.
+    """Write `either[bit]` to each element of `out`, for the bits in `packed`.
 
     `table`: `table_by_byte(either)`, float32; `out`: a float32 vector. One look-up of 32 bytes
     writes eight numbers.
@@ -81,7 +81,7 @@ def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
     whole = out.numel() // 8 if for_numpy(packed) else 0
     if whole:
         eights = out[: 8 * whole].numpy().view("V32")
-        index = packed[:whole].numpy().astype(np.intp)  # else `take` does it, more slowly
+        index = packed[:whole].numpy().astype(np.intp)  # else `take` converts it, more slowly
         np.take(table.numpy().view("V32").ravel(), index, out=eights, mode="clip")
     if (rest := out[8 * whole :]).numel():
         rest.copy_(table[packed[whole:].long()].view(-1)[: rest.numel()])

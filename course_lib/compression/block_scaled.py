@@ -1,4 +1,4 @@
-"""Eight bits: every number rounded to a byte, with one scale for each block of numbers.
+"""Eight bits: every number is rounded to a byte, with one scale for each block of numbers.
 
     >>> from course_lib.compression import Uniform8Bit
     >>> nbytes = Uniform8Bit().encode(gradient).nbytes  # a quarter of float32, 4 bytes per block
@@ -6,22 +6,23 @@
 
     s = max|x| / q_max over a block          q_i = round(x_i / s), one byte          C(x)_i = s q_i
 
-`Uniform8Bit` has the 255 whole numbers from -127 to 127; neighbours are s apart. Rounding to the
-nearest errs by s/2 at most, and always in the same direction for the same number: it is biased.
-Stochastic rounding, ⌊x/s + u⌋ with u uniform in [0, 1), errs by less than s and is right on
-average:
+`Uniform8Bit` uses the 255 whole numbers from -127 to 127; neighbouring values are s apart. Rounding
+to the nearest value has an error of at most s/2. This error has the same sign every time for the
+same number, so it is biased. Stochastic rounding, ⌊x/s + u⌋ with u uniform in [0, 1), has an error
+below s and is right on average:
 
     nearest       |C(x)_i - x_i| ≤ s/2
     stochastic    E C(x) = x,    E‖C(x) - x‖² ≤ n s²/4
 
-`Float8` has the values of float8 e4m3fn, up to 448, whose steps grow with the number, as it is on a
-GPU: small elements beside a large one keep three bits of precision and are not rounded to zero.
+`Float8` uses the values of float8 e4m3fn, a format of GPUs, up to 448. Its steps grow with the
+number. So small elements in a block with a large one keep three bits of precision and are not
+rounded to zero.
 
-A block's scale is set by its largest element, so a smaller block fits better, at 4 bytes each. An
-element that is infinite or not a number makes its block not-a-number, rather than something else.
+The largest element of a block determines its scale. So smaller blocks fit better, but each costs 4
+bytes. An element that is infinite or not a number makes its whole block not-a-number.
 
-On a CPU the loop goes block by block, all steps of one while it is in the cache: four times as fast
-as vector by vector. On a GPU all blocks are done at once.
+On a CPU the loop goes block by block and does all steps while the block is in the cache. This is
+four times as fast as one step at a time for the whole vector. On a GPU all blocks are done at once.
 
 BAGUA (S. Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021)
 exchanges 8 bits with a minimum and a maximum per chunk. Block scales: T. Dettmers et al., "8-bit
@@ -49,7 +50,7 @@ from course_lib.compression.payload import (
 BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
 SMALLEST = torch.finfo(torch.float32).tiny
-"""Smaller scales (1.2e-38) count as zero: the block is sent as zeros, and all of it remains."""
+"""Scales below this (1.2e-38) count as zero: the block is sent as zeros, and all of it is left."""
 
 
 _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).numpy()
@@ -61,7 +62,7 @@ class BlockScaled(CompressorInPlace):
     largest: float
     """The largest number that a byte stands for."""
     in_one_kernel = False
-    """Whether `triton_kernels` does the same."""
+    """Whether `triton_kernels` can do the same."""
 
     def __init__(self, block: int = BLOCK) -> None:
         if block < 1:
@@ -74,14 +75,14 @@ class BlockScaled(CompressorInPlace):
 
     @abstractmethod
     def code_dtype(self) -> torch.dtype:
-        """Return the dtype of one byte in which a code is a number."""
+        """Return the one-byte dtype that gives a code its number."""
 
     def write_numbers(self, codes: Tensor, out: Tensor) -> None:
         """Write to `out` the numbers for which `codes` stand, before they are scaled."""
         out.copy_(codes.view(self.code_dtype()))
 
     def nbytes(self, shape: Shape) -> int:
-        """One byte per element and four per block, of which the last may be shorter."""
+        """Return one byte per element and four per block; the last block may be shorter."""
         numel = elements(shape)
         return numel + 4 * -(-numel // self.block)
 
@@ -90,7 +91,7 @@ class BlockScaled(CompressorInPlace):
         return self._encode(as_vector(tensor), None, tensor)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
-        """As `Compressor.encode_with_residual`, while each block is in the cache."""
+        """As `Compressor.encode_with_residual`, with all steps while a block is in the cache."""
         return self._encode(x, residual, x)
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
@@ -115,7 +116,7 @@ class BlockScaled(CompressorInPlace):
 
     @np.errstate(all="ignore")
     def _decode_with_numpy(self, scales: Tensor, codes: Tensor, out: Tensor, add: bool) -> None:
-        """As the loop above, to the bit, for float32 on a CPU."""
+        """As the loop in `decode_into`, bit for bit, for float32 on a CPU."""
         steps = scales.numpy()
         work_space = out.new_empty(min(self.block, out.numel()) if add else 0)
         for at, block, _ in self._pieces(out):
@@ -147,12 +148,12 @@ class BlockScaled(CompressorInPlace):
             exact = x[at] if residual is None else residual[at].add_(x[at])
             exact = exact.view(rows, -1)
             scale = scales[first : first + rows, None]
-            # Over all of a tensor it is 20 times as fast as over a dimension of one row.
+            # aminmax over a whole tensor is 20 times as fast as over a dimension of one row.
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
-            # By a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
+            # Divide by a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
             most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
             scale.copy_(most.div_(torch.full_like(most, self.largest)))
-            # For a block of zeros or of tiny numbers, 1 / s is infinite. (Not-a-number is kept.)
+            # For a block of zeros or tiny numbers, 1 / s is infinite: use 0. (NaN stays NaN.)
             inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
             self.round_to_codes(work, codes[at].view(rows, -1))
@@ -163,7 +164,7 @@ class BlockScaled(CompressorInPlace):
     def _encode_with_numpy(
         self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
     ) -> None:
-        """As `_encode_with_torch`, to the bit: 1.5 times as fast, as a call costs less."""
+        """As `_encode_with_torch`, bit for bit, but 1.5 times as fast because calls cost less."""
         numbers, steps = x.numpy(), scales.numpy()
         left = None if residual is None else residual.numpy()
         work_space = x.new_empty(min(self.block, x.numel()))
@@ -181,15 +182,15 @@ class BlockScaled(CompressorInPlace):
                 exact -= np.multiply(scaled, scale, out=scaled)
 
     def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the scales, float32, and the codes, uint8, of a wire: views where aligned.
+        """Return the scales, float32, and the codes, uint8, of a wire: views if aligned.
 
-        The codes come first. There memory is aligned to 16 bytes, and a thread of a GPU loads or
-        stores 16 codes at once.
+        The codes come first: there the memory is aligned to 16 bytes, so a thread of a GPU can load
+        or store 16 codes at once.
         """
         return section(wire, numel, wire.numel(), torch.float32), wire[:numel]
 
     def _pieces(self, x: Tensor) -> Iterator[tuple[slice, int, int]]:
-        """Yield what is done at once: the elements, the number of their first block, how many."""
+        """Yield pieces to process at once: elements, number of the first block, count of blocks."""
         numel = x.numel()
         blocks = numel // self.block
         at_once = 1 if x.device.type == "cpu" else max(blocks, 1)
@@ -204,9 +205,9 @@ class Uniform8Bit(BlockScaled):
 
     Args:
         stochastic: round up or down at random, right on average, instead of to the nearest.
-        block: elements that share a scale.
-        seed: of the random numbers. Give every rank another one: errors that are equal on all ranks
-            do not average out. None takes PyTorch's generator.
+        block: how many elements share a scale.
+        seed: the seed of the random numbers. Give every rank a different one: errors that are equal
+            on all ranks do not average out. None uses PyTorch's generator.
 
     """
 
@@ -228,9 +229,9 @@ class Uniform8Bit(BlockScaled):
         return torch.int8
 
     def round_to_codes(self, scaled: Tensor, codes: Tensor) -> None:
-        """Round to a whole number; not-a-number becomes 0, and its scale says what it was."""
+        """Round to whole numbers; not-a-number becomes 0, but the block's scale is then NaN."""
         if self.stochastic:
-            # In float32, 127 + u can be 128.
+            # In float32, 127 + u can be 128, hence the clamp.
             scaled.add_(self._noise(scaled)).floor_().clamp_(max=self.largest)
         else:
             scaled.round_()
@@ -239,9 +240,9 @@ class Uniform8Bit(BlockScaled):
     def _noise(self, like: Tensor) -> Tensor:
         """Return uniform numbers in [0, 1), of the shape of `like`.
 
-        On a CPU a random number takes as long as all the rest together. So one pool serves 64
-        blocks, each beginning at another place in it: every number is uniform, which is all that
-        being unbiased needs; those of different blocks are not independent.
+        On a CPU a random number takes as long as all other steps together. So 64 blocks share one
+        pool, and each begins at a random position in it. Every number is uniform, which is enough
+        for an unbiased result. The numbers of different blocks are not independent.
         """
         if self.seed is not None and self._generator is None:
             self._generator = torch.Generator(like.device).manual_seed(self.seed)
@@ -271,7 +272,7 @@ class Float8(BlockScaled):
         self.write_numbers(codes, scaled)
 
     def write_numbers(self, codes: Tensor, out: Tensor) -> None:
-        """As `BlockScaled.write_numbers`; on a CPU from a table: torch takes four times as long."""
+        """As `BlockScaled.write_numbers`; on a CPU from a table, which is four times as fast."""
         if for_numpy(codes):
             np.take(_FLOAT8, codes.numpy().astype(np.intp), out=out.numpy(), mode="clip")
         else:

@@ -1,4 +1,4 @@
-"""Error feedback: the part that a compressor left out of this step is added to the next.
+"""Error feedback: the part that a compressor left out in this step is added in the next one.
 
     >>> from course_lib.compression import ErrorFeedback, TopK
     >>> compressor = ErrorFeedback(TopK(0.01))
@@ -31,11 +31,11 @@ from course_lib.compression.payload import Compressor, Payload, Shape, as_vector
 
 
 class ErrorFeedback(Compressor):
-    """`compressor`, with a memory for each key.
+    """Adds a memory for each key to `compressor`.
 
     Attributes:
-        compressor: what compresses.
-        residuals: by key, what has not been sent yet: float32 vectors.
+        compressor: the compressor that is used.
+        residuals: key → the part that has not been sent yet, a float32 vector.
 
     """
 
@@ -45,13 +45,13 @@ class ErrorFeedback(Compressor):
         self.residuals: dict[Hashable, Tensor] = {}
 
     def nbytes(self, shape: Shape) -> int:
-        """As the compressor's: the residual stays at home."""
+        """As the compressor's: the residual is not sent."""
         return self.compressor.nbytes(shape)
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
-        """Return `tensor` and the residual of `key`, compressed; keep what that left out.
+        """Return `tensor` plus the residual of `key`, compressed; keep the part that is left out.
 
-        Raises ValueError if the tensors of `key` had another length before.
+        Raises ValueError if earlier tensors of `key` had a different length.
         """
         x = as_vector(tensor)
         residual = self.residual(key, x)
@@ -69,7 +69,7 @@ class ErrorFeedback(Compressor):
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
     ) -> tuple[Tensor, Tensor]:
-        """As the compressor's, of what should have been sent by now."""
+        """As the compressor's, for `tensor` plus the residual."""
         residual = self.residual(key, as_vector(tensor)).view(tensor.shape)
         residual += tensor
         total, mine = self.compressor.sum_over(residual, key, all_reduce)
@@ -94,9 +94,9 @@ class ErrorFeedback(Compressor):
         return residual
 
     def state_dict(self) -> dict[Hashable, Tensor]:
-        """Return the residuals, for a checkpoint: without them a resumed run is another one."""
+        """Return the residuals, for a checkpoint: a run resumed without them would differ."""
         return dict(self.residuals)
 
     def load_state_dict(self, state: dict[Hashable, Tensor]) -> None:
-        """Take residuals as `state_dict` gave them."""
+        """Replace the residuals by those from `state_dict`."""
         self.residuals = {key: residual.clone() for key, residual in state.items()}

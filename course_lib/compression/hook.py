@@ -1,19 +1,19 @@
-"""A comm hook: gradients that leave backward compressed.
+"""A comm hook that sends gradients compressed, during backward.
 
     >>> from course_lib.compression import CompressionState, ErrorFeedback, OneBit, compression_hook
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model)  # or PyTorch's
     >>> model.register_comm_hook(CompressionState(ErrorFeedback(OneBit())), compression_hook)
 
-Each bucket is summed by `compressed_all_reduce` and divided by K. PyTorch's DDP makes its
-buckets again after the first step, in the order in which gradients came. Then the residuals of the
-old buckets, of one step, are dropped.
+Each bucket is summed by `compressed_all_reduce` and divided by K. PyTorch's DDP makes its buckets
+again after the first step, in the order in which gradients became ready. The residuals of the old
+buckets, which are from one step, are then dropped.
 
 The exchange has two rounds, and the second depends on the first. The hook issues both, one bucket
 after the other and in the same order on every rank. It does not issue the second round from the
 future of the first: futures complete in different orders on different ranks, and ranks that issue
 collectives in different orders deadlock. On a GPU nothing waits for the host. On a CPU backward
-continues when the bucket has been exchanged.
+continues after the bucket has been exchanged.
 """
 
 from collections.abc import Hashable
@@ -30,11 +30,11 @@ from course_lib.compression.power_sgd import PowerSGD
 
 
 class CompressionState:
-    """The state of `compression_hook`: one on each rank, made alike.
+    """The state of `compression_hook`, with the same settings on all ranks.
 
     Args:
-        compressor: this rank's. `PowerSGD` takes every matrix of a bucket by itself, and sends
-            vectors as they are.
+        compressor: this rank's compressor. `PowerSGD` compresses every matrix of a bucket by
+            itself, and vectors are sent uncompressed.
         group: None for all ranks.
 
     """
@@ -45,7 +45,7 @@ class CompressionState:
         self._keys: dict[int, Hashable] = {}
 
     def key(self, bucket: Any) -> Hashable:
-        """Return a name for the bucket: equal on all ranks, new when it was laid out anew."""
+        """Return a name for the bucket: equal on all ranks, and new if its contents changed."""
         index = bucket.index()
         key = (index, tuple(tuple(param.shape) for param in bucket.parameters()))
         if self._keys.setdefault(index, key) != key:
@@ -58,14 +58,14 @@ def compression_hook(
     state: CompressionState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # PyTorch asks for this annotation
 ) -> torch.futures.Future[Tensor]:
-    """Return a future, already complete, of the bucket's mean, compressed."""
+    """Return a completed future of the bucket's mean over the ranks, computed with compression."""
     key = state.key(bucket)
     gradients = bucket.buffer()
     if isinstance(getattr(state.compressor, "compressor", state.compressor), PowerSGD):
         _matrix_by_matrix(state, bucket.gradients(), key)
     else:
         compressed_all_reduce(gradients, state.compressor, state.group, key)
-    # Made for its device, a future also lets the streams of those who use it wait.
+    # A future made for a device also makes the streams of its users wait.
     device = [gradients.device] if gradients.is_cuda else None
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=device)
     future.set_result(gradients.div_(dist.get_world_size(state.group)))

@@ -1,17 +1,17 @@
-"""One bit: only the signs, and one length for all of them.
+"""One bit: only the signs, and one absolute value for all elements.
 
     >>> from course_lib.compression import OneBit
     >>> nbytes = OneBit().encode(gradient).nbytes  # 1/32 of float32, and 4 bytes
 
     C(x) = ‖x‖₁/n · sign(x)          4 + ⌈n/8⌉ bytes, with sign(0) = 1
 
-Of all vectors with these signs and equal lengths of their elements, C(x) is nearest to x. It is
-biased, and has only roughly the direction of x:
+Among all vectors with these signs and one absolute value for all elements, C(x) is nearest to x. It
+is biased, and has only roughly the direction of x:
 
     ‖C(x) - x‖² = ‖x‖² - ‖x‖₁²/n = (1 - δ) ‖x‖²,    δ = ‖x‖₁² / (n ‖x‖²) ≥ 1/n
 
-A vector with one large element and many small ones is compressed worst: the small ones are made as
-long as the large one. Without `ErrorFeedback` it need not converge.
+A vector with one large element and many small ones is the worst case: the small ones become as
+large as the large one. Without `ErrorFeedback`, training may not converge.
 
 F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
 Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback Fixes SignSGD
@@ -44,23 +44,23 @@ from course_lib.compression.payload import (
 
 _SCALE = 4  # bytes
 _PIECE = 1 << 18
-"""Elements, 1 MiB: so little is done to each that what a call costs counts."""
+"""Elements, 1 MiB. Pieces are this large because the cost of a call matters for little work."""
 
 
 class OneBit(CompressorInPlace):
-    """Signs, and the mean absolute value. A bit is 1 where the element is negative."""
+    """Signs, and the mean absolute value. A bit is 1 if the element is negative."""
 
     def nbytes(self, shape: Shape) -> int:
-        """4 + ⌈numel/8⌉; nothing for an empty tensor."""
+        """Return 4 + ⌈numel/8⌉; 0 for an empty tensor."""
         numel = elements(shape)
         return _SCALE + packed_bytes(numel, 1) if numel else 0
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
-        """Return scale and signs; not-a-number makes the whole tensor that."""
+        """Return scale and signs; one not-a-number makes the whole tensor not-a-number."""
         return self._encode(as_vector(tensor), None, tensor)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
-        """As `Compressor.encode_with_residual`; the scale is known after a first pass."""
+        """As `Compressor.encode_with_residual`; a first pass computes the scale."""
         payload = self._encode(x, residual, x)
         if x.numel() and not kernels_for(x):
             scale = section(payload.wire, 0, _SCALE, torch.float32)
@@ -71,7 +71,7 @@ class OneBit(CompressorInPlace):
         return payload
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`, piece by piece: plus or minus the scale for each."""
+        """As `Compressor.decode_into`, piece by piece: plus or minus the scale per element."""
         if not out.numel():
             return
         scale = section(payload.wire, 0, _SCALE, torch.float32)
@@ -110,7 +110,7 @@ class OneBit(CompressorInPlace):
 
 
 def _signs_with_torch(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tensor:
-    """Add x to a residual, write the signs of the sum, return what its numbers add up to."""
+    """Add x to the residual, write the signs, and return the sum of the absolute values."""
     total = torch.zeros(1, device=x.device)
     for at in in_cache(x, _PIECE):
         exact = x[at] if residual is None else residual[at].add_(x[at])
@@ -121,7 +121,7 @@ def _signs_with_torch(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tens
 
 @np.errstate(all="ignore")
 def _signs_with_numpy(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tensor:
-    """As `_signs_with_torch`, to the bit: a view of a piece costs NumPy a tenth of torch's."""
+    """As `_signs_with_torch`, bit for bit, but a view of a piece costs a tenth of torch's."""
     numbers, packed, work_space = x.numpy(), signs.numpy(), _work_space(x)
     left = None if residual is None else residual.numpy()
     absolute, total = work_space.numpy(), torch.zeros(1)
@@ -139,6 +139,6 @@ def _signs_with_numpy(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tens
 
 
 def _work_space(x: Tensor) -> Tensor:
-    """Return room for a piece of `in_cache`, float32: used again and again, it stays cached."""
+    """Return float32 memory for a piece of `in_cache`; it is reused, so it stays in the cache."""
     longest = next(in_cache(x, _PIECE), slice(0, 0))
     return torch.empty_like(x[longest], dtype=torch.float32)

@@ -4,10 +4,10 @@
     >>> payload = OneBit().encode(gradient)  # payload.nbytes are sent, not gradient.nbytes
     >>> result = OneBit().decode(payload)
 
-A paper counts bits; a network carries bytes, in one piece. So a payload *is* one vector of bytes,
-`wire`, and `nbytes` is its length. Indices, scales and signs are all in it, so all of them count.
+Papers count bits, but a network sends a message of bytes. So a payload *is* one vector of bytes,
+`wire`, and `nbytes` is its length. It contains all indices, scales and signs, so all of them count.
 The length depends only on the number of elements, never on their values. So the receiver knows the
-size in advance, and no rank waits for it.
+size in advance and does not have to wait for it.
 
 Compressors calculate in float32 and return the dtype of the gradients.
 """
@@ -32,12 +32,12 @@ class Payload:
     """A compressed tensor.
 
     Attributes:
-        wire: all that is sent, shape (nbytes,), uint8.
-        shape: of the tensor it stands for. The receiver knows it: gradients have the same shape on
-            all ranks, in every step.
-        dtype: likewise.
-        agreed: what sender and receiver derive alike without a message, such as a random draw from
-            a shared seed; None for most compressors.
+        wire: all bytes that are sent, shape (nbytes,), uint8.
+        shape: the shape of the original tensor. The receiver knows it: gradients have the same
+            shape on all ranks, in every step.
+        dtype: the dtype of the original tensor, which the receiver also knows.
+        agreed: data that sender and receiver derive equally without a message, such as a random
+            draw from a shared seed; None for most compressors.
 
     """
 
@@ -48,20 +48,20 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are sent."""
+        """The number of bytes that are sent."""
         return self.wire.numel()
 
 
 class Compressor(ABC):
-    """Makes a tensor small, and a tensor of the old size again: C(x) = decode(encode(x)).
+    """Compresses a tensor, and restores one of the same size: C(x) = decode(encode(x)).
 
-    `key` names the stream of tensors to which one belongs, such as a bucket of a model, or a shard
-    of it: some compressors remember something between the steps, apart for each stream. Those
-    that remember nothing ignore it.
+    Some compressors keep a memory between steps, separately for each stream of tensors. `key` names
+    the stream to which a tensor belongs, such as a bucket of a model or a shard of it. Compressors
+    without memory ignore it.
     """
 
     linear = False
-    """Whether payloads can be summed on the way, so that `sum_over` exists."""
+    """Whether an all-reduce can sum payloads, so that `sum_over` exists."""
 
     @abstractmethod
     def nbytes(self, shape: Shape) -> int:
@@ -69,16 +69,17 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
-        """Return `tensor`, of any shape and floating dtype, compressed. It is left as it is."""
+        """Return the payload of `tensor`, of any shape and floating dtype, without changing it."""
 
     @abstractmethod
     def decode(self, payload: Payload) -> Tensor:
         """Return a new tensor of the payload's shape and dtype."""
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """Write what `decode` gives to `out`, a vector, or add it to what is there.
+        """Write the result of `decode` to `out`, a vector, or add it to `out`.
 
-        New memory takes a CPU as long to get as to fill: compressors that can do without it do.
+        On a CPU, allocating new memory takes as long as filling it, so compressors avoid it if they
+        can.
         """
         decoded = self.decode(payload).view(-1)
         if add:
@@ -87,10 +88,10 @@ class Compressor(ABC):
             out.copy_(decoded)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
-        """Return x + residual, float32 vectors, compressed; `residual` becomes what that left out.
+        """Return x + residual, compressed; `residual` becomes the part that is left out.
 
-        This plain version passes over memory five times. Compressors that work block by block do
-        all of it while a block is in the cache.
+        Both are float32 vectors. This plain version passes over memory five times. Compressors that
+        work block by block do all steps while a block is in the cache.
         """
         residual += x
         payload = self.encode(residual, key)
@@ -100,23 +101,24 @@ class Compressor(ABC):
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
     ) -> tuple[Tensor, Tensor]:
-        """Return C(Σ x) over all ranks, and this rank's part in it: float32, of `tensor`'s shape.
+        """Return C(Σ x) over all ranks, and this rank's part of it: float32, of `tensor`'s shape.
 
-        Only if `linear`: then C(Σ x) = Σ C(x). `all_reduce` sums a tensor over the ranks, in place.
+        Only for `linear` compressors, for which C(Σ x) = Σ C(x). `all_reduce` sums a tensor over
+        the ranks, in place.
         """
         raise NotImplementedError(
             f"payloads of {type(self).__name__} cannot be summed: they are not linear"
         )
 
     def forget(self, key: Hashable) -> None:  # noqa: B027  # most remember nothing
-        """Drop what is remembered for `key`, and for tuples that begin with it."""
+        """Delete the memory of `key`, and of tuples that begin with it."""
 
 
 class CompressorInPlace(Compressor):
-    """A compressor that decodes into memory that is there, and asks for new memory to `decode`."""
+    """A compressor whose `decode` allocates memory and then calls `decode_into`."""
 
     def decode(self, payload: Payload) -> Tensor:
-        """As `Compressor.decode`, by `decode_into`."""
+        """As `Compressor.decode`, but with `decode_into`."""
         result = torch.empty(payload.shape.numel(), device=payload.wire.device)
         self.decode_into(payload, result)
         return result.view(payload.shape).to(payload.dtype)
@@ -132,9 +134,9 @@ def elements(shape: Shape) -> int:
 
 
 def as_vector(tensor: Tensor) -> Tensor:
-    """Return the elements of `tensor` in order, as a float32 vector: a view where that is possible.
+    """Return the elements of `tensor` in order, as a float32 vector: a view if possible.
 
-    Raises TypeError for complex, integer or sparse tensors, which are no gradients we can compress.
+    Raises TypeError for complex, integer or sparse tensors, which cannot be compressed.
     """
     if tensor.is_sparse or not tensor.is_floating_point():
         kind = "sparse" if tensor.is_sparse else str(tensor.dtype)
@@ -143,10 +145,10 @@ def as_vector(tensor: Tensor) -> Tensor:
 
 
 def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Return bytes `start` to `stop` of a wire as elements of `dtype`: a view where aligned.
+    """Return bytes `start` to `stop` of a wire as elements of `dtype`: a view if aligned.
 
-    A payload that was received among others may begin at any byte; memory of four-byte numbers
-    cannot.
+    A payload that was received together with others may begin at any byte, but a view as four-byte
+    numbers may not.
     """
     piece = wire[start:stop]
     if piece.storage_offset() % dtype.itemsize:
@@ -155,12 +157,12 @@ def section(wire: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
 
 
 def in_cache(x: Tensor, at_once: int = 1 << 17) -> Iterator[slice]:
-    """Yield the pieces of a vector to be worked on one after the other.
+    """Yield the pieces of a vector, to be processed one after the other.
 
     `at_once`: elements of a piece on a CPU, by default 512 KiB.
 
-    Several passes over a piece that stays in the cache take as long as one over memory. On a GPU
-    every pass is a kernel, so there the vector is one piece.
+    Several passes over a piece that stays in the cache take as long as one pass over memory. On a
+    GPU every pass is a kernel, so the whole vector is one piece there.
     """
     if x.device.type != "cpu":
         at_once = max(x.numel(), 1)
@@ -169,9 +171,9 @@ def in_cache(x: Tensor, at_once: int = 1 << 17) -> Iterator[slice]:
 
 
 def kernels_for(x: Tensor) -> Any:
-    """Return `triton_kernels` if `x` is on a GPU for which there is Triton, else None.
+    """Return `triton_kernels` if `x` is on a GPU and Triton is installed, else None.
 
-    It comes with PyTorch for CUDA. Without it the plain version does the same, in more passes.
+    Triton comes with PyTorch for CUDA. Without it the plain version does the same in more passes.
     """
     if x.is_cuda:
         with suppress(ImportError):
@@ -180,7 +182,7 @@ def kernels_for(x: Tensor) -> Any:
 
 
 def forget(memory: dict[Hashable, Any], key: Hashable) -> None:
-    """Remove from `memory` what belongs to `key`, or to a tuple that begins with it."""
+    """Remove the entries of `key`, and of tuples that begin with it, from `memory`."""
     for each in list(memory):
         if each == key or (isinstance(each, tuple) and each[:1] == (key,)):
             del memory[each]

@@ -1,21 +1,21 @@
-"""PowerSGD: a gradient matrix as the product of a tall and a wide one.
+"""PowerSGD: a gradient matrix as the product of a tall and a wide matrix.
 
     >>> from course_lib.compression import PowerSGD
     >>> payload = PowerSGD(rank=2).encode(model[0].weight)  # (m + n) · 2 numbers for m · n
 
-A matrix M, m × n, is replaced by P Qᵀ of rank r. A singular value decomposition gives the best one,
-but is slow. One step of *power iteration* that begins with the Q of the step before comes near it,
-because gradients change slowly:
+A matrix M, m × n, is replaced by P Qᵀ of rank r. A singular value decomposition gives the best
+P Qᵀ, but is slow. One step of *power iteration*, starting from the Q of the last training step,
+comes close to it, because gradients change slowly:
 
     P = M Q        sum over the ranks,   make its columns orthonormal
     Q = Mᵀ P       sum over the ranks                                      C(M) = P Qᵀ
 
 Both products are *linear* in M. So two ordinary all-reduces can sum P and Q over the ranks, and the
-result is exactly that of the summed matrices. Nothing is decompressed on the way, and bytes do not
-grow with K. C(M) = P Pᵀ M is the projection of M to the span of P. It is biased, never longer than
-M, and needs `ErrorFeedback`.
+result is exactly the same as for the sum of the matrices. Nothing is decompressed on the way, and
+the bytes do not grow with K. C(M) = P Pᵀ M is the projection of M onto the span of P. It is biased,
+its norm is at most that of M, and it needs `ErrorFeedback`.
 
-    4 r (m + n) bytes for a matrix; vectors (biases, norms) are sent as they are
+    4 r (m + n) bytes for a matrix; vectors (biases, norms) are sent uncompressed
 
 T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS 2019.
@@ -41,15 +41,15 @@ from course_lib.compression.payload import (
 class PowerSGD(Compressor):
     """Low-rank factors.
 
-    A tensor of two or more dimensions is the matrix of its first dimension by all others. A vector
-    is laid out as a matrix that is as square as possible, filled up with zeros.
+    A tensor of two or more dimensions becomes a matrix: its first dimension by all others. A vector
+    becomes a matrix that is as square as possible, padded with zeros.
 
     Args:
-        rank: r, columns of P and Q; fewer where the matrix is smaller.
-        seed: of the first Q; the same on all ranks, or they would sum what does not fit.
+        rank: r, columns of P and Q; fewer if the matrix is smaller.
+        seed: the seed of the first Q, the same on all ranks, or their P cannot be summed.
 
     Attributes:
-        start: by key, the Q of the last step.
+        start: key → the Q of the last step.
 
     """
 
@@ -63,7 +63,7 @@ class PowerSGD(Compressor):
         self.start: dict[Hashable, Tensor] = {}
 
     def nbytes(self, shape: Shape) -> int:
-        """4 r (m + n) for a matrix m × n."""
+        """Return 4 r (m + n) for a matrix m × n."""
         rows, columns = matrix_shape(shape)
         return 4 * min(self.rank, rows, columns) * (rows + columns)
 
@@ -90,7 +90,7 @@ class PowerSGD(Compressor):
         return _as_tensor(left @ right.T, tensor.shape), _as_tensor(left @ mine.T, tensor.shape)
 
     def forget(self, key: Hashable) -> None:
-        """Begin with a random Q again."""
+        """Delete the Q of `key`: its next step begins with a random Q."""
         forget(self.start, key)
 
     def _factors(
@@ -108,7 +108,7 @@ class PowerSGD(Compressor):
         mine = matrix.T @ left
         right = mine.clone()
         all_reduce(right)
-        # From a zero gradient no later step would find its way.
+        # A zero column would stay zero in all later steps: replace it by a random one.
         lost = torch.linalg.vector_norm(right, dim=0) == 0
         self.start[key] = torch.where(lost, random, right)
         return left, right, mine
@@ -119,7 +119,7 @@ class PowerSGD(Compressor):
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:
-    """Return the rows and columns in which a tensor of this shape is laid out."""
+    """Return the rows and columns of the matrix for a tensor of this shape."""
     numel = elements(shape)
     if not isinstance(shape, int) and len(shape) > 1 and numel:
         return shape[0], numel // shape[0]

@@ -9,11 +9,10 @@ For a block v of d elements and s levels:
 
     E C(v) = v,      E‖C(v) - v‖² ≤ min(d/s², √d/s) ‖v‖²
 
-Unlike `Uniform8Bit` it divides by the *norm* of a block, not by its largest element. Then most
-elements of a long block lie below the first level, and are sent as 0 or, rarely, as ‖v‖/s. With one
-level about one element in √d is not 0; the paper's variable-length code makes use of this. Here
-every element takes the same number of bits: the smallest of 1, 2, 4 and 8 that can hold 2s + 1
-values.
+Unlike `Uniform8Bit` it divides by the *norm* of a block, not by its largest element. So most
+elements of a long block are below the first level, and are sent as 0 or, rarely, as ‖v‖/s. With one
+level, about one element in √d is not 0; the paper's variable-length code uses this. Here every
+element takes the same number of bits: the smallest of 1, 2, 4 and 8 that can hold 2s + 1 values.
 
 D. Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NeurIPS 2017 (Lemma 3.1).
@@ -49,9 +48,9 @@ class QSGD(CompressorInPlace):
 
     Args:
         levels: s, 1 to 127.
-        block: d, elements that share a norm.
-        seed: of the random numbers; another one on every rank, or the errors do not average out.
-            None takes PyTorch's generator.
+        block: d, how many elements share a norm.
+        seed: the seed of the random numbers. It must differ between ranks, or the errors do not
+            average out. None uses PyTorch's generator.
 
     """
 
@@ -67,12 +66,12 @@ class QSGD(CompressorInPlace):
         self._generator: torch.Generator | None = None
 
     def nbytes(self, shape: Shape) -> int:
-        """Four bytes per block, and `width` bits per element."""
+        """Return four bytes per block, and `width` bits per element."""
         numel = elements(shape)
         return 4 * -(-numel // self.block) + packed_bytes(numel, self.width)
 
     def variance_bound(self, numel: int) -> float:
-        """Return min(d/s², √d/s), the most that E‖C(v) - v‖² can be of ‖v‖²."""
+        """Return min(d/s², √d/s), an upper bound for E‖C(v) - v‖² / ‖v‖²."""
         longest = min(self.block, numel)
         return min(longest / self.levels**2, math.sqrt(longest) / self.levels)
 
@@ -86,7 +85,7 @@ class QSGD(CompressorInPlace):
             norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             scaled = rows.abs().mul_(torch.where(norm == 0, 0, self.levels / norm))
             levels = scaled.add_(self._noise(rows)).floor_().clamp_(max=self.levels)
-            # From -s … s to 0 … 2s. A sign bit of its own would give zero two codes.
+            # Map -s … s to 0 … 2s. With a separate sign bit, zero would have two codes.
             signed = torch.copysign(levels, rows).nan_to_num_(0).add_(self.levels)
             codes = signed.to(torch.uint8).view(-1)[: at.stop - at.start]
             norms[blocks] = norm.view(-1)
@@ -106,19 +105,19 @@ class QSGD(CompressorInPlace):
                 out[at] = values.view(-1)[: len(codes)]
 
     def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the norms, float32, and the packed codes of a wire: views where aligned."""
+        """Return the norms, float32, and the packed codes of a wire: views if aligned."""
         header = 4 * -(-numel // self.block)
         return section(wire, 0, header, torch.float32), wire[header:]
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Return a row per block; the last is filled up with zeros."""
+        """Return a row per block; the last one is padded with zeros."""
         padding = -x.numel() % self.block
         return (F.pad(x, (0, padding)) if padding else x.contiguous()).view(-1, self.block)
 
     def _pieces(self, x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-        """Yield what is done at once: the elements, their blocks, their bytes of codes.
+        """Yield pieces to process at once: their elements, blocks, and bytes of codes.
 
-        On a CPU as many whole blocks, in whole bytes, as stay in the cache from step to step.
+        On a CPU, a piece has as many whole blocks, in whole bytes, as stay in the cache.
         """
         unit = 8 * self.block
         at_once = max(1, (1 << 16) // unit) * unit if for_numpy(x) else max(x.numel(), 1)

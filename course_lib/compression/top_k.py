@@ -1,4 +1,4 @@
-"""Top-k: only the k largest elements, with their places.
+"""Top-k: only the k largest elements, with their positions.
 
     >>> from course_lib.compression import TopK
     >>> payload = TopK(0.01).encode(gradient)  # one element in a hundred
@@ -10,15 +10,15 @@ large.
 
 A value takes 4 bytes, and so does its index. So a rank sends twice k/n of the tensor. If it sends
 more than one element in 32, a *bitmap* of one bit per element is smaller than a list of indices.
-`TopK` takes the smaller one:
+`TopK` uses the smaller of the two:
 
     4 k + min(4 k, ⌈n/8⌉) bytes
 
 Most of the time is spent on finding the elements. `torch.topk` sorts. On a CPU a guess finds the
-same elements ten times as fast. Take a value from a sample that a few more than k elements should
-exceed, collect those elements, and choose among them. If there were too few, guess lower. So the
-result is exact, and only the time depends on luck. On a GPU `torch.topk` is fast, and never waits
-for the host.
+same elements ten times as fast: from a sample, choose a threshold that slightly more than k
+elements should exceed, collect these elements, and choose among them. If they are fewer than k,
+sort after all. So the result is exact, and only the time depends on luck. On a GPU `torch.topk` is
+fast, and never waits for the host.
 
 S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; Y. Lin et al., "Deep Gradient
 Compression", ICLR 2018 (which samples for its threshold, too).
@@ -45,11 +45,11 @@ from course_lib.compression.payload import (
 Number = TypeVar("Number", bound=np.generic)
 Array = np.ndarray[Any, np.dtype[Number]]
 SAMPLE = 1 << 16
-"""Elements from which the threshold is guessed."""
+"""How many elements the threshold is guessed from."""
 
 
 class TopK(CompressorInPlace):
-    """The largest elements by absolute value, and their places.
+    """The largest elements by absolute value, and their positions.
 
     Args:
         density: k/n, above 0 and up to 1. At least one element is sent: k = max(1, round(k/n · n)).
@@ -68,12 +68,12 @@ class TopK(CompressorInPlace):
         return min(numel, max(1, round(self.density * numel)))
 
     def nbytes(self, shape: Shape) -> int:
-        """4 k for the values, and 4 k or ⌈numel/8⌉ for their places."""
+        """Return 4 k for the values, plus 4 k or ⌈numel/8⌉ for their positions."""
         numel = elements(shape)
         return 4 * self.count(numel) + self._index_bytes(numel)
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
-        """Return values and places. Not-a-number counts as larger than any number."""
+        """Return values and positions. Not-a-number counts as larger than any number."""
         x = as_vector(tensor)
         k = self.count(x.numel())
         indices, values = largest(x, k)
@@ -87,16 +87,16 @@ class TopK(CompressorInPlace):
         return Payload(wire, tensor.shape, tensor.dtype)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
-        """As `Compressor.encode_with_residual`: what was sent leaves nothing behind."""
+        """As `Compressor.encode_with_residual`: the residual of a sent element is 0."""
         residual += x
         payload = self.encode(residual)
         residual.index_fill_(0, self._indices(payload), 0)
         return payload
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
-        """As `Compressor.decode_into`: zeros, and the values in their places.
+        """As `Compressor.decode_into`: zeros, except for the values at their positions.
 
-        To add, only these places are touched.
+        With `add`, only these positions are changed.
         """
         values = section(payload.wire, 0, 4 * self.count(out.numel()), torch.float32).to(out.dtype)
         if not add:
@@ -104,13 +104,13 @@ class TopK(CompressorInPlace):
         out.index_add_(0, self._indices(payload), values)
 
     def _indices(self, payload: Payload) -> Tensor:
-        """Return where the values belong, shape (k,), in order."""
+        """Return the positions of the values, shape (k,), in order."""
         numel = payload.shape.numel()
         k = self.count(numel)
         if not self._as_bitmap(numel):
             return section(payload.wire, 4 * k, payload.nbytes, torch.int32).long()
         chosen = unpack_bits(payload.wire[4 * k :], 1, numel)
-        # We know how many there are, so that a GPU need not ask.
+        # The count is known, so a GPU does not have to wait for it.
         return torch.nonzero_static(chosen, size=k).view(-1)
 
     def _as_bitmap(self, numel: int) -> bool:
@@ -121,15 +121,15 @@ class TopK(CompressorInPlace):
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return where the k largest |x_i| are, in order, int64, and what they are; shape (k,) each.
+    """Return the positions (int64, in order) and values of the k largest |x_i|, shape (k,) each.
 
-    Among equal elements it is open which are taken.
+    Among equal elements, any may be chosen.
     """
     if not for_numpy(x) or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
         return _by_sorting(x, k)
     sample = x[:: x.numel() // SAMPLE].abs()
     expected = k / x.numel() * sample.numel()
-    # So many more that too few would be a rare accident: four standard deviations of the count.
+    # Four standard deviations of the count more, so that too few elements are a rare accident.
     above = min(sample.numel(), int(expected + 4 * expected**0.5) + 1)
     places, values = _not_below(x, float(sample.topk(above).values[-1]))
     if len(places) < k:  # the sample misled
@@ -149,9 +149,9 @@ def _by_sorting(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.float32]]:
-    """Return where the elements whose absolute value is not below `threshold` are, and these.
+    """Return the positions and values of the elements with |x_i| not below `threshold`.
 
-    They are few: whether one of eight neighbours is one of them is asked at once.
+    They are few, so eight neighbours are tested at once for whether they include one.
     """
     work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.

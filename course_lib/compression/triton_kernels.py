@@ -1,23 +1,25 @@
 """The loops of `Uniform8Bit` and `OneBit` on a GPU: one kernel each, or two, written in Triton.
 
 In plain PyTorch every operation reads all of its tensors from memory and writes its result back:
-8 bits with error feedback are nine such passes. A kernel keeps a number in a register until it is
-done with it: residual added, rounded, packed, and the rest written back to the residual.
+8 bits with error feedback are nine such passes. A kernel keeps a number in a register until all
+steps are done: it adds the residual, rounds, packs, and writes the rest back to the residual.
 
 A GPU is busy only with several programs on each of its processors, of which an H100 has 132. So a
-program does at most `TILE` elements, and 25 MiB are 3200 programs. A block of 8 bits may be longer.
-Then its scale depends on several programs, and a first kernel finds the largest element of each
-part. With error feedback that kernel moves 12 bytes per element and the next one 9. A block of
-`TILE` elements or fewer, as in `Uniform8Bit(block=TILE)`, needs one kernel, which moves 13.
+program processes at most `TILE` elements, and 25 MiB are 3200 programs. A block of `Uniform8Bit`
+may be longer than that. Then its scale depends on several programs, and a first kernel finds the
+largest element of each part. With error feedback this kernel moves 12 bytes per element and the
+next one 9. A block of `TILE` elements or fewer, as in `Uniform8Bit(block=TILE)`, needs one kernel,
+which moves 13.
 
-The plain version is the oracle: both give the same bytes on the wire and the same residual, bit for
-bit. So both must calculate in the same way. `div_rn` divides as PyTorch does, and no product and
-sum are fused into one operation that rounds once (``enable_fp_fusion=False``). The host knows all
-sizes, and all values stay on the device. So neither waits for the other.
+The plain version is the reference: both give the same bytes on the wire and the same residual, bit
+for bit. So both must calculate in the same way. `div_rn` divides as PyTorch does, and no product
+and sum are fused into one operation that rounds once (``enable_fp_fusion=False``). The host knows
+all sizes, and all values stay on the device. So neither waits for the other.
 
-Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``, which tests what they
-calculate. ``python benchmarks/gpu_kernels.py`` compiles them for GPUs that need not be there, and
-shows the registers they take and how wide they load and store. Neither says how fast they are.
+Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``, which tests their
+results. ``python benchmarks/gpu_kernels.py`` compiles them for GPUs, even without such a GPU, and
+shows how many registers they use and how wide their loads and stores are. Neither shows their
+speed.
 
 P. Tillet, H. T. Kung and D. Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural
 Network Computations", MAPL 2019.
@@ -31,9 +33,9 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 2048
-"""Elements of one program at most: 16 for each of its 128 threads, in registers."""
+"""The most elements of one program: 16 for each of its 128 threads, in registers."""
 TO_WHOLE = tl.constexpr(12582912.0)
-"""1.5 · 2²³: so large that float32 has whole numbers only there; adding it rounds, half to even."""
+"""1.5 · 2²³: float32 has only whole numbers of this size, so adding it rounds, half to even."""
 
 
 def encode_bytes(
@@ -43,11 +45,11 @@ def encode_bytes(
 
     Args:
         x: float32, shape (n,).
-        residual: is added to x, and becomes what the codes leave out; None for none.
+        residual: is added to x, and becomes the part that the codes leave out; None for none.
         scales: float32, shape (⌈n/block⌉,).
         codes: uint8, shape (n,).
-        block: elements with one scale.
-        smallest: scales below count as zero.
+        block: how many elements share a scale.
+        smallest: scales below this count as zero.
 
     """
     if not len(x):
@@ -64,7 +66,7 @@ def encode_bytes(
 
 
 def decode_bytes(scales: Tensor, codes: Tensor, out: Tensor, block: int, add: bool) -> None:
-    """Write code times scale to `out`, a float32 vector, or add it to what is there."""
+    """Write code times scale to `out`, a float32 vector, or add it to `out`."""
     if len(out):
         cut = cut_blocks(len(out), block)
         programs = len(scales) * cut["PARTS"]
@@ -72,9 +74,9 @@ def decode_bytes(scales: Tensor, codes: Tensor, out: Tensor, block: int, add: bo
 
 
 def encode_bits(p: Tensor, scale: Tensor, packed: Tensor, remember: bool) -> None:
-    """Write a bit per element of the float32 vector `p`, 1 below zero; see `one_bit.OneBit`.
+    """Write a bit per element of the float32 vector `p`, 1 if negative; see `one_bit.OneBit`.
 
-    `scale`: float32, shape (1,); `packed`: uint8. If `remember`, `p` becomes what that leaves out.
+    `scale`: float32, shape (1,); `packed`: uint8. If `remember`, `p` becomes the part left out.
     """
     if len(p):
         programs = triton.cdiv(len(p), TILE)
@@ -82,17 +84,17 @@ def encode_bits(p: Tensor, scale: Tensor, packed: Tensor, remember: bool) -> Non
 
 
 def decode_bits(scale: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
-    """Write plus or minus the scale to `out`, a float32 vector, or add it to what is there."""
+    """Write plus or minus the scale to `out`, a float32 vector, or add it to `out`."""
     if len(out):
         programs = triton.cdiv(len(out), TILE)
         _launch(_decode_bits, programs, scale, packed, out, len(out), TILE=TILE, ADD=add)
 
 
 def cut_blocks(n: int, block: int) -> dict[str, int]:
-    """Return how blocks of n elements become programs: PARTS of TILE elements for a BLOCK.
+    """Return how the blocks of n elements are divided: PARTS programs of TILE elements per BLOCK.
 
-    Triton wants powers of two, so the last parts of a block may be short or empty. A block is not
-    longer than it has to be for n: what depends on it is compiled anew for every other value.
+    Triton needs powers of two, so the last parts of a block may be short or empty. A block is not
+    longer than necessary for n, because the kernels are compiled again for every different value.
     """
     block = min(block, triton.next_power_of_2(n))
     tile = min(TILE, triton.next_power_of_2(block))
@@ -100,14 +102,14 @@ def cut_blocks(n: int, block: int) -> dict[str, int]:
 
 
 def _launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Start `kernel` on the device of its first argument, which need not be the current one."""
+    """Start `kernel` on the device of its first argument, which may not be the current one."""
     with torch.cuda.device_of(arguments[0]):
         kernel[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 
 @triton.jit
 def _mine(n, BLOCK: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """Return the places of this program's elements, and which of them are there."""
+    """Return the positions of this program's elements, and which of them exist."""
     within = tl.program_id(0) % PARTS * TILE + tl.arange(0, TILE)
     place = (tl.program_id(0) // PARTS).to(tl.int64) * BLOCK + within
     here = place < n
@@ -158,7 +160,7 @@ def _encode_bytes(
 ):
     block = tl.program_id(0) // PARTS
     place, here = _mine(n, BLOCK, PARTS, TILE)
-    if PARTS > 1:  # `_find_largest` has been here, and has added x to the residual
+    if PARTS > 1:  # `_find_largest` ran before, and has added x to the residual
         p = tl.load(residual + place, mask=here, other=0.0)
         most = _largest_of(tl.load(largest + block * PARTS + tl.arange(0, PARTS)))
     else:

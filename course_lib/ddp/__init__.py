@@ -1,4 +1,4 @@
-"""DistributedDataParallel: equal replicas, and gradients that leave during backward.
+"""DistributedDataParallel: equal replicas, and gradients that are sent during backward.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model)  # then train it as on one GPU
@@ -6,15 +6,15 @@
 Read in this order:
 
 - `module_states`: equal weights and buffers on all ranks
-- `comm_hooks`: what is done with a full bucket, left open
-- `communication_stream`: a GPU stream beside the one that computes
-- `bucket_memory`: where the gradients of all buckets lie
+- `comm_hooks`: your own way to average a full bucket
+- `communication_stream`: a second GPU stream, for communication
+- `bucket_memory`: the memory for the gradients of all buckets
 - `backward_hooks`: when a gradient is ready, and when backward is over
 - `uses`: how often backward adds to a gradient before it is ready
-- `errors`, `reducer`: buckets that leave during backward
-- `buffers`: what no gradient keeps equal
+- `errors`, `reducer`: buckets that are sent during backward
+- `buffers`: buffers, which gradients do not keep equal
 - `uneven_inputs`: ranks that run out of batches
-- `around_forward`: these together, before and after each forward
+- `around_forward`: all of these together, before and after each forward
 - `pytorch_arguments`, `wrapper`: the class, with PyTorch's names
 """
 

@@ -1,8 +1,9 @@
 """Around forward: the ranks' common work before and after each rank runs its module.
 
-Before forward, a rank tells whether it has inputs (`uneven_inputs`), makes the buffers equal
-(`buffers`) and expects gradients (`reducer`). After forward, it learns where backward will begin.
-In between, the module runs as it would alone. So `torch.compile` sees only the module.
+Before forward, a rank tells the others whether it has inputs (`uneven_inputs`), makes the buffers
+equal (`buffers`) and prepares for gradients (`reducer`). After forward, it learns where backward
+will begin. In between, the module runs as it would without a wrapper. So `torch.compile` sees only
+the module.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,13 +22,13 @@ from course_lib.ddp.uneven_inputs import Activity
 
 
 class AroundForward:
-    """The synchronisation of `module` among the ranks of `group`, without the names in `ignored`.
+    """Synchronises `module` among the ranks of `group`, except for the names in `ignored`.
 
-    `options` and `allocate` are those of `Reducer`.
+    `options` are the remaining arguments of `Reducer`.
 
     Attributes:
-        reducer: averages its gradients.
-        buffers: keeps its buffers equal.
+        reducer: averages the module's gradients.
+        buffers: keeps the module's buffers equal.
 
     """
 
@@ -36,7 +37,7 @@ class AroundForward:
     ) -> None:
         named = named_parameters(module, ignored)
         trained = [(name, param) for name, param in named if param.requires_grad]
-        # A copy may be frozen as a whole.
+        # A copy may have only frozen parameters.
         self.reducer = Reducer(trained or named, group, *options)
         self.buffers = Buffers(module, ignored, group)
         self._frozen = [(name, param) for name, param in named if not param.requires_grad]
@@ -48,10 +49,10 @@ class AroundForward:
     # torch.compiler.disable, the public name, would load the compiler when this file is imported.
     @_disable_dynamo
     def before(self, synchronised: bool, sync_buffers: bool) -> None:
-        """Prepare a forward, whose backward is to be `synchronised`.
+        """Prepare a forward; `synchronised` says whether its backward averages the gradients.
 
-        Raises RuntimeError if the last backward did not end, or a parameter that was frozen when it
-        was wrapped is not any more.
+        Raises RuntimeError if the last backward did not end, or if a parameter that was frozen when
+        it was wrapped now needs a gradient.
         """
         if synchronised and self._activity is not None:
             self._activity.announce(active=True)
@@ -64,17 +65,17 @@ class AroundForward:
 
     @_disable_dynamo
     def after(self, outputs: Any, sync_buffers: bool) -> None:
-        """Follow up a synchronised forward, which returned `outputs`."""
+        """Do the work after a synchronised forward that returned `outputs`."""
         self.reducer.watch(outputs)
         if sync_buffers:
             self.reducer.other_waits += self.buffers.after_forward()
 
     def _sync_buffers(self, synchronised: bool, sync_buffers: bool) -> None:
-        """Make buffers equal, where the last forward may have made them different."""
+        """Make the buffers equal if the last forward may have made them different."""
         source = 0
         if self._activity is not None:
             if not synchronised:
-                return  # ranks without inputs do not hear of this forward
+                return  # ranks without inputs do not know of this forward
             source = self._activity.authority
             active = len(self._activity.active)
             self.reducer.divisor = active if self._divide_by_active else self.reducer.world_size
@@ -91,7 +92,7 @@ class AroundForward:
 
     @contextmanager
     def join(self, by_initial: bool, throw_early: bool, sync_buffers: bool) -> Iterator[None]:
-        """Let a rank that leaves the block shadow the others, until all have left it."""
+        """Let a rank that leaves the block join the others' collectives until all have left."""
         group, device = self.reducer.group, self.reducer.params[0].device
         self._activity = Activity(group, device, throw_early)
         self._divide_by_active = not by_initial

@@ -1,14 +1,14 @@
-"""Backward hooks: how autograd tells that a gradient is ready, and that backward is over.
+"""Backward hooks: how autograd reports that a gradient is ready, and that backward is over.
 
 - **A gradient is ready** when autograd has added it up in `param.grad`. It then calls a hook on the
   parameter (`register_post_accumulate_grad_hook`).
-- **Backward is over** when autograd runs the callback that was queued in it. One backward can run
-  inside another: reentrant activation checkpointing computes a segment again and goes back through
-  it. This inner backward ends long before the outer one. So the callback is queued where the
-  outermost backward begins: at the output of the model.
+- **Backward is over** when autograd runs the callback that was queued during backward. One backward
+  can run inside another: reentrant activation checkpointing computes a segment again and runs
+  backward through it. This inner backward ends long before the outer one. So the callback is queued
+  where the outermost backward begins: at the output of the model.
 
-Hooks live as long as their parameters, and parameters live longer than their wrapper. So hooks hold
-their wrapper weakly, and are removed with it.
+Hooks live as long as their parameters, and parameters live longer than their wrapper. So a hook has
+only a weak reference to its wrapper, and is removed together with it.
 """
 
 import weakref
@@ -22,16 +22,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class Owner(Protocol):
-    """An object that wants to be told of gradients."""
+    """An object that is notified of gradients."""
 
     hooked: "weakref.finalize[Any, Any]"
 
     def on_gradient(self, index: int) -> None:
-        """Be told that the gradient of parameter `index` is ready."""
+        """Handle the gradient of parameter `index`, which is ready."""
 
 
 class GradientHook:
-    """Tells its owner, if that is still there, that the gradient of a parameter is ready."""
+    """Notifies its owner, if it still exists, that the gradient of a parameter is ready."""
 
     def __init__(self, owner: Owner, index: int) -> None:
         self.owner = weakref.ref(owner)
@@ -44,10 +44,10 @@ class GradientHook:
 
 
 def hook_gradients(owner: Owner, params: Sequence[Tensor]) -> "weakref.finalize[Any, Any]":
-    """Let `owner` hear of the gradients of `params`, by index, in place of earlier owners.
+    """Notify `owner`, by index, of the gradients of `params`, instead of earlier owners.
 
-    Returns what removes the hooks: called, or when the owner goes. Its `alive` says whether they
-    are still there.
+    Returns a finalizer, which removes the hooks when it is called or when the owner is deleted. Its
+    `alive` says whether the hooks still exist.
     """
     for param in params:
         hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
@@ -80,9 +80,9 @@ def tensors_in(outputs: Any) -> Iterator[Tensor]:
 
 
 class EndOfBackward:
-    """Calls the bound method `then`, if its object is still there, when a backward is over.
+    """Calls the bound method `then`, if its object still exists, when a backward is over.
 
-    Perhaps more than once.
+    It may call it more than once.
     """
 
     def __init__(self, then: Callable[[], None]) -> None:
@@ -90,24 +90,24 @@ class EndOfBackward:
         self._queued = False
 
     def watch(self, outputs: Any) -> None:
-        """Ask for the end of the backward that will begin at one of the tensors in `outputs`."""
+        """Request a call after the backward that will begin at one of the tensors in `outputs`."""
         for output in tensors_in(outputs):
-            # On a leaf (a parameter, an input) the hook would stay beyond this graph.
+            # On a leaf (a parameter, an input) the hook would outlive this graph.
             if output.grad_fn is not None:
                 output.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:
-        """Ask for the end of the backward that is running, unless that was done."""
+        """Request a call after the backward that is running, unless it is already requested."""
         if not self._queued:
             self._queue()
 
     def _queue(self) -> None:
-        # Also if it was done: an exception drops what was queued, and tells nobody.
+        # Queue even if it was queued before: an exception drops queued callbacks silently.
         self._queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._over)
 
     def forget(self) -> None:
-        """Expect no end any more: an exception may have prevented it."""
+        """Forget an earlier request: an exception may have prevented its call."""
         self._queued = False
 
     def _over(self) -> None:

@@ -1,9 +1,9 @@
-"""Bucket memory: the place of the gradients of all buckets, and a new order for them.
+"""Bucket memory: the memory for the gradients of all buckets, and how to reorder them.
 
-All buckets of a dtype and device lie one behind the other in one vector, which is made only once.
-The order in which gradients become ready is known only after a backward. Then the buckets are made
-again in this order, in the same memory. To put gradients in a special place, such as memory that
-other ranks can see (`peer_memory`), pass the function that allocates that vector.
+All buckets of a dtype and device lie one after the other in one vector, which is allocated only
+once. The order in which gradients become ready is known only after a backward. Then the buckets are
+made again in this order, in the same memory. To put gradients in special memory, such as memory
+that other ranks can access (`peer_memory`), pass the function that allocates the vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from course_lib.bucketing import Bucket, Kind, assign_buckets
 
 ALIGNMENT = 32
-"""Elements to a multiple of which a bucket begins: GPUs send aligned memory faster."""
+"""A bucket begins at a multiple of this many elements: GPUs send aligned memory faster."""
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 """`allocate(numel, dtype, device)`: a vector, not initialised."""
@@ -26,7 +26,7 @@ def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def allocate_memory(tensors: Sequence[Tensor], allocate: Allocate) -> dict[Kind, Tensor]:
-    """Return for each dtype and device a vector in which any buckets of the `tensors` have room."""
+    """Return for each dtype and device a vector with room for any buckets of the `tensors`."""
     lengths: dict[Kind, int] = {}
     for tensor in tensors:
         kind = (tensor.dtype, tensor.device)
@@ -37,9 +37,9 @@ def allocate_memory(tensors: Sequence[Tensor], allocate: Allocate) -> dict[Kind,
 def lay_out(
     tensors: Sequence[Tensor], assignment: Sequence[Sequence[int]], memory: Mapping[Kind, Tensor]
 ) -> list[Bucket]:
-    """Return the buckets of `assignment`, one behind the other in `memory`.
+    """Return the buckets of `assignment`, one after the other in `memory`.
 
-    So buckets can be made anew without twice the memory; what was in the old ones is then lost.
+    So buckets can be made again without twice the memory. The content of the old ones is then lost.
     """
     rest = dict(memory)
     buckets = []
@@ -52,13 +52,13 @@ def lay_out(
 
 
 class GradientBuckets:
-    """The buckets of the gradients of `params`, over one memory.
+    """The buckets of the gradients of `params`, in one memory.
 
-    Args and errors as of `assign_buckets`; `allocate` makes the memory.
+    The other arguments and the errors are those of `assign_buckets`; `allocate` makes the memory.
 
     Attributes:
-        order: indices of the parameters, as the buckets hold them one behind the other.
-        buckets: in the order in which they are to leave.
+        order: indices of the parameters, in the order in which the buckets hold them.
+        buckets: the buckets, in the order in which they are to be sent.
         place: index of a parameter → its bucket, and the view into it, of the parameter's shape.
 
     """
@@ -76,7 +76,7 @@ class GradientBuckets:
         self.use(range(len(params) - 1, -1, -1))
 
     def use(self, order: Sequence[int]) -> None:
-        """Make the buckets anew, for gradients that become ready in this order.
+        """Make the buckets again, for gradients that become ready in this order.
 
         The content of the old ones is lost.
         """
@@ -90,6 +90,6 @@ class GradientBuckets:
         }
 
     def expect_all(self) -> None:
-        """Count the gradients of each bucket as still to come."""
+        """Mark all gradients of each bucket as still to come."""
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)

@@ -1,8 +1,8 @@
-"""Buffers, such as BatchNorm's statistics, which no gradient keeps equal.
+"""Buffers, such as BatchNorm's statistics, which gradients do not keep equal.
 
-Every rank computes them from its own batches. Before the next forward, all ranks take the first
-rank's buffers, which are broadcast. For another rule (a sum of counters, a mean of statistics)
-register a *buffer hook*:
+Every rank computes them from its own batches. Before the next forward, the first rank broadcasts
+its buffers to all ranks. For a different rule (a sum of counters, a mean of statistics) register a
+*buffer hook*:
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> def largest(group, named_buffers):
@@ -11,8 +11,8 @@ register a *buffer hook*:
     >>> model = DistributedDataParallel(model)
     >>> model.register_buffer_hook(None, largest)
 
-A hook gets all buffers, by name, after each synchronised forward, or before it. It may return
-futures; the end of backward waits for them.
+A hook gets all buffers by name, either after each synchronised forward or before it. It may return
+futures; backward waits for them at its end.
 """
 
 from collections.abc import Callable, Collection
@@ -30,15 +30,15 @@ Wait = Callable[[], object]
 
 
 class Buffers:
-    """The buffers of `module`, but for those named in `ignored`, among the ranks of `group`.
+    """The buffers of `module`, except those named in `ignored`, among the ranks of `group`.
 
     Attributes:
-        hook: what is done in place of a broadcast: `(state, hook, after_forward)`.
+        hook: `(state, hook, after_forward)`, which replaces the broadcast; None to broadcast.
 
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str], group: Group) -> None:
-        # Not the buffers: a module may replace one by another tensor.
+        # Do not keep the buffers themselves: a module may replace a buffer by a different tensor.
         self._owners = list(module.named_modules(remove_duplicate=False))
         self._ignored = ignored
         self._group = group
@@ -46,7 +46,7 @@ class Buffers:
         self.hook: tuple[Any, BufferHook, bool] | None = None
 
     def named(self) -> dict[str, Tensor]:
-        """Return name → buffer, as they are now; each once, and no empty one."""
+        """Return name → buffer, as they are now; each one once, without empty ones."""
         found: dict[Tensor, str] = {}
         for prefix, owner in self._owners:
             for name, buffer in owner._buffers.items():
@@ -56,10 +56,10 @@ class Buffers:
         return {name: buffer for buffer, name in found.items()}
 
     def before_forward(self, source: int, synchronised: bool) -> list[Wait]:
-        """Make them equal, where the last forward may have made them different.
+        """Make the buffers equal if the last forward may have made them different.
 
-        Without a hook they are then those of rank `source` of the group. Returns the waits for a
-        hook's futures.
+        Without a hook, all ranks then have the buffers of rank `source` of the group. Returns the
+        functions that wait for a hook's futures.
         """
         if self.hook is not None:
             return self._call(after=False) if synchronised else []
@@ -69,7 +69,7 @@ class Buffers:
         return []
 
     def after_forward(self) -> list[Wait]:
-        """Call the hook, if that is its time; return the waits for its futures."""
+        """Call the hook if it runs after forward; return functions that wait for its futures."""
         return self._call(after=True) if self.hook is not None else []
 
     def _call(self, after: bool) -> list[Wait]:
@@ -77,6 +77,6 @@ class Buffers:
         state, hook, after_forward = self.hook
         if after != after_forward:
             return []
-        # .data, as in `broadcast_tensors`: a backward that is still to come may have saved them.
+        # .data, as in `broadcast_tensors`: forward may have saved them for a later backward.
         buffers = {name: buffer.data for name, buffer in self.named().items()}
         return [future.wait for future in hook(state, buffers) or []]

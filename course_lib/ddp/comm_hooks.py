@@ -5,11 +5,11 @@
 
 `DistributedDataParallel` calls `hook(state, bucket)` when a bucket is complete. The hook starts to
 communicate and returns a future at once. The future's tensor becomes the averaged gradients.
-Compression, gossip and local SGD are hooks. The signature is PyTorch's. So a
-hook runs with both classes, and so do those in `torch.distributed.algorithms.ddp_comm_hooks`.
+Compression, gossip and local SGD can be written as hooks. The signature is PyTorch's. So a hook
+runs with both classes, as do the hooks in `torch.distributed.algorithms.ddp_comm_hooks`.
 
 With a hook, the gradients in the bucket are *not* divided by K beforehand: a hook that sums must
-divide. It must issue the same collectives on all ranks; buckets come in the same order everywhere.
+divide. A hook must issue the same collectives on all ranks; buckets come in the same order on all.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class GradBucket:
         self._buffer = bucket.buffer
 
     def index(self) -> int:
-        """Return the bucket's number; 0 is the first to be complete."""
+        """Return the bucket's number; bucket 0 is complete first."""
         return self._index
 
     def buffer(self) -> Tensor:
@@ -40,7 +40,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, tensor: Tensor) -> None:
-        """Replace the vector by another one of its length, for what the hook calls next."""
+        """Replace the vector by another of the same length, for functions that the hook calls."""
         self._buffer = tensor
 
     def gradients(self) -> list[Tensor]:
@@ -62,10 +62,10 @@ CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 
 
 def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]:
-    """Call the hook, a pair `(state, hook)`; return what waits until the bucket holds its result.
+    """Call the hook, a pair `(state, hook)`; return a function that waits for its result.
 
-    That raises TypeError if the hook's future holds no tensor, and ValueError if it holds another
-    number of elements than the bucket.
+    After this function, the bucket holds the result. The function raises TypeError if the hook's
+    future holds no tensor, and ValueError if the tensor's number of elements is not the bucket's.
     """
     state, call = hook
     gradients = bucket.buffer()  # before the hook can replace it
@@ -90,9 +90,9 @@ def all_reduce_hook(
     group: dist.ProcessGroup | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # PyTorch asks for this annotation
 ) -> torch.futures.Future[Tensor]:
-    """Average the bucket over `group` (None: all ranks): the hook that changes nothing.
+    """Average the bucket over `group` (None: all ranks), as without a hook.
 
-    Its state is the group, as with PyTorch's own hooks.
+    The hook's state is the group, as with PyTorch's own hooks.
     """
     buffer = bucket.buffer().div_(dist.get_world_size(group))
     work = dist.all_reduce(buffer, group=group, async_op=True)
@@ -102,9 +102,9 @@ def all_reduce_hook(
 
 
 def first_tensor(value: Any) -> Tensor:
-    """Return the tensor a future holds: the future of a collective holds a list with one.
+    """Return the tensor in a future's value, which for a collective is a list with one tensor.
 
-    Raises TypeError if it holds none.
+    Raises TypeError if there is no tensor.
     """
     tensor = value[0] if isinstance(value, list | tuple) else value
     if not isinstance(tensor, Tensor):

@@ -1,10 +1,11 @@
-"""A stream for communication: the GPU's way of doing two things at once.
+"""A stream for communication: how a GPU computes and communicates at the same time.
 
-Work on a GPU is put into streams: in order within a stream, side by side across streams. Backward
-runs on the current stream. The work on a bucket (all-reduce, compression) goes to a second stream,
-which first waits for the gradients. Before the optimizer runs, the current stream waits for the
-second one. Both waits are events on the GPU: the host only records them and continues, so it stays
-ahead of the GPU. On a CPU there are no streams, and all of this does nothing.
+Work on a GPU is put into streams. Work in one stream runs in order; work in different streams can
+run at the same time. Backward runs on the current stream. The work on a bucket (all-reduce,
+compression) goes to a second stream, which first waits for the gradients. Before the optimizer
+runs, the current stream waits for the second one. Both waits are events on the GPU: the host only
+records them and continues, so it stays ahead of the GPU. On a CPU there are no streams, and all of
+this does nothing.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 
 
 class CommunicationStream:
-    """A stream beside the current one of `device`; on a CPU, nothing."""
+    """A second stream of `device`, in addition to the current one; on a CPU, nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,7 +25,7 @@ class CommunicationStream:
 
     @contextmanager
     def after_current(self) -> Iterator[None]:
-        """Let what is launched inside run after all that the current stream holds by now."""
+        """Run work that is launched inside after all work that is now in the current stream."""
         if self._stream is None:
             yield
             return
@@ -33,6 +34,6 @@ class CommunicationStream:
             yield
 
     def join_current(self) -> None:
-        """Let what the current stream is given from now on run after all that was launched here."""
+        """Run later work of the current stream after all work that was launched here."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -32,7 +32,7 @@ def unfinished_backward() -> RuntimeError:
 
 
 def second_backward(name: str) -> RuntimeError:
-    """Return the error for a gradient of `name` that comes after it has been averaged."""
+    """Return the error for a gradient of `name` that arrives after it has been averaged."""
     return _error(
         f"backward() reached '{name}' a second time after one forward; its gradient was already "
         "averaged",
@@ -53,7 +53,7 @@ def sparse_gradient(name: str) -> RuntimeError:
 
 
 def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError:
-    """Return the error for a gradient of another dtype or shape than its place in the bucket."""
+    """Return the error for a gradient whose dtype or shape differs from its bucket view."""
     return _error(
         f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but the parameter "
         f"was {tuple(view.shape)} {view.dtype} when it was wrapped",
@@ -62,7 +62,7 @@ def changed_parameter(name: str, gradient: Tensor, view: Tensor) -> RuntimeError
 
 
 def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> RuntimeError:
-    """Return the error for a parameter that lies in memory in another order than at first."""
+    """Return the error for a parameter whose memory order has changed since it was wrapped."""
     return _error(
         f"'{name}' has the strides {tuple(now)}, but had {tuple(then)} when it was wrapped",
         "Change the memory format first (model.to(memory_format=…)), and then wrap the model.",
@@ -70,7 +70,7 @@ def changed_layout(name: str, now: Sequence[int], then: Sequence[int]) -> Runtim
 
 
 def join_of_several() -> NotImplementedError:
-    """Return the error for a wrapper that is handed to PyTorch's `Join`."""
+    """Return the error for a wrapper that is passed to PyTorch's `Join`."""
     return NotImplementedError(
         "the course's DistributedDataParallel does not support Join([model, …]): a rank that has "
         "finished takes part in the communication of the others' forwards and backwards, but not "
@@ -80,7 +80,7 @@ def join_of_several() -> NotImplementedError:
 
 
 def wrapped_anew() -> RuntimeError:
-    """Return the error for a forward of a wrapper whose module has another one by now."""
+    """Return the error for a forward of a wrapper whose module was wrapped again later."""
     return _error(
         "this module, or a part of it, has been wrapped again, and gradients now go to the newer "
         "wrapper",
@@ -89,7 +89,7 @@ def wrapped_anew() -> RuntimeError:
 
 
 def unused_parameters(names: Sequence[str]) -> RuntimeError:
-    """Return the error for parameters that got no gradient, where that was not announced."""
+    """Return the error for parameters that got no gradient, although the wrapper expected one."""
     shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return _error(
@@ -113,9 +113,9 @@ def changed_graph(name: str, seldom: bool) -> RuntimeError:
 
 
 def verify_gradient(name: str, param: Tensor, strides: Sequence[int], view: Tensor) -> None:
-    """Raise the error for a gradient of `param` that cannot go where it belongs, in `view`.
+    """Raise the error for a gradient of `param` that cannot be copied to its place, `view`.
 
-    `strides` are those that the parameter had when it was wrapped.
+    `strides` are the parameter's strides when it was wrapped.
     """
     gradient = param.grad
     assert gradient is not None
@@ -124,7 +124,7 @@ def verify_gradient(name: str, param: Tensor, strides: Sequence[int], view: Tens
     if gradient.dtype != view.dtype or gradient.shape != view.shape:
         raise changed_parameter(name, gradient, view)
     now = param.stride()
-    # How far apart the elements of a dimension with one of them are says nothing.
+    # The stride of a dimension of size 1 has no meaning.
     if now != tuple(strides) and any(
         a != b for a, b, size in zip(now, strides, view.shape, strict=True) if size > 1
     ):

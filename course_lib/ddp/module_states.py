@@ -1,4 +1,4 @@
-"""Module states: all replicas start from the same numbers, and stay with the same buffers.
+"""Module states: all replicas start from the same numbers, and keep the same buffers.
 
     >>> from course_lib.ddp import broadcast_module_states, verify_same_model
     >>> verify_same_model(model)  # else an error names what differs
@@ -25,24 +25,25 @@ from course_lib.bucketing import assign_buckets
 from course_lib.collectives import Group, place_in
 
 BROADCAST_MB = 250
-"""MiB of one broadcast: few messages, without a second copy of a large model in memory."""
+"""MiB of one broadcast: few messages, but not a second copy of a large model in memory."""
 
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group = None) -> None:
     """Copy the tensors of rank `source` of `group` into everyone's, in place, packed together.
 
-    They are dense, with the same shapes and dtypes on all ranks. `source` counts inside the group;
-    all members must call, and no one else. One broadcast per dtype, device and `BROADCAST_MB`.
+    The tensors are dense, with the same shapes and dtypes on all ranks. `source` is a number inside
+    the group; all members must call, and no other rank. It takes one broadcast per dtype, device
+    and `BROADCAST_MB`.
     """
     buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
     for indices in buckets:
-        # .data: autograd does not see this write. A forward may have saved a buffer for a backward
-        # that is still to come; where that needs its numbers (BatchNorm in training does not), it
-        # gets the source's, as with PyTorch's DDP.
+        # .data: autograd does not see this write. A forward may have saved a buffer for a later
+        # backward. If that backward needs its numbers (BatchNorm in training does not), it gets the
+        # source's, as with PyTorch's DDP.
         members = [tensors[i].data for i in indices]
         flat = torch.cat([member.flatten() for member in members])
-        # As bytes, since not every backend sends every dtype (bool, for one).
+        # As bytes, because not every backend sends every dtype (for example bool).
         dist.broadcast(flat.view(torch.uint8), group=group, group_src=source)
         pieces = torch.split(flat, [member.numel() for member in members])
         for member, piece in zip(members, pieces, strict=True):
@@ -52,9 +53,9 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group =
 def named_parameters(
     module: nn.Module, ignored: Collection[str] = ()
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return pairs of name and parameter, without those whose names are all in `ignored`.
+    """Return pairs of name and parameter, without parameters whose names are all in `ignored`.
 
-    Each once, under its first name that is not ignored: a tied parameter is one parameter.
+    A tied parameter is one parameter, and appears once, under its first name that is not ignored.
     """
     found: dict[nn.Parameter, str] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
@@ -64,7 +65,7 @@ def named_parameters(
 
 
 def named_buffers(module: nn.Module, ignored: Collection[str] = ()) -> list[tuple[str, Tensor]]:
-    """Return pairs of name and buffer, as `named_parameters`."""
+    """Return pairs of name and buffer, in the same way as `named_parameters`."""
     found: dict[Tensor, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if name not in ignored:
@@ -77,8 +78,8 @@ def broadcast_module_states(
 ) -> None:
     """Give all ranks the parameters and buffers of the module on rank `source` of `group`.
 
-    In place, as `broadcast_tensors`. `verify_same_model` checks before that the modules are alike.
-    Those named in `ignored` stay what they are.
+    It works in place, as `broadcast_tensors`. Call `verify_same_model` before, to check that the
+    modules match. Parameters and buffers named in `ignored` are not changed.
     """
     named = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
     broadcast_tensors([tensor for _, tensor in named if tensor.numel()], source, group)
@@ -89,10 +90,10 @@ def verify_same_model(
 ) -> None:
     """Check that the ranks have the same parameters and buffers: by name, shape, dtype and order.
 
-    A parameter must also be frozen on all ranks or on none; those named in `ignored` do not count.
-    All must call. Costs one small all-gather, of a digest; the descriptions follow only if those
-    differ. Raises RuntimeError on every rank, naming the first tensor that differs; ValueError if
-    this rank is not in `group`.
+    A parameter must also be frozen on all ranks or on none. Names in `ignored` are not compared.
+    All ranks must call. It costs one small all-gather of a digest; only if the digests differ, the
+    ranks also exchange descriptions. Raises RuntimeError on every rank, naming the first tensor
+    that differs, and ValueError if this rank is not in `group`.
     """
     _, world_size = place_in(group)
     if world_size == 1:
@@ -100,7 +101,7 @@ def verify_same_model(
     mine = _description(module, ignored)
     digest = hashlib.sha256(repr(mine).encode()).digest()
     device = next((param.device for param in module.parameters()), torch.device("cpu"))
-    # Seven of its bytes are an int64 on every platform, and enough.
+    # Seven bytes of the digest fit an int64, and are enough.
     local = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
     everyone = [torch.empty_like(local) for _ in range(world_size)]
     dist.all_gather(everyone, local, group=group)
@@ -113,7 +114,7 @@ def verify_same_model(
 
 
 def _description(module: nn.Module, ignored: Collection[str]) -> dict[str, str]:
-    """Return name → what must be equal, in the order of the module."""
+    """Return name → description of what must be equal, in the order of the module."""
     described = {}
     for name, param in named_parameters(module, ignored):
         state = "" if param.requires_grad else ", frozen"

@@ -1,11 +1,11 @@
-"""PyTorch's arguments: names that scripts written for its DDP use, and ours does not need.
+"""PyTorch's arguments: names that scripts for PyTorch's DDP use, and that ours does not need.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model, process_group=dist.group.WORLD, init_sync=True)
 
-A script should run with either class. An argument that only has another name is translated. An
-argument that asks for something that ours always does is accepted. An argument that ours cannot
-support is refused by name, with the reason: ignoring it silently would change the training.
+A script should run with either class. If an argument only has a different name, it is translated.
+If it asks for something that our class always does, it is accepted. If our class cannot support it,
+it is refused by name, with the reason: ignoring it silently would change the training.
 
 docs/ddp_beside_pytorch.md has the table.
 """
@@ -31,7 +31,7 @@ ACCEPTED = {
     "gradient_as_bucket_view": False,
     "batched_grad_copy": False,
 }
-"""Name → its default with PyTorch."""
+"""Name → its default in PyTorch."""
 
 REFUSED = {
     "delay_all_reduce_named_params": "name the parameters in `ignored` and reduce them yourself",
@@ -50,8 +50,8 @@ class Translated:
 
     Attributes:
         group: the process group; None for all ranks.
-        mesh: the device mesh it was taken from, if any.
-        device: the one that inputs are moved to; None leaves them where they are.
+        mesh: the device mesh that the group comes from, if any.
+        device: the device that inputs are moved to; None leaves them where they are.
         caps: sizes of buckets in MiB, as `assign_buckets` takes them.
         sync_buffers: whether buffers are broadcast before each forward.
 
@@ -71,11 +71,11 @@ def translate(
     broadcast_buffers: bool | None,
     arguments: Mapping[str, Any],
 ) -> Translated:
-    """Return what our arguments, and those by PyTorch's names, mean for a wrapper of `module`.
+    """Return what our arguments, and those with PyTorch's names, mean for a wrapper of `module`.
 
-    Raises TypeError for a name that PyTorch has not either; NotImplementedError for one that is
-    refused, unless its value asks for nothing; ValueError or RuntimeError where arguments
-    contradict one another, or the module.
+    Raises TypeError for a name that PyTorch does not have either; NotImplementedError for a refused
+    name, unless its value is false; ValueError or RuntimeError if arguments contradict one another
+    or the module.
     """
     for name, value in arguments.items():
         if name in REFUSED and value:
@@ -128,7 +128,7 @@ def _group(group: Group, process_group: Group, mesh: Any) -> Group:
 
 
 def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.device | None:
-    """Return the device of the module, if it was named; it is the only one that can be."""
+    """Return the module's device if the arguments name it, else None; no other may be named."""
     named = [*(device_ids or []), *([] if output_device is None else [output_device])]
     if not named:
         return None

@@ -1,8 +1,8 @@
 """The reducer: averages gradients during backward, bucket by bucket.
 
-Backward computes the last layer's gradients first. The network would be idle while backward
-computes those of earlier layers. So each bucket's all-reduce starts as soon as its last gradient is
-there:
+Backward computes the last layer's gradients first. Without overlap, the network would be idle while
+backward computes the gradients of earlier layers. So each bucket's all-reduce starts as soon as its
+last gradient is ready:
 
     backward    |  g₄  |  g₃  |  g₂  |  g₁  |
     network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
@@ -12,8 +12,8 @@ this correct:
 
 - **The hook gets the parameter, not its gradient.** If it sent the parameter, it would average the
   weights and leave the gradients as they are.
-- **Buckets leave in one order, the same on all ranks**, even if they are complete in another order:
-  a bucket waits for those before it. Ranks match all-reduces by their order alone.
+- **Buckets are sent in one order, the same on all ranks**, even if they become complete in a
+  different order: a bucket waits for those before it. Ranks match all-reduces by order alone.
 - **The gradient becomes a view into its bucket.** It is copied there once and scaled by 1/K on the
   way. The memory that backward allocated is freed. So the optimizer finds the average in `grad`.
 
@@ -48,7 +48,7 @@ from course_lib.gradient_sync import copy_scaled
 
 
 class State(enum.Enum):
-    """Between a forward and the end of its synchronisation."""
+    """What happens to the gradients of the next or the current backward."""
 
     LOCAL = "gradients stay on this rank"
     EXPECTING = "the next backward will be synchronised"
@@ -58,9 +58,9 @@ class State(enum.Enum):
 class Reducer:
     """Averages the gradients of `named_params`, pairs of (name, parameter), during backward.
 
-    `prepare` before a forward whose backward is to be synchronised, `stay_local` before any other;
-    `finish` is called by backward itself when it ends. All of `named_params` need gradients, or
-    none does, and no backward will come.
+    Call `prepare` before a forward whose backward is to be synchronised, and `stay_local` before
+    any other. Backward itself calls `finish` when it ends. Either all of `named_params` need
+    gradients, or none does, and there will be no backward.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Reducer:
         self._stream = CommunicationStream(self.params[0].device)
         self._state = State.LOCAL
         self._in_backward = False
-        self._synchronised = False  # ever
-        self._order: dict[int, None] = {}  # indices, as their gradients became ready
+        self._synchronised = False  # whether any backward was synchronised so far
+        self._order: dict[int, None] = {}  # indices, in the order their gradients became ready
         self._uses = Uses(len(self.params), learn=static_graph)
         self._users = [1] * len(self.params)  # see _count_users
-        # With unused parameters the order says little, and differs from step to step.
+        # With unused parameters the order differs from step to step, so it is of little use.
         self._rebuild_pending = not find_unused
         self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
-        self._waits: list[Callable[[], object]] = []  # one for each bucket that has left
-        self.other_waits: list[Callable[[], object]] = []  # for what must be over with them
+        self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
+        self.other_waits: list[Callable[[], object]] = []  # for other work, such as buffer hooks
         self._strides = [param.stride() for param in self.params]
         self._end = EndOfBackward(self._backward_is_over)
         self.hooked = hook_gradients(self, self.params)
@@ -100,11 +100,11 @@ class Reducer:
     # --- before a forward -------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Expect a backward to be synchronised.
+        """Expect a backward that is to be synchronised.
 
-        Once, after the first, the buckets are made anew in the order in which the gradients were
-        ready on rank 0. Raises RuntimeError if an exception ended the last backward half-way, or
-        another reducer has taken over the parameters.
+        After the first such backward, the buckets are made again, once, in the order in which the
+        gradients became ready on rank 0. Raises RuntimeError if an exception ended the last
+        backward half-way, or if a different reducer has taken over the parameters.
         """
         if not self.hooked.alive:
             raise wrapped_anew()
@@ -121,14 +121,14 @@ class Reducer:
         self._state = State.EXPECTING
 
     def watch(self, outputs: Any) -> None:
-        """Learn where the backward that is expected begins: at one of the tensors in `outputs`."""
+        """Learn where the expected backward begins: at one of the tensors in `outputs`."""
         self._end.watch(outputs)
 
     def stay_local(self) -> None:
         """Expect a backward whose gradients only add up on this rank.
 
-        Unless another one is still to be synchronised: then so is this one, which averages what is
-        equal already a second time.
+        If a synchronised backward is still expected, this backward is synchronised, too. It then
+        averages gradients that are already equal a second time.
         """
         if self._state is State.DONE:
             self._state = State.LOCAL
@@ -139,7 +139,7 @@ class Reducer:
         order = torch.tensor(seen, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
         if order.tolist() != default:
-            for param in self.params:  # what was not cleared lies where others will be
+            for param in self.params:  # gradients not cleared are in memory that others will use
                 param.grad = None if param.grad is None else param.grad.clone()
             self._gradients.use(order.tolist())
 
@@ -166,7 +166,7 @@ class Reducer:
             self._order[index] = None
 
     def _take(self, index: int) -> None:
-        """Copy the gradient into its bucket, which it is from now on a view of."""
+        """Copy the gradient into its bucket; from now on `.grad` is a view into the bucket."""
         param, (bucket, view) = self.params[index], self._gradients.place[index]
         gradient = param.grad
         if gradient is not None:
@@ -179,7 +179,7 @@ class Reducer:
         bucket.pending -= 1
 
     def _launch_complete(self) -> None:
-        """Launch the buckets that are complete, as far as none before them is missing."""
+        """Launch complete buckets in order, up to the first that is not complete."""
         while len(self._waits) < len(self._gradients.buckets):
             bucket = self._gradients.buckets[len(self._waits)]
             if bucket.pending:
@@ -200,14 +200,14 @@ class Reducer:
     # --- at its end -------------------------------------------------------------------------------
 
     def _backward_is_over(self) -> None:
-        if self._in_backward:  # and not one that was for the inputs' gradients only
+        if self._in_backward:  # False if backward computed only gradients of the inputs
             self.finish()
 
     def finish(self) -> None:
-        """Launch what has not been launched, and wait for all of it.
+        """Launch the remaining buckets, and wait for all of them.
 
-        On a GPU it is the stream that waits, not the host. Does nothing if no synchronisation is
-        due. Raises RuntimeError if parameters got no gradient, unless `find_unused`.
+        On a GPU the stream waits, not the host. It does nothing if no synchronisation is expected.
+        Raises RuntimeError if parameters got no gradient, unless `find_unused`.
         """
         if self._state is not State.EXPECTING:
             return
@@ -217,7 +217,7 @@ class Reducer:
             if index not in taken:
                 self._take(index)
         self._uses.learn()
-        # One that has a gradient from a backward that stayed local is used.
+        # A parameter with a gradient from an earlier, local backward counts as used.
         unused = {index for index, param in enumerate(self.params) if param.grad is None}
         self._launch_rest_and_wait(unused)
         for index in unused:
@@ -232,7 +232,7 @@ class Reducer:
             raise unused_parameters(missing)
 
     def contribute_zeros(self) -> None:
-        """Take part in one synchronisation of the others, without a gradient of one's own."""
+        """Take part in one synchronisation of the other ranks, with zeros as gradients."""
         self.prepare()
         for bucket in self._gradients.buckets:
             bucket.buffer.zero_()
@@ -243,7 +243,7 @@ class Reducer:
         self._launch_complete()
         with self._stream.after_current():
             if not self._synchronised if self._static_graph else self.find_unused:
-                self._count_users(unused)  # after all buckets: its place on every rank
+                self._count_users(unused)  # after all buckets, on every rank
             for wait in (*self._waits, *self.other_waits):
                 wait()
         self.other_waits.clear()
@@ -256,7 +256,7 @@ class Reducer:
         """Learn how many ranks have a gradient of each parameter.
 
         A parameter that no rank used must not get a gradient of zeros: an optimizer with momentum
-        or weight decay would move it.
+        or weight decay would change it.
         """
         counts = [int(index not in unused) for index in range(len(self.params))]
         users = torch.tensor(counts, device=self.params[0].device)

@@ -9,14 +9,14 @@
 
 If one rank's shard has seven batches and the others have six, the rank with seven waits for ever in
 its last all-reduce. Padding the shards (`sharding`) avoids this. Otherwise, a rank that is done
-*joins*: it enters every collective that the others enter, with zeros, until all are done. Its
-replica does not change meanwhile. So at the end it takes the weights of a rank that was active to
-the last.
+*joins*: it takes part in every collective of the others, with zeros, until all are done. Its
+replica does not change meanwhile. So at the end it gets the weights of a rank that was active in
+the last round.
 
 Before every forward the ranks tell one another who is still active: one all-reduce of K numbers.
 To stop instead of continuing with fewer ranks, use `join(throw_on_early_termination=True)`.
 
-`torch.distributed.algorithms.join` is PyTorch's form of it.
+PyTorch has the same in `torch.distributed.algorithms.join`.
 """
 
 import torch
@@ -28,12 +28,12 @@ from course_lib.collectives import Group, place_in
 class Activity:
     """The ranks that still had inputs at the last forward.
 
-    The ranks of `group` tell each other with tensors on `device`. With `throw_early` the first one
-    that is done ends it for all. Raises ValueError if this rank is not one of them.
+    The ranks of `group` tell each other with tensors on `device`. With `throw_early`, training ends
+    on all ranks as soon as the first one is done. Raises ValueError if this rank is not in `group`.
 
     Attributes:
         active: the ranks (numbers in the group) that ran a forward in the last round in which any
-            did; all of them before the first.
+            rank did; all ranks before the first round.
 
     """
 
@@ -46,10 +46,11 @@ class Activity:
         self._world_size = world_size
 
     def announce(self, active: bool) -> bool:
-        """Say whether this rank runs another forward; return whether any rank does.
+        """Tell the others whether this rank runs another forward; return whether any rank does.
 
-        All ranks must call, once per round. One all-reduce of K int32, which the host waits for.
-        Raises RuntimeError, on all ranks at once, if it is to and some run one and others do not.
+        All ranks must call, once per round. It costs one all-reduce of K int32, and the host waits
+        for it. With `throw_early`, it raises RuntimeError on all ranks at once if some ranks run a
+        forward and others do not.
         """
         flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
         flags[self.rank] = int(active)
@@ -68,8 +69,8 @@ class Activity:
 
     @property
     def authority(self) -> int:
-        """The rank whose buffers, and at the end whose parameters, the others take over.
+        """The rank whose buffers the others copy; at the end they also copy its parameters.
 
-        Its number in the group: the last of those that were active.
+        It is the last of the active ranks, given by its number in the group.
         """
         return self.active[-1]

@@ -1,18 +1,21 @@
 """Uses: how often backward adds to a gradient before it is ready.
 
-It adds once if one backward follows one forward: autograd sums all parts of a gradient before it
-calls the hook. It adds more often if several backwards run inside one (reentrant activation
+Backward adds once if one backward follows one forward: autograd sums all parts of a gradient before
+it calls the hook. It adds more often if several backwards run inside one (reentrant activation
 checkpointing of a block that shares weights). It never adds if the loss does not depend on the
 parameter.
 
 With a *static graph*, which is the same in every step, the first backward counts the uses. Later
-backwards then know which gradients are still to come, and which will never come. So ranks exchange
-nothing about this, and buckets with unused parameters leave in time.
+backwards then know which gradients are still to come, and which will never come. So the ranks need
+no messages for this, and buckets with unused parameters are sent in time.
 """
 
 
 class Uses:
-    """Counts, for each of `count` parameters; learnt from the first backward if `learn`."""
+    """Counts the additions for each of `count` parameters.
+
+    If `learn`, the first backward sets how many are expected; otherwise one is expected.
+    """
 
     def __init__(self, count: int, learn: bool) -> None:
         self._expected = None if learn else [1] * count
@@ -20,7 +23,7 @@ class Uses:
 
     @property
     def learning(self) -> bool:
-        """Whether the backward that comes is the one that counts."""
+        """Whether the next backward is the one that sets the expected counts."""
         return self._expected is None
 
     @property
@@ -29,7 +32,7 @@ class Uses:
         return [] if self._expected is None else [i for i, n in enumerate(self._expected) if not n]
 
     def begin(self) -> None:
-        """Count anew, for the next backward."""
+        """Set all counts to zero, for the next backward."""
         self._seen = [0] * len(self._seen)
 
     def add(self, index: int) -> None:
@@ -37,11 +40,11 @@ class Uses:
         self._seen[index] += 1
 
     def ready(self, index: int) -> bool:
-        """Return whether that was the last one."""
+        """Return whether the last addition was the last expected one of this parameter."""
         return self._expected is not None and self._seen[index] == self._expected[index]
 
     def surplus(self, index: int) -> bool:
-        """Return whether that was one too many."""
+        """Return whether there were more additions than expected."""
         return self._expected is not None and self._seen[index] > self._expected[index]
 
     def missing(self) -> list[int]:
@@ -54,6 +57,6 @@ class Uses:
         ]
 
     def learn(self) -> None:
-        """Expect from now on what was counted, if that was to be learnt."""
+        """Expect the current counts from now on, if `learning`."""
         if self._expected is None:
             self._expected = list(self._seen)

@@ -1,4 +1,4 @@
-"""DDP: data parallelism as a wrapper around a module, with the surface of PyTorch's.
+"""DDP: data parallelism as a wrapper around a module, with the interface of PyTorch's DDP.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> model = DistributedDataParallel(model)      # on every rank; rank 0's weights are taken
@@ -7,9 +7,9 @@
     ...     loss_fn(model(x), y).backward()         # gradients are averaged before this returns
     ...     optimizer.step()                        # the same step on every rank
 
-It combines the rungs before it: shards (`sharding`), the mean of the ranks' gradients (`replicas`,
-`gradient_sync`), buckets (`bucketing`) that leave during backward (`reducer`), and equal states at
-the start (`module_states`).
+It combines earlier modules of the course: shards (`sharding`), the mean of the ranks' gradients
+(`replicas`, `gradient_sync`), buckets (`bucketing`) that are sent during backward (`reducer`), and
+equal states at the start (`module_states`).
 
 With shards of equal size, its steps equal those of one machine with the batch of all ranks. If
 shards differ in size, the mean over ranks is not the mean over examples (see `replicas`).
@@ -42,48 +42,49 @@ from course_lib.ddp.pytorch_arguments import translate
 
 
 class DistributedDataParallel(nn.Module):
-    """Wrap `module` so that backward leaves in `.grad` the mean over the ranks of `group`.
+    """Wrap `module` so that backward leaves the mean over the ranks of `group` in `.grad`.
 
-    All ranks must construct it, with modules of the same structure; parameters and buffers are
-    broadcast from the group's first rank. Gradients are views into flat buckets: clear them with
-    `zero_grad()`, and do not keep them beyond the next backward. Keep the wrapper, though: when it
-    is gone, its module is an ordinary one again, and nothing is synchronised. PyTorch's other names
-    of arguments, as `process_group`, are understood or refused: see `pytorch_arguments`.
+    All ranks must construct the wrapper, with modules of the same structure. Parameters and buffers
+    are broadcast from the group's first rank. Gradients are views into flat buckets: clear them
+    with `zero_grad()`, and do not keep them beyond the next backward. Keep a reference to the
+    wrapper: when it is deleted, its module is an ordinary module again, and nothing is
+    synchronised. Other argument names of PyTorch, such as `process_group`, are accepted or refused:
+    see `pytorch_arguments`.
 
     Args:
-        module: any module with parameters on one device, which is also that of the collectives.
+        module: any module with parameters on one device; the collectives use the same device.
         bucket_cap_mb: size of a bucket in MiB; 0 sends every parameter by itself.
         first_bucket_mb: size of the first bucket, which the network waits for.
         group: the process group; None for all ranks.
-        comm_hook: what is done with a bucket, in place of averaging: `hook`, called with `group` as
-            its state, or a pair `(state, hook)`. See `comm_hooks`.
-        find_unused_parameters: allow that a loss does not depend on some of the parameters. They
-            are averaged with zeros for the ranks that did not use them, and keep the gradient None
-            where no rank did. Costs one more all-reduce per step. If False, such a parameter is an
-            error, named at the end of backward.
-        static_graph: promise that every backward is like the first: then unused parameters cost
-            nothing more, and one may be used several times by reentrant checkpointing (`uses`).
+        comm_hook: replaces averaging: `hook`, called with `group` as its state, or a pair
+            `(state, hook)`. See `comm_hooks`.
+        find_unused_parameters: allow a loss that does not depend on some of the parameters. Their
+            gradients are averaged with zeros for the ranks that did not use them, and stay None if
+            no rank used them. This costs one more all-reduce per step. If False, such a parameter
+            is an error, which names it at the end of backward.
+        static_graph: promise that every backward is like the first. Then unused parameters cost
+            nothing more, and reentrant checkpointing may use a parameter several times (`uses`).
         broadcast_buffers: broadcast the first rank's buffers (BatchNorm's statistics) not only at
-            the start, but also before each forward that follows a synchronised one; so all ranks
-            must run that one, even if it only evaluates.
-        init_sync: check at the start that the models are alike, and make them equal. Without it
-            that is left to the caller.
-        ignored: names of parameters and buffers that are left alone: not averaged, not broadcast.
-            Names set with PyTorch's `_set_params_and_buffers_to_ignore_for_model` count as well.
-        allocate: `allocate(numel, dtype, device)` makes the memory in which all gradients of a
-            dtype and device lie, for kinds that collectives work on directly: `empty` of a
-            `peer_memory.SharedMemory`.
+            the start, but also before each forward that follows a synchronised one. So all ranks
+            must run this forward, even if it only evaluates.
+        init_sync: check at the start that the models match, and make them equal. If False, the
+            caller must ensure this.
+        ignored: names of parameters and buffers that are neither averaged nor broadcast. Names set
+            with PyTorch's `_set_params_and_buffers_to_ignore_for_model` are ignored as well.
+        allocate: `allocate(numel, dtype, device)` makes the memory that holds all gradients of a
+            dtype and device. Use it for special memory that collectives work on directly, such as
+            `empty` of a `peer_memory.SharedMemory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.
-        require_backward_grad_sync: False stands for `no_sync`.
+        require_backward_grad_sync: False inside `no_sync`.
 
     Raises:
-        RuntimeError: no parameter needs a gradient, or the ranks' models differ; later, in forward
-            or backward, whatever would leave the replicas different. The message names the
-            parameter and the rank.
+        RuntimeError: no parameter needs a gradient, or the ranks' models differ; later, forward or
+            backward raise it for anything that would make the replicas differ. The message names
+            the parameter and the rank.
         ValueError: there is no process group, this rank is not in it, or a size is negative.
-        TypeError, NotImplementedError: an argument is unknown, or only PyTorch's DDP can do that.
+        TypeError, NotImplementedError: an argument is unknown, or only PyTorch's DDP supports it.
 
     """
 
@@ -131,13 +132,13 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """The group, also where that is the one of all ranks; hooks written for PyTorch ask it."""
+        """The group, never None, for hooks written for PyTorch, which read this attribute."""
         return dist.group.WORLD if self.group is None else self.group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle takes along: not the hooks, nor special memory.
+        """Return the state for a copy or a pickle, without hooks and special memory.
 
-        A deep copy stays in its group; where a pickle is loaded, the group is that of all ranks.
+        A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
         state = {**self.__dict__, "require_backward_grad_sync": True}
         for name in ("_around", "group", "device_mesh"):
@@ -158,9 +159,9 @@ class DistributedDataParallel(nn.Module):
         raise TypeError("two wrappers cannot share a module: use copy.deepcopy(model)")
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Let `hook(state, bucket)` do what is done with a bucket. Once, on every rank.
+        """Use `hook(state, bucket)` to average a bucket. Call this once, on every rank.
 
-        Raises TypeError if it cannot be called, RuntimeError if there is a hook already.
+        Raises TypeError if the hook is not callable, RuntimeError if there is a hook already.
         """
         if not callable(hook):
             raise TypeError(f"a communication hook must be callable, not {hook!r}")
@@ -174,20 +175,20 @@ class DistributedDataParallel(nn.Module):
     def register_buffer_hook(
         self, state: Any, hook: BufferHook, after_forward: bool = True
     ) -> None:
-        """Let `hook(state, named_buffers)` make buffers equal, in place of a broadcast.
+        """Use `hook(state, named_buffers)` instead of a broadcast to make buffers equal.
 
-        On every rank; after each synchronised forward, or before it. See `buffers`. Raises
-        TypeError if it cannot be called.
+        Register it on every rank. It runs after each synchronised forward, or before it. See
+        `buffers`. Raises TypeError if the hook is not callable.
         """
         if not callable(hook):
             raise TypeError(f"a buffer hook must be callable, not {hook!r}")
         self._around.buffers.hook = (state, hook, after_forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and expect a backward (where gradients are on, and not in `no_sync`).
+        """Run the module, and expect a backward (if gradients are enabled, and not in `no_sync`).
 
-        Raises RuntimeError if the last backward did not end, or a parameter that was frozen when it
-        was wrapped is not any more.
+        Raises RuntimeError if the last backward did not end, or if a parameter that was frozen when
+        it was wrapped now needs a gradient.
         """
         if self._device is not None:
             args, kwargs = tree_map_only(Tensor, self._move, (args, kwargs))
@@ -204,18 +205,18 @@ class DistributedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Wait until the gradients are averaged. Backward does this itself when it ends.
 
-        So it may be called between `backward()` and `optimizer.step()`, any number of times, and
-        changes nothing. It matters only on a rank whose loss used no parameter at all (with
-        `find_unused_parameters`): there backward reaches nothing that could tell. Without that
-        option it raises RuntimeError, naming the parameters.
+        So you may call it between `backward()` and `optimizer.step()`, any number of times, and it
+        changes nothing. It is needed only on a rank whose loss used no parameter at all (with
+        `find_unused_parameters`), because there backward reaches no hook. Without that option it
+        raises RuntimeError, naming the parameters.
         """
         self._around.reducer.finish()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of the forwards inside, and their backwards, add up on each rank.
+        """Let the gradients of forwards and backwards inside add up on each rank.
 
-        The next forward and backward outside average all that has been added up. To accumulate M
+        The next forward and backward outside average the accumulated gradients. To accumulate M
         micro-batches, put the first M - 1 inside: one synchronisation instead of M.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
@@ -232,12 +233,14 @@ class DistributedDataParallel(nn.Module):
     ) -> AbstractContextManager[None]:
         """Train with different numbers of batches per rank: `with model.join(): for x in …`.
 
-        A rank that leaves the loop averages zeros until the last one leaves it; then all take over
-        the state of one of the last. See `uneven_inputs`. With `divide_by_initial_world_size=False`
-        the mean is over the ranks that still have batches, not over K.
+        A rank that leaves the loop averages zeros until the last rank leaves it. Then all ranks
+        copy the state of one of the last. See `uneven_inputs`. With
+        `divide_by_initial_world_size=False` the mean is over the ranks that still have batches, not
+        over K.
 
-        `enable=False` switches it off, for inputs known to be even. `throw_on_early_termination`:
-        when the first rank leaves the loop, raise RuntimeError on all of them.
+        `enable=False` switches this off, for inputs that are known to be even. With
+        `throw_on_early_termination`, all ranks raise RuntimeError when the first one leaves the
+        loop.
         """
         if not enable:
             return nullcontext()
@@ -245,7 +248,7 @@ class DistributedDataParallel(nn.Module):
         return self._around.join(by_initial, throw, self.broadcast_buffers)
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
-        """Refuse `torch.distributed.algorithms.Join([model, …])`, which asks for this hook first.
+        """Refuse `torch.distributed.algorithms.Join([model, …])`, which calls this first.
 
         Raises NotImplementedError.
         """

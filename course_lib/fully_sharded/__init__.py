@@ -1,4 +1,4 @@
-"""ZeRO-3: every rank keeps 1/K of everything, and borrows the weights of a layer while it runs.
+"""ZeRO-3: every rank keeps 1/K of everything, and gathers a layer's weights while it runs.
 
     >>> from course_lib.fully_sharded import FullyShardedDataParallel
     >>> model = FullyShardedDataParallel(model)
@@ -6,8 +6,8 @@
 
 Read in this order:
 
-- `unit`: the parameters of one module, gathered, freed, and their gradients reduce-scattered
-- `wrapper`: when that is done, so that the network is a layer ahead
+- `unit`: gathers and frees the parameters of one module, and reduce-scatters their gradients
+- `wrapper`: decides when, so that the network is one layer ahead
 
 S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
 2020, section 5.3; Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data

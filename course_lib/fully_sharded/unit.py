@@ -1,17 +1,18 @@
-"""A unit: the parameters that are gathered together, used, and freed again.
+"""A unit: parameters that are gathered together, used, and freed again.
 
     at rest      rank r holds chunk r, Ψ/K numbers in fp32: the master weights
     gather       chunk in compute dtype  →  all-gather  →  the whole, for as long as it is used
-    free         the whole goes; the chunk stays
+    free         the whole is freed; the chunk stays
     reduce       gradient of the whole  →  reduce-scatter  →  gradient of the chunk, in fp32
 
-Three things make it work:
+It is based on three ideas:
 
-- **A parameter is two tensors.** Under its name the module registers this rank's *piece*, a vector;
-  that is what `parameters()` gives an optimizer. While the unit is gathered, an attribute of the
-  same name hides it, and is the whole, in its shape: that is what `forward` reads.
-- **The memory goes, the tensor stays.** Autograd keeps views of the weights for backward. So the
-  storage behind them is given back (`resize_(0)`), and filled again before backward looks at it.
+- **A parameter is two tensors.** Under the parameter's name the module registers this rank's
+  *piece*, a vector, and `parameters()` gives it to an optimizer. While the unit is gathered, an
+  attribute of the same name hides the piece. It is the whole parameter, in its shape, and `forward`
+  reads it.
+- **The memory is freed, the tensor stays.** Autograd keeps views of the weights for backward. So
+  their storage is freed (`resize_(0)`), and filled again before backward reads it.
 - **The whole is a leaf.** Its gradient is sent as soon as it is complete, and never kept.
 """
 
@@ -32,16 +33,16 @@ from course_lib.sharded_optimizer import (
 )
 
 Place = tuple[nn.Module, str]
-"""A module, and the name under which it has a parameter."""
+"""A module, and the name of one of its parameters."""
 
 
 class Unit:
-    """Parameters of one dtype and device, cut into K chunks of which this rank keeps one.
+    """Parameters of one dtype and device, cut into K chunks; this rank keeps one chunk.
 
     Attributes:
-        chunk: shape (c,), this rank's part of all of them; in their dtype.
-        pieces: for each parameter this rank's part of it, a view of `chunk`: what is optimized.
-        gathered: whether the whole is there.
+        chunk: shape (c,), this rank's part of all parameters, in their dtype.
+        pieces: for each parameter, this rank's part of it, a view of `chunk`; they are optimized.
+        gathered: whether the whole is gathered.
 
     """
 
@@ -52,7 +53,7 @@ class Unit:
         compute_dtype: torch.dtype | None,
         group: Group,
     ) -> None:
-        """Shard `params`; `places[i]` is where the modules have parameter i: several, if tied."""
+        """Shard `params`; `places[i]` lists where modules have parameter i: several if tied."""
         kinds = {(param.dtype, param.device) for param in params}
         if len(kinds) > 1:
             raise ValueError(
@@ -69,7 +70,7 @@ class Unit:
         ]
         self._whole = self._chunks.flat.to(compute_dtype or params[0].dtype)
         self._nbytes = self._whole.untyped_storage().nbytes()
-        # .data: a write to the whole is no change of the weights that autograd should mind.
+        # .data: autograd must not count a write to the whole as a change of the weights.
         self._leaves = [
             view.data.requires_grad_(param.requires_grad)
             for view, param in zip(self._views(self._whole), params, strict=True)
@@ -85,7 +86,7 @@ class Unit:
         self._gradient: Bucket | None = None
         self._missing: set[int] = set()
         self.gathered = True
-        self._chunks.flat.untyped_storage().resize_(0)  # where it is not the whole itself
+        self._chunks.flat.untyped_storage().resize_(0)  # it may differ from self._whole
         self.free()
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -94,13 +95,13 @@ class Unit:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of weights on this rank now: the chunk, and the whole while it is there."""
+        """Bytes of weights on this rank now: the chunk, and the whole while it is gathered."""
         whole = self._whole.untyped_storage().nbytes()
         return self.chunk.untyped_storage().nbytes() + whole
 
     @torch.no_grad()
     def start_gathering(self) -> None:
-        """Begin to gather the whole, unless that was done; `use` waits for it."""
+        """Begin to gather the whole, unless it was started before; `use` waits for it."""
         if self.gathered or self._gathering is not None:
             return
         self._whole.untyped_storage().resize_(self._nbytes)
@@ -109,7 +110,7 @@ class Unit:
         self._gathering = (work, mine)
 
     def use(self) -> None:
-        """Gather the whole, and show it to the modules in place of the pieces."""
+        """Gather the whole, and give the modules the whole parameters instead of the pieces."""
         if self.gathered:
             return
         self.start_gathering()
@@ -120,11 +121,11 @@ class Unit:
         self._gathering, self.gathered = None, True
         for leaf, places in zip(self._leaves, self._places, strict=True):
             for module, name in places:
-                module.__dict__[name] = leaf  # found before what is registered
+                module.__dict__[name] = leaf  # found before the registered piece
 
     def free(self) -> None:
-        """Give the memory of the whole back; the pieces are the parameters again."""
-        if self._gathering is not None:  # fetched for nothing
+        """Free the memory of the whole; the pieces are the parameters again."""
+        if self._gathering is not None:  # gathered, but not used
             self.use()
         self._whole.untyped_storage().resize_(0)
         for places in self._places:
@@ -137,7 +138,7 @@ class Unit:
             if self._gradient is None:
                 flat = torch.empty_like(self._whole)
                 length = sum(like.numel() for like in self._like)
-                flat[length:].zero_()  # what pads it is summed up too
+                flat[length:].zero_()  # the padding is summed up too
                 self._missing = set(range(len(self._like)))
                 self._gradient = Bucket(self._like, range(len(self._like)), flat[:length])
                 self._gradient_flat = flat
@@ -157,7 +158,7 @@ class Unit:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Begin to reduce-scatter the gradients that are there, if any; missing ones are zero."""
+        """Begin to reduce-scatter the gradients, if there are any; missing ones are zero."""
         if self._gradient is None:
             return
         for index in self._missing:  # frozen, or not used this time
@@ -170,7 +171,7 @@ class Unit:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the gradients; add them to those of the pieces."""
+        """Wait for the gradients, and add them to the gradients of the pieces."""
         self.reduce()
         for work, mine, _ in self._reducing:
             if work is not None:

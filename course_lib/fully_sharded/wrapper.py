@@ -1,4 +1,4 @@
-"""FSDP: when weights are gathered and freed, so that the network is one layer ahead.
+"""FSDP: when to gather and free weights, so that the network is one layer ahead.
 
     >>> from course_lib.fully_sharded import FullyShardedDataParallel
     >>> model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
@@ -9,15 +9,16 @@
     ...     optimizer.step()
     >>> weights = model.full_state_dict()  # the whole model, on every rank
 
-Each layer's weights are all-gathered before its forward, and again before its backward; its
-gradient is reduce-scattered after. The next layer's are fetched meanwhile:
+Each layer's weights are all-gathered before its forward, and again before its backward. Its
+gradient is reduce-scattered after its backward. While a layer runs, the weights of the next one are
+gathered:
 
     network   gather 1 | gather 2 | gather 3 |          gather 2 | reduce 3 | gather 1 | reduce 2 …
     compute            | forward 1 | forward 2 | forward 3 | backward 3    | backward 2 | …
 
-A rank sends Ψ numbers for forward, Ψ for backward and Ψ for gradients, each times (K-1)/K: 3Ψ, half
-as much again as DDP. It holds 1/K of the weights, gradients and optimizer state, and the whole of
-two layers at a time.
+A rank sends Ψ numbers for forward, Ψ for backward and Ψ for gradients, each times (K-1)/K. These
+are 3Ψ, 1.5 times as many as DDP. It holds 1/K of the weights, gradients and optimizer state, and
+the whole weights of two layers at a time.
 
 S. Rajbhandari et al., "ZeRO", SC 2020, section 7.3; Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
 """
@@ -38,23 +39,27 @@ from course_lib.gradient_sync import sync_flat
 class FullyShardedDataParallel(nn.Module):
     """Wrap `module` so that each rank of `group` keeps 1/K of its parameters.
 
-    All ranks must construct it, with modules of one structure; the first rank's weights are taken.
-    `parameters()` are this rank's pieces, vectors that may be empty, under the names of the whole:
-    make the optimizer of them *after* wrapping, one that treats each element by itself. All ranks
-    must run the same layers in the same order. A norm over all gradients needs a sum over ranks.
+    All ranks must construct it, with modules of the same structure; it uses the first rank's
+    weights. `parameters()` are this rank's pieces, vectors that may be empty, under the names of
+    the whole parameters. Make an optimizer for them *after* wrapping; it must treat each element by
+    itself. All ranks must run the same layers in the same order. A norm over all gradients needs a
+    sum over ranks.
 
     Args:
-        module: any module but recurrent ones of PyTorch, which keep their weights elsewhere.
-        compute_dtype: dtype of the gathered weights and of the gradients sent; the pieces and their
-            gradients stay in the parameters' own (fp32: master weights). None: all in that.
+        module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
+        compute_dtype: dtype of the gathered weights and of the gradients that are sent. The pieces
+            and their gradients keep the dtype of the parameters (fp32: master weights). None: all
+            have this dtype.
         group: the process group; None for all ranks.
-        unit_types: modules whose parameters, with those inside, are gathered together, for example
-            `(Block,)`. By default each module that has parameters of its own.
-        whole_types: small modules, for example `(nn.LayerNorm,)`, whose own parameters stay whole
-            on every rank, in their own dtype. Their gradients are averaged when backward ends, in
-            one all-reduce. That saves messages where a gather costs more than memory is worth.
-        prefetch: fetch the next unit's weights during this one. Its order is known from the second
-            forward on.
+        unit_types: types of modules whose parameters, and those of modules inside, are gathered
+            together, for example `(Block,)`. By default each module with its own parameters is a
+            unit.
+        whole_types: types of small modules, for example `(nn.LayerNorm,)`, whose own parameters
+            stay whole on every rank, in their own dtype. Their gradients are averaged when backward
+            ends, in one all-reduce. This saves messages if a gather costs more than the memory is
+            worth.
+        prefetch: gather the next unit's weights while a unit runs. The order of the units is known
+            from the second forward on.
 
     Raises:
         ValueError: this rank is not in `group`, or a unit mixes dtypes or devices.
@@ -99,14 +104,14 @@ class FullyShardedDataParallel(nn.Module):
             unit = Unit(list(members), places, compute_dtype, group)
             self._units.append(unit)
             if owner is module:
-                self._root = unit  # the whole forward's: the wrapper itself gathers it
+                self._root = unit  # used in the whole forward, so the wrapper gathers it
             else:
                 owner.register_forward_pre_hook(lambda _, __, unit=unit: self._before(unit))
                 owner.register_forward_hook(lambda _, __, out, unit=unit: self._after(unit, out))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module; each unit's weights are there while it runs."""
-        if self._in_backward:  # one that an error broke off
+        """Run the module; each unit's weights are gathered while the unit runs."""
+        if self._in_backward:  # an error interrupted the last backward
             self._end_backward()
         if self._root is not None:
             self._before(self._root)
@@ -116,7 +121,7 @@ class FullyShardedDataParallel(nn.Module):
         return outputs
 
     def _before(self, unit: Unit) -> None:
-        """Gather `unit` before its forward, and begin with the one after it."""
+        """Gather `unit` before its forward, and begin to gather the next one."""
         unit.start_gathering()
         if unit not in self._order:
             self._order.append(unit)
@@ -125,9 +130,9 @@ class FullyShardedDataParallel(nn.Module):
         unit.use()
 
     def _after(self, unit: Unit, outputs: Any) -> None:
-        """Free `unit` after its forward, and ask to be told of its backward."""
+        """Free `unit` after its forward, and register a hook for its backward."""
         if self._in_backward:
-            return  # a forward done again, for its activations: backward comes next
+            return  # forward runs again to recompute activations: its backward comes next
         unit.free()
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
@@ -152,7 +157,7 @@ class FullyShardedDataParallel(nn.Module):
             unit.free()
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait until the gradients of the pieces are there. Backward does this when it ends."""
+        """Wait until the gradients of the pieces are ready. Backward does this when it ends."""
         for unit in self._units:
             unit.finish()
         if self._to_average:
@@ -167,15 +172,15 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of weights on this rank now: all chunks, and what is gathered."""
+        """Bytes of weights on this rank now: all chunks, and the gathered weights."""
         whole = sum(param.nbytes for param in self._whole)
         return whole + sum(unit.bytes_held for unit in self._units)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
 
-        All ranks must call. It can be loaded into the plain module, and that be wrapped again on
-        any number of ranks.
+        All ranks must call. The result can be loaded into the plain module, which can then be
+        wrapped again on any number of ranks.
         """
         whole: dict[Place, Tensor] = {}
         for unit in self._units:
@@ -192,7 +197,7 @@ class FullyShardedDataParallel(nn.Module):
 def _parameters_of(
     module: nn.Module, types: tuple[type[nn.Module], ...]
 ) -> dict[nn.Parameter, None]:
-    """Return the parameters that modules of these types have themselves, in order."""
+    """Return the own parameters of the modules of these types, in order."""
     inside = [inner for inner in module.modules() if isinstance(inner, types)]
     return {param: None for inner in inside for param in inner.parameters(recurse=False)}
 
@@ -204,7 +209,8 @@ def _owners(
 ) -> dict[nn.Module, dict[nn.Parameter, list[Place]]]:
     """Return unit → its parameters → where modules have each of them.
 
-    A parameter that several units use is the root's, whose weights stay for the whole forward.
+    If several units use a parameter, it belongs to the root, whose weights stay gathered for the
+    whole forward.
     """
     users: dict[nn.Parameter, list[tuple[nn.Module, Place]]] = {}
     for unit, inner in _with_unit(module, module, unit_types):
@@ -222,7 +228,7 @@ def _owners(
 def _with_unit(
     inner: nn.Module, unit: nn.Module, unit_types: tuple[type[nn.Module], ...] | None
 ) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield `(its unit, module)` for `inner` and all inside; more than once if it is shared."""
+    """Yield `(its unit, module)` for `inner` and all modules inside; shared ones more than once."""
     is_unit = bool(inner._parameters) if unit_types is None else isinstance(inner, unit_types)
     unit = inner if is_unit else unit
     yield unit, inner

@@ -23,14 +23,14 @@ Each kind of parallelism cuts and sends something different:
     expert      the experts    E/X experts          the tokens of each layer, four times
     tensor      the matrices   1/T of each          the activations of each layer, four times
 
-With all of them the weights after a step are those of one process, whatever the layout. Read in
+With all of them, the weights after a step are the same as in one process, for every layout. Read in
 this order:
 
 - `axes`: the coordinates and groups of each rank
 - `transformer`: the model, in one process
 - `divide`: the changes that each axis makes to it, one line per axis
 - `traffic`: the bytes of each axis, as formulas
-- `states`: a checkpoint that any other mesh can load
+- `states`: a checkpoint that every mesh can load
 
 M. Shoeybi et al., "Megatron-LM", 2019; D. Narayanan et al., "Efficient Large-Scale Language Model
 Training on GPU Clusters Using Megatron-LM", SC 2021; D. Lepikhin et al., "GShard", ICLR 2021.

@@ -5,20 +5,20 @@
     >>> mesh["tensor"].size()
     2
 
-Eight ranks as data × pipeline × tensor = 2 × 2 × 2. The last axis counts fastest, as the last
-digit of a number does:
+Take eight ranks as data × pipeline × tensor = 2 × 2 × 2. The last axis counts fastest, like the
+last digit of a number:
 
     rank = (d · P + p) · T + t           d = 0           d = 1
                                        t=0   t=1       t=0   t=1
                                  p=0    0  ─  1         4  ─  5      ─  a group along tensor
                                  p=1    2  ─  3         6  ─  7
 
-Ranks that differ in one coordinate only are a *group* of that axis: {0, 1} of tensor, {0, 2} of
-pipeline, {0, 4} of data. A rank is in one group of each axis, and every algorithm of the course
-that takes a `group` runs on an axis as it runs on all ranks.
+Ranks that differ only in one coordinate are a *group* of this axis: {0, 1} of tensor, {0, 2} of
+pipeline, {0, 4} of data. A rank is in one group of each axis. Every algorithm of the course that
+takes a `group` runs on the group of an axis as it runs on all ranks.
 
-Nodes hold ranks with neighbouring numbers. So the order of the axes says what goes inside a node:
-the last one first.
+A node holds ranks with consecutive numbers. So the order of the axes determines which axes stay
+inside a node: first the last one.
 
 D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", SC 2021. PyTorch's is `torch.distributed.device_mesh.init_device_mesh`.
@@ -36,9 +36,9 @@ class Mesh:
     """The axes of a mesh, and the groups that this rank is in."""
 
     sizes: dict[str, int]
-    """Axis → how many coordinates it has, outermost first."""
+    """Axis → its number of coordinates, outermost axis first."""
     coordinates: dict[str, int]
-    """Axis → this rank's place on it."""
+    """Axis → this rank's coordinate on it."""
     groups: dict[str, dist.ProcessGroup]
     """Axis, or the names of two joined by ``×`` → this rank's group."""
 
@@ -48,15 +48,15 @@ class Mesh:
 
 
 AXES = ("data", "pipeline", "expert", "tensor")
-"""The axes, in the order that they take unless told otherwise: the most talkative last."""
+"""The axes in their default order: the axis with the most communication comes last."""
 
 
 def make_mesh(**sizes: int) -> Mesh:
     """Return the mesh of all ranks with these axes, outermost first; an axis left out has size 1.
 
-    Its names are those of `AXES`. All ranks must call. The groups are called like their axes in
-    traces. Besides those of single axes there is ``data×expert``: ranks with the same weights but
-    for the experts'.
+    The names of axes are those of `AXES`. All ranks must call. Traces show a group by the name of
+    its axis. In addition to the groups of single axes, there is ``data×expert``: ranks that have
+    the same weights except for those of experts.
 
     Raises ValueError for an unknown axis, or if the sizes do not multiply to the number of ranks.
     """
@@ -78,7 +78,7 @@ def make_mesh(**sizes: int) -> Mesh:
 def _groups_along(
     axes: tuple[str, ...], order: list[str], places: list[tuple[int, ...]]
 ) -> dist.ProcessGroup:
-    """Return this rank's group of those that agree in all coordinates but those of `axes`."""
+    """Return this rank's group: all ranks with its coordinates, except for those of `axes`."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(places):
         others = tuple(at for axis, at in zip(order, place, strict=True) if axis not in axes)

@@ -7,16 +7,16 @@
     …backward…
     average_gradients(model, mesh)                                        D batches at a time
 
-Each line holds by itself and beside the others, because each keeps a promise to the rest:
+Each line works alone and together with the others, because each axis keeps one rule:
 
-- *tensor*: what goes in and out of a block is equal on the ranks of its group;
-- *expert*: a rank gives its tokens away inside a block, and has them back at its end;
-- *pipeline*: a layer takes one tensor and gives one, wherever it lies;
-- *data*: all the others act on one rank's batch, and never see another's.
+- *tensor*: the inputs and outputs of a block are equal on the ranks of its group;
+- *expert*: a rank sends its tokens away inside a block, and has them back at the block's end;
+- *pipeline*: a layer takes one tensor and returns one, on any rank;
+- *data*: the other axes use the batch of one rank, and never that of a different one.
 
-So a weight is on D·X ranks, except an expert's, which is on D: those average its gradient. An
-expert's gradient is already the sum over the batches of the X ranks that sent it tokens; divided by
-X it is their mean. With T·P·X·D ranks, a rank holds about
+So D·X ranks hold a weight, and D ranks hold the weight of an expert. These ranks average its
+gradient. The gradient of an expert is already the sum over the batches of the X ranks that sent
+tokens to it, so dividing it by X gives their mean. With T·P·X·D ranks, a rank holds about
 
     Ψ / (T P)  of the dense weights          Ψ_experts / (T P X)  of the experts'
 
@@ -41,10 +41,10 @@ from course_lib.tensor_parallel import (
 
 
 def divide_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Cut every attention by heads and every MLP by hidden units, in place: this rank's stay.
+    """Cut every attention by heads and every MLP by hidden units, in place; keep this rank's part.
 
-    The experts' MLPs too. `model` is equal on all ranks of `group`. Embedding, norms, router and
-    readout stay whole, and equal.
+    The MLPs of experts are cut too. `model` must be equal on all ranks of `group`. Embedding,
+    norms, router and readout stay whole, and equal.
     """
     for module in list(model.modules()):
         for name, inner in list(module.named_children()):
@@ -74,7 +74,7 @@ def _mlp(whole: MLP, group: dist.ProcessGroup) -> ParallelMLP:
 
 
 def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Leave every rank of `group` its experts, in place; tokens then travel to them.
+    """Keep only this rank's experts, in place; tokens are then sent to their experts.
 
     Raises ValueError if there are fewer experts than ranks.
     """
@@ -87,9 +87,10 @@ def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def average_gradients(model: nn.Module, mesh: Mesh) -> None:
-    """Make all gradients those of the mean over all batches of the mesh; after each backward.
+    """Average all gradients over all batches of the mesh. Call it after each backward.
 
-    Two all-reduces: one of the experts' gradients along data, one of all others along data×expert.
+    It takes two all-reduces: one of the experts' gradients along data, and one of all other
+    gradients along data×expert.
     """
     experts = [
         param
@@ -108,8 +109,9 @@ def average_gradients(model: nn.Module, mesh: Mesh) -> None:
 def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's part, shape (B / (D X), …), of a batch of shape (B, …).
 
-    Ranks that differ along data or expert have other rows; along pipeline and tensor the same.
-    Raises ValueError if D X does not divide B: the mean of the ranks' means were not the mean.
+    Ranks that differ along data or expert have different rows. Ranks that differ along pipeline or
+    tensor have the same rows. Raises ValueError if D X does not divide B, because the mean of the
+    ranks' means would then not be the mean of the batch.
     """
     parts = mesh.sizes["data"] * mesh.sizes["expert"]
     if len(whole) % parts:

@@ -1,7 +1,7 @@
-"""A checkpoint that any mesh can load: the one that a single process would save.
+"""A checkpoint that any mesh can load: it has the form that a single process would save.
 
-The place of each element of each weight follows from the layout, and the layout is code. So let
-that code compute it: number the elements of the whole model, 0, 1, 2, …, and cut *the numbers* as
+The layout determines which rank holds which element of each weight, and the layout is code. So this
+code can compute it: number the elements of the whole model, 0, 1, 2, …, and cut *the numbers* as
 the weights are cut. Then every piece shows where its elements come from:
 
     whole weight, numbered        column parallel, T = 2, rank 1
@@ -10,11 +10,11 @@ the weights are cut. Then every piece shows where its elements come from:
         6  7  8
         9 10 11
 
-That is right for every axis, alone and combined, also for one that is added later; and for momentum
-and variance, which lie as their weights do. Saved on one mesh, resumed on another, or in one
-process with `torch.optim`.
+This works for every axis, alone and combined, also for an axis that is added later. It also works
+for momentum and variance, which have the layout of their weights. A run saved on one mesh can
+resume on a different one, or in one process with `torch.optim`.
 
-PyTorch's is `torch.distributed.checkpoint`, which never has the whole on one rank.
+PyTorch has `torch.distributed.checkpoint`, which never holds the whole state on one rank.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Places = list[tuple[nn.Parameter, int, Tensor]]
-"""This rank's parameters: each with its number in the whole model, and where its elements are."""
+"""This rank's parameters, each with its number in the whole model and its elements' positions."""
 
 
 def places_of(
     model: nn.Module, whole: nn.Module, build: Callable[[nn.Module], nn.Module]
 ) -> Places:
-    """Return where the elements of `model` are in `whole`, of which `build` made it.
+    """Return where the elements of `model` are in the whole model, from which `build` made it.
 
-    `whole` is another one, as it was before `build`; it is used up. No rank needs to wait.
+    `whole` is a separate model like that before `build`; its values are overwritten. No
+    communication is needed.
     """
     kept = {id(param): number for number, param in enumerate(whole.parameters())}
     names = {
@@ -49,7 +50,7 @@ def places_of(
 
 
 def _in_whole(name: str) -> str:
-    """Return the name without a pipeline's ``stages.1.`` in front."""
+    """Return the name without the prefix of a pipeline, such as ``stages.1.``."""
     return name.split(".", 2)[2] if name.startswith("stages.") else name
 
 
@@ -58,8 +59,8 @@ def whole_state(
 ) -> dict[str, Any]:
     """Return ``{"model", "optimizer"}`` as `whole` and its optimizer have them in one process.
 
-    `whole` only says which shapes there are. The optimizer has one group, and treats each element
-    by itself. All ranks must call; all get it.
+    Only the shapes and names of `whole` are used. The optimizer must have one group, and treat each
+    element by itself. All ranks must call, and all get the result.
     """
     mine = [
         (number, where, {"": param.detach(), **optimizer.state.get(param, {})})
@@ -88,9 +89,9 @@ def whole_state(
 
 
 def take_whole(places: Places, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take this rank's pieces of the optimizer's state from what `whole_state` gave on any mesh.
+    """Load this rank's pieces of the optimizer's state from a `whole_state` of any mesh.
 
-    The weights are taken before: load them into the whole model, and divide that.
+    For the weights, load them into the whole model before you divide it.
     """
     saved = state["optimizer"]
     mine = {

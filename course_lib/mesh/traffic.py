@@ -9,13 +9,13 @@ With D, P, X, T ranks along data, pipeline, expert and tensor, and n the bytes o
 activations between two layers (its batch × length × width numbers, all micro-batches together):
 
     tensor      L/P layers · 4 all-reduces of n      each 2 (T-1)/T n     (of k n, for experts)
-    expert      L/P layers · 4 all-to-alls of k n    each (X-1)/X k n     and counts before
-    pipeline    (P-1)/P boundaries a rank            each 2 n             there and back
-    data        an all-reduce of the gradients       2 (DX-1)/DX Ψ        Ψ of the weights held
+    expert      L/P layers · 4 all-to-alls of k n    each (X-1)/X k n     and the counts before
+    pipeline    (P-1)/P boundaries per rank          each 2 n             forward and backward
+    data        an all-reduce of the gradients       2 (DX-1)/DX Ψ        Ψ bytes of gradients
 
-So tensor and expert send as often as there are layers; pipeline once for each boundary; data once,
-and what it sends does not grow with the batch. Numbers here are means over the ranks: where sizes
-do not divide, the first ranks hold more than the last.
+So tensor and expert send for every layer, and pipeline for every boundary. Data sends once, and its
+bytes do not grow with the batch. All numbers are means over the ranks: if sizes do not divide, the
+first ranks hold more than the last.
 
 M. Shoeybi et al., "Megatron-LM", 2019, section 3; D. Narayanan et al., SC 2021, section 3.
 """
@@ -27,20 +27,20 @@ from course_lib.mesh.transformer import Shape
 
 
 def weights_held(shape: Shape, **sizes: int) -> tuple[float, float]:
-    """Return how many weights a rank holds, as a mean: ``(dense, experts')``.
+    """Return the mean number of weights that a rank holds: ``(dense, experts')``.
 
-    `sizes` are those of the mesh, as for `make_mesh`.
+    `sizes` are the sizes of the mesh's axes, as for `make_mesh`.
     """
     _, pipeline, expert, tensor = _of(sizes)
     w, hidden = shape.width, shape.hidden
-    mlp, mlp_whole = 2 * w * hidden + hidden, w  # cut along tensor, and not: the bias of the sum
+    mlp, mlp_whole = 2 * w * hidden + hidden, w  # cut along tensor; not cut: the sum's bias
     cut, whole = 4 * w * w + 3 * w, 5 * w  # attention; its last bias and two norms
     if shape.experts:
         whole += (w + 1) * shape.experts  # the router
     else:
         cut, whole = cut + mlp, whole + mlp_whole
     ends = (shape.words + shape.length + 2) * w
-    if not shape.tied or pipeline > 1:  # tied over two ranks, both have a copy
+    if not shape.tied or pipeline > 1:  # if tied over two ranks, both have a copy
         ends += shape.words * w
     dense = shape.layers * (cut / tensor + whole) + ends
     experts = shape.layers * shape.experts * (mlp / tensor + mlp_whole) / expert
@@ -50,11 +50,11 @@ def weights_held(shape: Shape, **sizes: int) -> tuple[float, float]:
 def traffic(
     shape: Shape, batch: int, micro_batches: int = 1, *, itemsize: int = 4, **sizes: int
 ) -> dict[str, float]:
-    """Return axis → the bytes that a rank sends along it in a step, as a mean over the ranks.
+    """Return axis → the mean number of bytes that a rank sends along it in a step.
 
-    A step takes `batch` rows, of all ranks together. The pipeline has one stage for each rank, and
-    every weight is trained. Experts are asked evenly; else `expert` is another. `itemsize` is the
-    bytes of a number. The experts' all-reduce along data counts as data.
+    `batch` is the number of rows of all ranks together. The pipeline has one stage for each rank,
+    and every weight is trained. The result for `expert` assumes that all experts get equally many
+    tokens. `itemsize` is the bytes of a number. The experts' all-reduce along data counts as data.
     """
     data, pipeline, expert, tensor = _of(sizes)
     asked = shape.top_k if shape.experts else 1
@@ -74,7 +74,7 @@ def traffic(
 
 
 def _ring(ranks: int) -> float:
-    """Return how many times its bytes a rank sends in an all-reduce: 2 (K-1)/K."""
+    """Return 2 (K-1)/K, the bytes that a rank sends in an all-reduce per byte of the tensor."""
     return 2 * (ranks - 1) / ranks
 
 

@@ -10,8 +10,8 @@
       → Block × L      x + attention(norm(x)), then x + feed_forward(norm(x))
       → Readout        norm, and a score for every word       (batch, length, words)
 
-It knows of no ranks. A layer takes one tensor and gives one, so that a pipeline can cut anywhere;
-the sequence comes first inside, where tensor parallelism expects it.
+The model does not know about ranks. A layer takes one tensor and returns one, so a pipeline can cut
+anywhere. Between layers the sequence is the first dimension, as tensor parallelism expects.
 
 A. Vaswani et al., "Attention Is All You Need", NeurIPS 2017; W. Fedus et al., "Switch
 Transformers", JMLR 2022 (experts in place of the MLP).
@@ -27,7 +27,7 @@ from course_lib.expert_parallel import mixture_of_experts
 
 
 class Shape(NamedTuple):
-    """The sizes of a model; heads, hidden units and experts need not divide by anything."""
+    """The sizes of a model; heads, hidden units and experts may be any numbers."""
 
     words: int = 32
     length: int = 16
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     hidden: int = 64
     layers: int = 4
     experts: int = 0
-    """E, in every block in place of the MLP; 0: none."""
+    """E, the number of experts that replace the MLP in every block; 0: none."""
     top_k: int = 1
     tied: bool = False
     """Whether the readout's weights are the embedding's."""
@@ -51,7 +51,7 @@ class Embedding(nn.Module):
         self.positions = nn.Parameter(0.1 * torch.randn(shape.length, 1, shape.width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the sum of what a word and its place are."""
+        """Return the sum of the embeddings of each word and its position."""
         words: Tensor = self.words(tokens.t())
         return words + self.positions[: len(words)]
 
@@ -87,7 +87,7 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router and E MLPs, of which each token asks `top_k`."""
+    """A router and E MLPs, of which each token uses `top_k`."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ class Experts(nn.Module):
         self.top_k = shape.top_k
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of `x`: every token by itself."""
+        """Return a tensor of the shape of `x`; each token is processed by itself."""
         tokens = x.reshape(-1, x.shape[-1])
         return mixture_of_experts(tokens, self.router, list(self.experts), self.top_k).view(x.shape)
 
 
 class Block(nn.Module):
-    """Attention, and an MLP or experts, each beside a skip connection."""
+    """Attention, then an MLP or experts, each with a skip connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -128,13 +128,13 @@ class Readout(nn.Module):
         self.scores = nn.Linear(shape.width, shape.words, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a score for each word, at each place of each text."""
+        """Return a score for each word, at each position of each text."""
         scores: Tensor = self.scores(self.norm(x))
         return scores.transpose(0, 1)
 
 
 def transformer(shape: Shape) -> nn.Sequential:
-    """Return the model: an embedding, `shape.layers` blocks, a readout. Seed before."""
+    """Return the model: an embedding, `shape.layers` blocks, a readout. Set the seed before."""
     embedding, readout = Embedding(shape), Readout(shape)
     if shape.tied:
         readout.scores.weight = embedding.words.weight

@@ -6,10 +6,10 @@
 
 Read in this order:
 
-- `one_and_two_shot`: the two algorithms, on whatever memory
+- `one_and_two_shot`: the two algorithms, for any memory that all ranks can access
 - `shared_pages`, `shared_memory`: the same on the CPU
 - `symmetric_memory`: the same between GPUs
-- `process_group`: a backend made of it
+- `process_group`: a backend that uses shared memory
 """
 
 from course_lib.peer_memory.one_and_two_shot import PeerMemory, one_shot, two_shot

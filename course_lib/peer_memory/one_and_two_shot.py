@@ -3,10 +3,10 @@
     >>> from course_lib.peer_memory import one_shot
     >>> one_shot(shown, result)  # `shown`: every rank's vector, which this rank can read
 
-Over a network a number must be sent to be added. Processes of one machine need not send it. If a
-tensor is mapped into all processes, another rank's tensor has an address like one's own, and the
-sum is plain additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). There are two
-algorithms:
+Over a network a number must be sent to be added. Processes on one machine do not have to send it.
+If a tensor is mapped into all processes, a rank can address another rank's tensor like its own, and
+the sum needs only additions (`shared_memory` on the CPU, `symmetric_memory` between GPUs). There
+are two algorithms:
 
     one-shot    barrier; every rank adds up all K tensors by itself          reads (K-1) n bytes
     two-shot    barrier; rank r adds up chunk r and writes it to everyone;   reads and writes
@@ -39,8 +39,8 @@ _MAX_PLANS = 1024
 def one_shot(shown: Sequence[Tensor], result: Tensor) -> None:
     """Write the sum of the `shown` vectors, one of each rank, to `result`, added in their order.
 
-    All have one length and dtype; `result` is overwritten, and none of them. The ranks must have
-    been at a barrier since they were written, and be at another one before they are written again.
+    All vectors have one length and dtype, and `result` is none of the `shown` ones. The ranks must
+    pass a barrier after the vectors are written, and one more before they are written again.
     """
     first, *others = shown
     result.copy_(first)
@@ -51,7 +51,7 @@ def one_shot(shown: Sequence[Tensor], result: Tensor) -> None:
 def two_shot(blocks: Sequence[Sequence[Tensor]], barrier: Callable[[], None]) -> None:
     """Replace the vectors of all ranks by their sum, in place. Raises what `barrier` raises.
 
-    `blocks` are what `blocks_of` gives; all ranks must call.
+    `blocks` is the result of `blocks_of`; all ranks must call.
     """
     barrier()
     for mine, *others in blocks:
@@ -65,7 +65,8 @@ def two_shot(blocks: Sequence[Sequence[Tensor]], barrier: Callable[[], None]) ->
 def blocks_of(everyones: Sequence[Tensor], rank: int, longest: int) -> list[list[Tensor]]:
     """Return rank's chunk of the K vectors, as views, in blocks of at most `longest` elements.
 
-    A block is K vectors: the part of rank's own, and then the others' as `mine_first` orders them.
+    A block has K vectors: the part of the rank's own vector, then the parts of the others, in the
+    order of `mine_first`.
     """
     first, last = shard_bounds(everyones[0].numel(), len(everyones), rank)
     return [
@@ -75,15 +76,15 @@ def blocks_of(everyones: Sequence[Tensor], rank: int, longest: int) -> list[list
 
 
 def mine_first(everyones: Sequence[Tensor], rank: int) -> list[Tensor]:
-    """Return rank's own, and then those of the ranks to its right.
+    """Return the rank's own tensor, and then the tensors of the ranks to its right.
 
-    If all ranks began with the memory of the same one, they would wait for it.
+    If all ranks began with the memory of the same rank, they would wait for it.
     """
     return [*everyones[rank:], *everyones[:rank]]
 
 
 class PeerMemory(ABC):
-    """Memory that all ranks of `group` see, and all-reduces in it.
+    """Memory that all ranks of `group` can access, and all-reduces in it.
 
     All members must construct it, and call its methods in the same order with the same sizes.
     Raises ValueError if this rank is not in the group.
@@ -92,11 +93,11 @@ class PeerMemory(ABC):
     device_type: ClassVar[str]
     """The device type of the tensors that it reduces."""
     block_bytes: ClassVar[int]
-    """Bytes that two-shot adds and then copies in one go."""
+    """Bytes of a block, which two-shot adds and then copies."""
     staging_bytes: ClassVar[int]
     """Bytes of a piece of a private tensor."""
     one_shot_bytes: ClassVar[int]
-    """Private tensors of up to so many bytes are reduced in one shot."""
+    """Private tensors of at most this many bytes are reduced in one shot."""
 
     def __init__(self, group: Group = None) -> None:
         self.group = group
@@ -108,24 +109,24 @@ class PeerMemory(ABC):
 
     @abstractmethod
     def map(self, nbytes: int) -> list[Tensor]:
-        """Return at least `nbytes` bytes (uint8) of memory of each rank, as this rank sees it.
+        """Return at least `nbytes` bytes (uint8) of each rank's memory, mapped on this rank.
 
         All ranks must call, with the same number, 1 or more.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return, or let the GPU's stream go on, when all ranks are here and can see all writes."""
+        """Wait, on a GPU in its stream, until all ranks have called and can see all writes."""
 
     def empty(
         self, numel: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tensor:
-        """Return a vector of `numel` elements, not initialised, that the other ranks can see.
+        """Return a vector of `numel` elements, not initialised, that the other ranks can access.
 
-        It is on this memory's device, whatever `device`: an argument for whom this is what
-        allocates, `DistributedDataParallel(model, allocate=memory.empty)`.
-        The memory stays until this object goes. All ranks must call, with the same arguments.
-        Raises ValueError if numel < 0, and as `map`.
+        It is on this memory's device. `device` is ignored; it exists for callers such as
+        `DistributedDataParallel(model, allocate=memory.empty)`. The memory exists as long as this
+        object. All ranks must call, with the same arguments. Raises ValueError if numel < 0, and as
+        `map`.
         """
         if numel < 0:
             raise ValueError(f"numel={numel}: a vector must have 0 elements or more")
@@ -136,10 +137,10 @@ class PeerMemory(ABC):
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace everyone's `tensor` (of one shape and dtype) by the sum, in place.
 
-        A tensor within one made by `empty` is reduced where it lies, which is fastest; it has to be
-        at the same place on all ranks, or other numbers would be summed. Others are copied in and
-        out, in pieces. Raises ValueError for a tensor on another kind of device, TypeError for a
-        sparse one, and what `barrier` raises.
+        A tensor inside one made by `empty` is reduced without a copy, which is fastest. It must be
+        at the same offset on all ranks, or wrong numbers would be summed. Other tensors are copied
+        in and out, in pieces. Raises ValueError for a tensor on a different kind of device,
+        TypeError for a sparse one, and what `barrier` raises.
         """
         if tensor.device.type != self.device_type:
             raise ValueError(
@@ -161,7 +162,7 @@ class PeerMemory(ABC):
                 two_shot(blocks, self.barrier)
 
     def _everyones(self, flat: Tensor) -> list[Tensor]:
-        """Return what lies at the place of `flat` on all ranks, if that was made by `empty`."""
+        """Return the tensors of all ranks at the place of `flat`, or [] if not made by `empty`."""
         start, nbytes = flat.data_ptr(), flat.nbytes
         for address, slots in self._regions:
             offset = start - address
@@ -175,8 +176,8 @@ class PeerMemory(ABC):
     def _staged(self, flat: Tensor) -> None:
         """All-reduce piece by piece through two staging areas, used in turn, also across calls.
 
-        Two are enough: when a rank fills one again, all others have been at a barrier of the piece
-        in between, so they have read what was in it.
+        Two are enough: before a rank fills an area again, all ranks pass a barrier of the piece in
+        between, so they have read the old content.
         """
         for piece in torch.split(flat, self.staging_bytes // flat.element_size()):
             nbytes = piece.nbytes
@@ -186,7 +187,7 @@ class PeerMemory(ABC):
             self.barrier()
             if nbytes <= self.one_shot_bytes:
                 one_shot(shown, piece)
-            else:  # the second shot reads instead of writing: what it writes is private
+            else:  # the second shot reads instead of writing, because the target is private
                 mine, *others = mine_first(
                     [shard(slot, self.world_size, self.rank) for slot in shown], self.rank
                 )

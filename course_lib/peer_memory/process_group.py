@@ -1,4 +1,4 @@
-"""A process group over shared memory: a backend of one's own, for our DDP and PyTorch's alike.
+"""A process group over shared memory: a custom backend, for our DDP and for PyTorch's.
 
 `torch.distributed` calls methods of a `ProcessGroup`; every class that inherits from it is a
 backend. This one sums CPU tensors in shared memory (`shared_memory`) and passes everything else to
@@ -8,7 +8,7 @@ the group that it was made from. You can use it wherever a group is expected:
     >>> from course_lib.peer_memory import shared_memory_group
     >>> model = DistributedDataParallel(model, group=shared_memory_group())
 
-PyTorch's own takes it as `process_group`.
+PyTorch's DDP takes it as `process_group`.
 
 An all-reduce is done when the call returns, so `wait()` on its handle returns at once. It does not
 overlap with backward. On a CPU that costs little, because communication needs the same cores.
@@ -28,7 +28,7 @@ from course_lib.collectives import Group, place_in
 from course_lib.peer_memory.shared_memory import SharedMemory
 
 NAME = "shared_memory"
-"""Of the backend."""
+"""The name of the backend."""
 
 
 class Done(dist.Work):
@@ -73,10 +73,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Sum `tensors`, of any shape, in place in shared memory, one after the other.
 
-        Other operations, and tensors on a GPU, are the inner group's. Raises TimeoutError if a rank
-        does not come, TypeError for a sparse tensor.
+        The inner group handles other operations and tensors on a GPU. Raises TimeoutError if a rank
+        does not call, TypeError for a sparse tensor.
         """
-        if not isinstance(opts, dist.AllreduceOptions):  # the short form: an operation, or nothing
+        if not isinstance(opts, dist.AllreduceOptions):  # the short form: an operation or None
             operation, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = dist.ReduceOp.SUM if operation is None else operation
         summing = opts.reduceOp == dist.ReduceOp.SUM
@@ -86,7 +86,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             self.memory.all_reduce(tensor)
         return Done(tensors)
 
-    # PyTorch asks a process group for these by name; without them it is "not set".
+    # PyTorch calls these methods by name; without them the group's name is "not set".
     def getGroupName(self) -> str:
         return self._name
 
@@ -100,8 +100,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
 def shared_memory_group(inner: Group = None, timeout: float = 300.0) -> SharedMemoryGroup:
     """Return a process group of the members of `inner` (None: all ranks), all on one machine.
 
-    All members must call. `torch.distributed` knows it, as what its `new_group` returns, and gives
-    it back with `destroy_process_group`. `timeout` is in seconds. Raises OSError and ValueError as
+    All members must call. Like a group from `new_group`, it is known to `torch.distributed`, and
+    `destroy_process_group` frees it. `timeout` is in seconds. Raises OSError and ValueError as
     `SharedMemory` does.
     """
     place_in(inner)
@@ -109,7 +109,7 @@ def shared_memory_group(inner: Group = None, timeout: float = 300.0) -> SharedMe
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     given = (dist.group.WORLD if inner is None else inner, timeout)
     members = dist.get_process_group_ranks(inner)
-    # Its ranks must count as the inner group's do.
+    # Its ranks must be numbered as in the inner group.
     order: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
     group = dist.new_group(
         members, backend=NAME, pg_options=given, use_local_synchronization=True, **order

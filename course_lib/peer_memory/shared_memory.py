@@ -5,7 +5,7 @@
     >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
 
 The pages and the barrier come from `shared_pages`. The barrier takes microseconds; a message takes
-tens of microseconds. `SharedMemory.empty` returns an ordinary tensor; gradients that live in it are
+tens of microseconds. `SharedMemory.empty` returns an ordinary tensor; gradients stored in it are
 reduced in place.
 """
 
@@ -23,7 +23,7 @@ class SharedMemory(PeerMemory):
 
     Args:
         group: the process group; used to agree on names, not for the data. None for all ranks.
-        timeout: seconds after which a rank that does not come to a barrier is given up.
+        timeout: seconds to wait at a barrier for a rank before raising an error.
 
     Raises:
         OSError: there is not enough memory, or the ranks are not on one machine.
@@ -32,7 +32,7 @@ class SharedMemory(PeerMemory):
     """
 
     device_type = "cpu"
-    block_bytes = 512 << 10  # has to stay in a core's cache between adding and copying
+    block_bytes = 512 << 10  # must stay in a core's cache between adding and copying
     staging_bytes = 2 << 20
     one_shot_bytes = 64 << 10
 
@@ -45,5 +45,5 @@ class SharedMemory(PeerMemory):
         return map_for_all(nbytes, self.group)
 
     def barrier(self) -> None:
-        """Return when all ranks have called. Raises TimeoutError, naming one that does not come."""
+        """Return when all ranks have called. Raises TimeoutError, naming a rank that did not."""
         self._barrier()

@@ -1,14 +1,14 @@
-"""Shared pages: memory that all ranks of one machine see, and a barrier made of it.
+"""Shared pages: memory that all ranks of one machine can access, and a barrier built on it.
 
 `map_for_all` asks the system for a file in memory that is in no folder. So it disappears with the
 last process. It does not need a large /dev/shm, which containers often limit to 64 MiB. The other
-ranks open the file by the first rank's number for it. All ranks map it among their own pages. So
-all ranks can read at once when one has written.
+ranks open the file by its descriptor in the first rank's process. All ranks map it into their own
+memory, so each of them can read at once the data that another one has written.
 
 A reader must also know when the writer is done. `SpinBarrier` is a counter per rank that the others
 watch. It sends nothing and does not call the system, so it takes microseconds. The others must see
-the data before the counter. x86 promises this, because it keeps the order of writes; machines that
-reorder writes (ARM) are not supported.
+the data before the counter. x86 guarantees this, because it keeps the order of writes. Machines
+that reorder writes (ARM) are not supported.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ _PAGE = 4096
 
 
 def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
-    """Return `nbytes` bytes of memory of each rank, zeros, as everyone in `group` sees them.
+    """Return for each rank `nbytes` zeros of memory that all ranks in `group` share.
 
-    Entry r, a vector of at least `nbytes` elements of dtype uint8, is rank r's. All members must
-    call, with the same number, 1 or more. Raises OSError, on all of them, if one of them cannot
-    have it; ValueError if this rank is not in the group.
+    Entry r, a vector of at least `nbytes` elements of dtype uint8, belongs to rank r. All members
+    must call, with the same number, 1 or more. Raises OSError on all ranks if one of them cannot
+    get the memory, and ValueError if this rank is not in the group.
     """
     rank, world_size = place_in(group)
     length = -(-max(1, nbytes) // _PAGE) * _PAGE
@@ -52,7 +52,7 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
         dist.broadcast_object_list(made, group=group, group_src=0)
         path, where = made
         try:
-            if where != here:  # where the path may be that of another file
+            if where != here:  # there, the path may belong to a different file
                 raise OSError("it is on a different machine, or in a different container")
             if path is not None:
                 memory = torch.from_file(path, shared=True, size=total, dtype=torch.uint8)
@@ -75,7 +75,7 @@ def map_for_all(nbytes: int, group: Group = None) -> list[Tensor]:
 
 
 def _machine() -> str:
-    """Return what tells machines and, where it matters to /proc, containers apart."""
+    """Return a string that identifies the machine and, because of /proc, the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -85,9 +85,9 @@ def _machine() -> str:
 
 @contextlib.contextmanager
 def _file_in_memory(nbytes: int) -> Iterator[str]:
-    """Lend the path of a file of `nbytes` zeros, with its pages reserved.
+    """Provide the path of a file of `nbytes` zeros, with its pages reserved.
 
-    A process that has mapped it keeps it.
+    A process that has mapped the file keeps its memory after the path is gone.
     """
     if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -98,7 +98,7 @@ def _file_in_memory(nbytes: int) -> Iterator[str]:
         descriptor, path = tempfile.mkstemp(prefix="shared-pages-")
     try:
         if hasattr(os, "posix_fallocate"):
-            # Memory that is only promised would end the process when it is used, and not there.
+            # Reserve the memory now: if it were missing on first use, the process would be killed.
             os.posix_fallocate(descriptor, 0, nbytes)
         else:
             os.ftruncate(descriptor, nbytes)
@@ -112,9 +112,9 @@ def _file_in_memory(nbytes: int) -> Iterator[str]:
 class SpinBarrier:
     """A barrier of the ranks of `group` (None: all ranks), all on one machine.
 
-    All members must construct it, which raises as `map_for_all`. `barrier()` returns when all have
-    called it as often, and then sees what they had written before. It raises TimeoutError, naming
-    the rank, if one does not come within `timeout` seconds.
+    All members must construct it, which raises as `map_for_all`. `barrier()` returns when all ranks
+    have called it equally often. This rank then sees all their earlier writes. It raises
+    TimeoutError, naming the rank, if a rank does not call within `timeout` seconds.
     """
 
     def __init__(self, group: Group = None, timeout: float = 300.0) -> None:
@@ -124,7 +124,7 @@ class SpinBarrier:
         self._counters = [memoryview(slot.view(torch.int64).numpy().data) for slot in counters]
         self._count = 0
         self._waiting_since = 0.0
-        # Where ranks share a core, the one that is waited for needs it.
+        # If ranks share a core, a waiting rank must soon leave it to the rank it waits for.
         self._spins = 300 if world_size <= (os.cpu_count() or 1) else 20
 
     def __call__(self) -> None:

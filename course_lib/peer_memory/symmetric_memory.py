@@ -4,9 +4,9 @@
     >>> memory = SymmetricMemory()  # once, on all ranks, a GPU each
     >>> memory.all_reduce(gradient)  # in place; every rank then holds the sum
 
-A GPU can read and write another one's memory if both have agreed on it. PyTorch's symmetric memory
-allocates the same on every rank, exchanges the addresses (a *rendezvous*), and offers a barrier
-between the GPUs themselves. The host launches a few kernels and does not wait.
+A GPU can read and write the memory of another GPU if both have agreed on it. PyTorch's symmetric
+memory allocates the same amount on every rank, exchanges the addresses (a *rendezvous*), and offers
+a barrier that the GPUs run themselves. The host launches a few kernels and does not wait.
 
 NCCL needs a kernel with many phases, or one message per neighbour, for a tensor of any size.
 One-shot needs one barrier and K additions, so it is faster for tensors below about 100 KB.
@@ -44,7 +44,7 @@ class SymmetricMemory(PeerMemory):
     """
 
     device_type = "cuda"
-    block_bytes = 1 << 40  # a chunk whole: more kernels would cost more than caches gain
+    block_bytes = 1 << 40  # the whole chunk: more kernels would cost more than caches gain
     staging_bytes = 32 << 20
     one_shot_bytes = 256 << 10
 
@@ -56,19 +56,19 @@ class SymmetricMemory(PeerMemory):
 
     def map(self, nbytes: int) -> list[Tensor]:
         """Return `nbytes` bytes (uint8), not initialised, of each rank's GPU."""
-        # Not part of every PyTorch, and still called an alpha there.
+        # Imported here, because it is not in every PyTorch, and is an alpha feature.
         import torch.distributed._symmetric_memory as symm_mem
 
         mine = symm_mem.empty(nbytes, dtype=torch.uint8, device=self.device)
         group = dist.group.WORLD if self.group is None else self.group
         assert group is not None  # place_in has refused that
         handle = symm_mem.rendezvous(mine, group)
-        self._handles.append(handle)  # while it lives, so do the others' addresses
+        self._handles.append(handle)  # keeps the others' addresses valid
         return [
             mine if r == self.rank else handle.get_buffer(r, (nbytes,), torch.uint8)
             for r in range(self.world_size)
         ]
 
     def barrier(self) -> None:
-        """Let the current stream go on when those of all ranks have come here."""
+        """Make the current stream wait until the streams of all ranks have arrived here."""
         self._handles[0].barrier(channel=0)

@@ -7,15 +7,15 @@
 
 Read in this order:
 
-- `schedule`: who does what in which order, as data
+- `schedule`: the steps of each rank, in order, as data
 - `schedules`: GPipe, one forward one backward, interleaved, zero bubble
-- `simulation`: how long a schedule takes, how much stands idle, how much is held
-- `validity`: schedules that deadlock, forget something or hold too much
+- `simulation`: how long a schedule takes, how long ranks are idle, how many activations they hold
+- `validity`: checks for schedules that deadlock, lack a step or hold too much
 - `weight_gradients`: backward in two halves
 - `stage`: forward and backward of one part of the model
 - `messages`: activations and their gradients between neighbours
 - `tied`: a parameter that two ranks hold
-- `pipeline`: these together, an engine that executes any schedule
+- `pipeline`: all of these together, an engine that executes any schedule
 """
 
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ __all__ = [
     "zero_bubble_fraction",
 ]
 
-# Schedules are data: who simulates them need not wait for PyTorch.
+# Schedules are data, so simulating them does not need PyTorch.
 __getattr__ = later(
     __name__,
     {

@@ -1,23 +1,24 @@
 """Messages between stages: their order, and how no rank has to wait for a send.
 
-Over every boundary between two stages go, for each micro-batch, its activations forward and their
-gradient, of the same size, back. A step sends
+For each micro-batch, its activations cross every boundary between two stages forward, and their
+gradient, of the same size, crosses it backward. A step sends
 
-    2 m n bytes over each boundary,       n those of one micro-batch's activations there
+    2 m n bytes over each boundary,       n the bytes of one micro-batch's activations there
 
 Messages from one rank to another arrive in the order in which they were sent. The receiver may need
-them in another: interleaved, ranks 0 and 1 of two exchange activations of one chunk and gradients
-of another. But the schedule is data that every rank has. So a rank knows in which order its
-neighbour sends, begins to receive in that order, and keeps what it does not need yet.
+them in a different order: with interleaving, two ranks exchange activations of one chunk and
+gradients of a different one. But every rank has the whole schedule, as data. So a rank knows in
+which order its neighbour sends, begins to receive in that order, and keeps messages that it does
+not need yet.
 
-Sends are started and not waited for, so ranks cannot wait for one another's sends in a circle. A
-sent tensor is kept until the schedule shows that the other rank has it: when that rank answers, or
-the step is over. Receives begin one step before they are needed, while the rank computes: a message
-that takes no longer than a step costs no time.
+A rank starts sends without waiting for them, so ranks cannot wait for one another's sends in a
+circle. A sent tensor is kept until the schedule shows that the other rank has received it: when
+that rank answers, or the step is over. Receives begin one step before they are needed, while the
+rank computes. So a message that takes no longer than a step costs no time.
 
 NCCL runs all messages between two ranks of a group in the order in which they were posted, in both
-directions. There a receive that begins early would hold up the sends posted after it, and two ranks
-would wait for each other. So there each direction has a group of its own: see `directions`.
+directions. With NCCL, a receive that begins early would delay the sends posted after it, and two
+ranks would wait for each other. So with NCCL each direction has its own group: see `directions`.
 """
 
 from collections.abc import Iterator
@@ -56,20 +57,23 @@ class Directions(NamedTuple):
 
 
 def directions(group: Group) -> Directions:
-    """Return `group`, and with NCCL another one of its ranks; every rank of `group` must call."""
+    """Return `group` for both directions; with NCCL, make a second group for one of them.
+
+    Every rank of `group` must call.
+    """
     if "nccl" not in dist.get_backend(group) or dist.get_world_size(group) == 1:
         return Directions(group, group)
     first = dist.group.WORLD if group is None else group
     assert first is not None, "there is a group, or its backend would not be known"
     members = dist.get_process_group_ranks(group)
-    # By the same name, so that a trace counts both as one.
+    # Give it the same name, so that a trace counts both groups as one.
     name = first.group_desc
     up = dist.new_group(members, use_local_synchronization=True, group_desc=name)
     return Directions(group, up)
 
 
 def outgoing(schedule: Schedule, work: Work) -> Message | None:
-    """Return the message of a step for another stage; None at the end of the pipeline."""
+    """Return the message that a step sends to another stage; None at the end of the pipeline."""
     if work.action == "F" and work.stage < schedule.stages - 1:
         return Message(True, work.micro_batch, work.stage + 1)
     if work.action in ("B", "I") and work.stage > 0:
@@ -89,8 +93,9 @@ def incoming(schedule: Schedule, work: Work) -> Message | None:
 class Mailbox:
     """The messages of one rank in one step.
 
-    `shapes` holds the shape and dtype of what crosses each boundary, by the stage after it. What is
-    missing there is learned: the first message over that boundary then has a header before it.
+    `shapes` holds the shape and dtype of the tensors that cross each boundary, by the stage after
+    the boundary. A missing shape is learned from a header, which is sent before the first message
+    over this boundary.
     """
 
     def __init__(
@@ -115,7 +120,11 @@ class Mailbox:
         }
 
     def _sent_to_me(self, source: int) -> Iterator[tuple[Message, list[Message]]]:
-        """Yield what a rank sends to this one, in its order; and what it got from here before."""
+        """Yield each message that a rank sends to this one, in order.
+
+        With it, yield the messages from this rank that the other rank has received since its last
+        message to this rank.
+        """
         got: list[Message] = []
         for step in self._schedule.steps[source]:
             work = self._schedule.work(source, step)
@@ -130,7 +139,7 @@ class Mailbox:
         return self._schedule.rank_of(message.stage + (-1 if message.forward else 1))
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Begin to send; the tensor must stay as it is until `finish`."""
+        """Begin to send; do not change the tensor before `finish`."""
         to = self._schedule.rank_of(message.stage)
         if to == self._rank:
             self._here[message] = tensor
@@ -144,23 +153,23 @@ class Mailbox:
         self._sent[message] = start_send(tensor, to, group), tensor
 
     def expect(self, message: Message | None) -> None:
-        """Begin to receive, ahead of need; not while shapes are learned, which takes waiting."""
+        """Begin to receive early, except while shapes are learned, because this has to wait."""
         if message is not None and not self._learning:
             self._begin(message)
 
     def receive(self, message: Message) -> Tensor:
-        """Return a message as soon as it is there."""
+        """Wait for a message and return it."""
         self._begin(message)
         if message in self._here:
             return self._here.pop(message)
         work, tensor, got = self._receiving.pop(message)
         work.wait()
-        for each in got:  # it has left, and need not be held any longer
+        for each in got:  # it was received, so it need not be kept any longer
             self._sent.pop(each)[0].wait()
         return tensor
 
     def _begin(self, message: Message) -> None:
-        """Begin to receive everything that its sender sends up to `message`."""
+        """Begin to receive all messages of its sender up to and including `message`."""
         source = self._sender(message)
         group = self._groups.between(source, self._rank)
         while source != self._rank and message not in self._receiving:
@@ -175,7 +184,7 @@ class Mailbox:
             self._receiving[following] = start_recv(tensor, source, group), tensor, got
 
     def finish(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all sends are done."""
         for work, _ in (*self._headers, *self._sent.values()):
             work.wait()
 

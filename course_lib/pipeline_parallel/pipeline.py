@@ -6,12 +6,13 @@
     >>> loss = pipeline.step(x, y)
     >>> optimizer.step()
 
-It knows nothing of GPipe or 1F1B. For each step of this rank it receives what is needed, lets the
-stage do its part, and sends the result on; who waits for whom is in the schedule.
+The engine does not know about GPipe or 1F1B. For each step of this rank it receives the input, lets
+the stage compute, and sends the result on. The schedule determines which rank waits for which.
 
-The loss of a batch is the mean of those of its m micro-batches. So each is divided by m, and the
-gradients, which add up, are those of the whole batch: the update is that of one machine, up to
-rounding. That holds for layers that look at one example at a time; BatchNorm sees a micro-batch.
+The loss of a batch is the mean of the losses of its m micro-batches. So each of these is divided by
+m, and the gradients add up to those of the whole batch: the update is the same as on one machine,
+up to rounding. This holds for layers that treat each example by itself; BatchNorm sees only a
+micro-batch.
 
 Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
 NeurIPS 2019.
@@ -31,20 +32,20 @@ from course_lib.pipeline_parallel.validity import check_schedule
 
 
 class Pipeline(nn.Module):
-    """The stages of a model that this rank holds, trained together with the others' by a schedule.
+    """Trains a model's stages on this rank, together with those of other ranks, by a schedule.
 
     Args:
         stages: all stages of the model, in order; `split_layers` makes them. Each takes a tensor
-            and returns one. Only those of this rank are kept and used: the others may be on the
-            device ``meta``, where they take no memory. A parameter in stages of several ranks is
-            tied: it begins with the same value on them, and is kept equal.
+            and returns one. Only the stages of this rank are kept and used: the others may be on
+            the device ``meta``, where they take no memory. A parameter in stages of several ranks
+            is tied: it must have the same value on these ranks at first, and is kept equal.
         loss_fn: ``loss_fn(output, target)``, a mean over the examples.
         schedule: see `schedules`; one stage for each chunk of each rank of `group`.
         group: the ranks of the pipeline.
-        rematerialize: whether to hold only the inputs of stages, and run forward twice.
+        rematerialize: whether to keep only the inputs of stages, and run forward twice.
 
-    The parameters are those of this rank's stages, named ``stages.1.…`` by their place in the
-    model: the ranks' `state_dict` put together are the model's.
+    The parameters are those of this rank's stages, named ``stages.1.…`` by their position in the
+    model. All ranks' `state_dict` together are that of the model.
 
     Raises ValueError if stages, schedule and group differ in number, and ScheduleError if the
     schedule cannot be executed.
@@ -77,17 +78,19 @@ class Pipeline(nn.Module):
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._batch: dict[str, torch.Size] = {}
         self.peak_activations = 0
-        """The most micro-batches whose activations this rank has held at once so far."""
+        """The largest number of micro-batches whose activations this rank held at once so far."""
 
     def step(self, inputs: Tensor | None, targets: Tensor | None) -> Tensor | None:
         """Add the gradients of one batch to `.grad`; return its loss on the last stage's rank.
 
-        `inputs`, of shape (B, …), are needed where the first stage is, and `targets`, (B, …), where
-        the last one is; elsewhere they may be `None`, as is the result. Every batch has the same
-        shape: what crosses the boundaries is learned in the first step.
+        The rank of the first stage needs `inputs`, of shape (B, …), and the rank of the last stage
+        needs `targets`, (B, …). On other ranks they may be `None`. The result is `None` except on
+        the last stage's rank. Every batch must have the same shape, because the first step learns
+        the shapes at the boundaries.
 
-        Raises ValueError if the micro-batches do not divide B, the shape changed, or something
-        needed is missing. Where one rank raises, the others wait for it: all see the same batch.
+        Raises ValueError if the number of micro-batches does not divide B, the shape has changed,
+        or a needed argument is missing. If only one rank raises, the others wait for it, so give
+        all ranks the same batch.
         """
         self._check("inputs", inputs, needed="0" in self.stages)
         self._check("targets", targets, needed=str(self.schedule.stages - 1) in self.stages)
@@ -98,7 +101,7 @@ class Pipeline(nn.Module):
         self._ys = () if targets is None else targets.chunk(m)
         self._losses: list[Tensor] = []
         halves = self.schedule.splits_backward
-        self._stages = {  # anew, so that nothing is left of a step that failed
+        self._stages = {  # new ones, so that nothing is left of a failed step
             int(name): Stage(module, rematerialize=self._rematerialize, in_halves=halves)
             for name, module in self.stages.items()
         }
@@ -111,7 +114,7 @@ class Pipeline(nn.Module):
         return torch.stack(self._losses).sum() if self._losses else None
 
     def _execute(self, work: Work, following: Work | None, mailbox: Mailbox) -> None:
-        """Do one step: receive, compute, send. Start to receive the input of the following step."""
+        """Do one step: receive, compute, send. Begin to receive the input of the next step."""
         message = incoming(self.schedule, work)
         received = None if message is None else mailbox.receive(message)
         if following is not None:

@@ -12,16 +12,17 @@ that stages have something to do at the same time:
     rank 0   F0 F1 F2 .. .. B2 .. B1 .. B0
     rank 1   .. F0 F1 F2 B2 .. B1 .. B0 ..        → time
 
-A list of steps for each rank says all of this: the dots follow from it, since a rank that has not
-got its input waits. Four kinds of steps:
+A list of steps for each rank defines all of this. The dots follow from it, because a rank waits
+until it has its input. There are four kinds of steps:
 
 - `F`: forward of a micro-batch;
 - `B`: its whole backward;
-- `I` and `W`: the same in two halves. `I` computes the gradient of the input, for which the stage
-  before waits; `W` those of the weights, for which nobody waits until the optimizer steps.
+- `I` and `W`: its backward in two halves. `I` computes the gradient of the input, for which the
+  stage before waits. `W` computes the gradients of the weights, for which no rank waits before the
+  optimizer's step.
 
 A rank may hold several stages, its chunks: with p ranks, chunk c of rank r is stage cp + r. A step
-of another chunk than the first has a letter, as in F0b.
+of any chunk except the first has a letter, as in F0b.
 """
 
 from typing import Literal, NamedTuple
@@ -46,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A step by its place in the model: which rank it is on follows from the stage."""
+    """A step by its stage in the model; the stage determines the rank."""
 
     action: Action
     micro_batch: int
@@ -57,9 +58,9 @@ class Schedule(NamedTuple):
     """The steps of every rank.
 
     Attributes:
-        name: for people.
-        micro_batches: m, how many a batch is cut into.
-        steps: ``steps[r]`` are those of rank r, in their order.
+        name: a readable name.
+        micro_batches: m, the number of micro-batches in a batch.
+        steps: ``steps[r]`` are the steps of rank r, in order.
         chunks: v, how many stages each rank holds.
 
     """
@@ -84,20 +85,20 @@ class Schedule(NamedTuple):
         return stage % self.world_size
 
     def work(self, rank: int, step: Step) -> Work:
-        """Return the step of a rank by its place in the model."""
+        """Return the step of a rank as `Work`, by its stage in the model."""
         return Work(step.action, step.micro_batch, step.chunk * self.world_size + rank)
 
     def step(self, work: Work) -> Step:
-        """Return the opposite of `work`: as the rank that holds the stage knows it."""
+        """Return `work` as the `Step` of the rank that holds its stage; the inverse of `work()`."""
         return Step(work.action, work.micro_batch, work.stage // self.world_size)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether backward is done in two halves."""
+        """Whether backward runs in two halves."""
         return any(step.action == "W" for steps in self.steps for step in steps)
 
     def needs(self, work: Work) -> list[Work]:
-        """Return what must be over before `work` can begin."""
+        """Return the work that must be over before `work` can begin."""
         action, micro_batch, stage = work
         if action == "F":
             return [work._replace(stage=stage - 1)] if stage else []

@@ -7,7 +7,7 @@
     rank 2: F0 B0 F1 B1 F2 B2 F3 B3
 
 With p ranks, m micro-batches, and F, B = I + W seconds for the forward and the backward of one
-micro-batch on one rank, a rank stands idle for
+micro-batch on one rank, a rank is idle for
 
     GPipe                    (p-1) (F + B)         and holds m micro-batches' activations
     one forward one backward (p-1) (F + B)         at most p: p - r on rank r
@@ -15,10 +15,10 @@ micro-batch on one rank, a rank stands idle for
     zero bubble H1           (p-1) (F + I - W)     at most p
     zero bubble H2           (p-1) (F + I - 2W)    at most 2p - 1
 
-seconds of a step. The first two differ in memory only. The third sends v times as often. The last
-two fill the idle time with W, for which nobody waits. H2's number counts each rank from its own
-first to its own last step, because the ranks then begin their next step one after the other. Zero
-bubble needs m ≥ p micro-batches, H2 2p - 1, and halves of about the same length.
+seconds of a step. The first two differ only in memory. The third sends v times as often. The last
+two fill the idle time with W, for which no rank waits. The number of H2 counts each rank from its
+own first to its own last step, because the ranks then begin their next step one after the other.
+Zero bubble needs m ≥ p micro-batches (H2 needs 2p - 1), and halves of about the same length.
 
 Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
 NeurIPS 2019; D. Narayanan et al., "PipeDream", SOSP 2019, and "Efficient Large-Scale Language Model
@@ -32,7 +32,7 @@ from course_lib.pipeline_parallel.schedule import Schedule, Step
 def gpipe(world_size: int, micro_batches: int) -> Schedule:
     """Return all forwards, then all backwards, the last micro-batch first.
 
-    Raises ValueError unless both numbers are at least 1; so do the others below.
+    Raises ValueError unless both numbers are at least 1, like the other schedules below.
     """
     _require(world_size, micro_batches)
     forwards = [Step("F", m) for m in range(micro_batches)]
@@ -41,7 +41,7 @@ def gpipe(world_size: int, micro_batches: int) -> Schedule:
 
 
 def one_forward_one_backward(world_size: int, micro_batches: int) -> Schedule:
-    """Return p - r forwards on rank r, then backwards and forwards in turn, as soon as possible."""
+    """Return p - r forwards on rank r, then backwards and forwards in turn, each when possible."""
     _require(world_size, micro_batches)
     forwards = [Step("F", m) for m in range(micro_batches)]
     backwards = [Step("B", m) for m in range(micro_batches)]
@@ -54,8 +54,9 @@ def one_forward_one_backward(world_size: int, micro_batches: int) -> Schedule:
 def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Return one forward one backward on `chunks` v of every rank, p micro-batches at a time.
 
-    A micro-batch passes every rank v times; filling the pipeline takes as many steps, but each is
-    1/v as long. Raises ValueError if p does not divide m: a last, smaller turn would stall.
+    A micro-batch passes every rank v times. The number of steps to fill the pipeline is the same,
+    but each step is 1/v as long. Raises ValueError if p does not divide m, because a last, smaller
+    turn would stall.
     """
     _require(world_size, micro_batches, chunks)
     if micro_batches % world_size:
@@ -64,7 +65,7 @@ def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedul
             f"micro_batches must be a multiple of {world_size}, such as "
             f"{micro_batches // world_size * world_size + world_size}; got {micro_batches}"
         )
-    # In one turn: p micro-batches on the first chunk, the same on the second, …
+    # In one turn: p micro-batches on the first chunk, the same ones on the second, …
     order = [
         (turn + m, chunk)
         for turn in range(0, micro_batches, world_size)
@@ -83,9 +84,9 @@ def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedul
 def zero_bubble(world_size: int, micro_batches: int, ahead: int = 1) -> Schedule:
     """Return one forward one backward with backward in halves: H1, or H2 with `ahead` = 2.
 
-    Rank r begins with `ahead` forwards for each rank after it, and holds back as many `W` for each
-    rank before it. So each holds up to ahead (p-1) + 1 micro-batches, and ranks that end early have
-    something left to do. Raises ValueError if `ahead` is below 1.
+    Rank r begins with `ahead` forwards for each rank after it, and postpones `ahead` steps `W` for
+    each rank before it. So each rank holds up to ahead (p-1) + 1 micro-batches, and ranks that end
+    early still have work. Raises ValueError if `ahead` is below 1.
     """
     _require(world_size, micro_batches, ahead)
     forwards = [Step("F", m) for m in range(micro_batches)]

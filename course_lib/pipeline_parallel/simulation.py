@@ -5,14 +5,15 @@
     >>> f"{run.bubble:.4f} simulated, {bubble_fraction(4, 8):.4f} by the formula"
     '0.2727 simulated, 0.2727 by the formula'
 
-A step begins when its rank is free and its input is there. So every step's time follows from those
-it needs, and nothing is executed. The *bubble* is the share of all ranks' time in which they wait.
-Rank r gets its first input r forwards late, and the last gradient it needs p - 1 - r backwards
-after the last rank: in a step of m micro-batches that is p - 1 of F + B seconds lost beside m used,
+A step begins when its rank is free and its input has arrived. So every step's time follows from the
+times of the steps that it needs, and nothing is executed. The *bubble* is the share of all ranks'
+time in which they wait. Rank r gets its first input r forwards late, and its last gradient
+p - 1 - r backwards after the last rank. So a step of m micro-batches uses m times F + B seconds and
+loses p - 1 times F + B seconds:
 
     bubble  (p-1) / (m + p-1)        interleaved, v chunks  (p-1) / (vm + p-1)
 
-The papers give the ratio to the time of work, (p-1)/m, which is above 1 for m < p - 1.
+The papers give the ratio to the working time, (p-1)/m, which is above 1 for m < p - 1.
 
 Y. Huang et al., 2019; D. Narayanan et al., 2021; P. Qi et al., 2024 (see `schedules`).
 """
@@ -28,12 +29,12 @@ _LANES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights' gradi
 
 
 class Simulation(NamedTuple):
-    """When every step of a schedule runs, in seconds from the start, and which never can."""
+    """When every step of a schedule runs, in seconds from the start, and which steps cannot run."""
 
     spans: list[Span]
     world_size: int
     stuck: dict[int, Step]
-    """Rank → the step that it waits for ever to begin; empty unless there is a deadlock."""
+    """Rank → the step that it can never begin; empty unless there is a deadlock."""
 
     @property
     def makespan(self) -> float:
@@ -41,7 +42,7 @@ class Simulation(NamedTuple):
         return max((span[3] for span in self.spans), default=0.0)
 
     def busy(self, rank: int) -> float:
-        """Return the seconds for which a rank computes."""
+        """Return how many seconds a rank computes."""
         return sum(stop - start for r, _, start, stop, _ in self.spans if r == rank)
 
     @property
@@ -54,7 +55,7 @@ class Simulation(NamedTuple):
     def steady_bubble(self) -> float:
         """The idle share of the rank that takes longest from its own first step to its last.
 
-        That is what counts when ranks begin the next step as soon as they are done with this one.
+        This share matters if ranks begin the next step as soon as they are done with this one.
         """
         longest, rank = max(
             (max(span[3] for span in mine) - min(span[2] for span in mine), rank)
@@ -72,12 +73,12 @@ def simulate(
     weight: float | None = None,
     message: float = 0.0,
 ) -> Simulation:
-    """Run a schedule on a clock.
+    """Simulate a schedule, and return when each of its steps runs.
 
-    `forward` and `backward` are the seconds of one micro-batch on one rank; of v chunks each takes
-    1/v of that. `weight` is the part of `backward` that `W` takes, by default half. A message takes
-    `message` seconds, and does not keep its sender. Where ranks wait for one another for ever, the
-    simulation ends, and says so in `stuck`.
+    `forward` and `backward` are the seconds of one micro-batch on one rank; with v chunks, each
+    chunk takes 1/v of that. `weight` is the part of `backward` that `W` takes, by default half. A
+    message takes `message` seconds, in which its sender can go on. If ranks wait for one another
+    for ever, the simulation ends, and `stuck` names their steps.
     """
     weight = backward / 2 if weight is None else weight
     seconds = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
@@ -112,10 +113,10 @@ def simulate(
 
 
 def peak_activations(schedule: Schedule) -> list[int]:
-    """Return, for each rank, how many micro-batches' activations it holds at most.
+    """Return for each rank the largest number of micro-batches whose activations it holds at once.
 
-    Those of one chunk count as one. They are held from the forward until the backward is over: with
-    backward in halves until `W`, although `I` lets go of a part.
+    The activations of a micro-batch in one chunk count as one. They are held from forward until
+    backward is over. If backward is in halves, they are held until `W`, although `I` frees a part.
     """
     last = "W" if schedule.splits_backward else "B"
     peaks = []

@@ -4,18 +4,18 @@
     >>> [len(stage) for stage in split_layers(model, 2)]
     [2, 1]
 
-Autograd stops where a tensor leaves the rank. So a stage cuts the graph at both ends:
+Autograd cannot follow a tensor to another rank. So a stage cuts the graph at both ends:
 
     x (from the stage before)  →  layers  →  y (to the stage after)
     gradient of x              ←  layers  ←  gradient of y
 
-Forward makes x the start of a graph of its own, and keeps x and y; backward continues from y with
-the gradient that arrived, and finds that of x in ``x.grad``.
+Forward makes x the start of a separate graph, and keeps x and y. Backward continues from y with the
+gradient that arrived, and finds the gradient of x in ``x.grad``.
 
-Between the two lie all activations of the stage. *Rematerialisation* keeps only x and runs forward
-again when backward needs the rest. This takes memory for one micro-batch's activations instead of
-many, and about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random numbers,
-such as dropout's, are the same in both.
+All activations of the stage between x and y are kept, too. *Rematerialisation* keeps only x and
+runs forward again when backward needs the rest. This needs memory for one micro-batch's activations
+instead of many, and about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random
+numbers, such as dropout's, are the same in both runs.
 
 T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Y. Huang et al., "GPipe:
 Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.
@@ -35,9 +35,10 @@ from course_lib.sharding import shard_bounds
 def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.Module]:
     """Return `model` in parts, to be called one after the other; the layers are shared, not copied.
 
-    `stages` is their number, and the layers are cut by `shard_bounds`; or the number of layers of
-    each, where some take longer than others. Names stay: layer 5 of the model is also layer ``5``
-    of its stage. Raises ValueError if a stage would have no layer, or the numbers do not add up.
+    `stages` is the number of parts, and `shard_bounds` cuts the layers. It can also be a sequence
+    with the number of layers of each part, for layers that take different times. Names stay the
+    same: layer 5 of the model is also layer ``5`` of its stage. Raises ValueError if a stage would
+    have no layer, or if the numbers do not add up to the number of layers.
     """
     if isinstance(stages, int):
         bounds = [shard_bounds(len(model), stages, stage) for stage in range(stages)]
@@ -54,9 +55,9 @@ def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.M
 
 
 class Stage:
-    """A module, and what is held of the micro-batches between their forward and backward.
+    """A module, and the activations of micro-batches between their forward and backward.
 
-    With `rematerialize` that is the input alone. With `in_halves`, `backward` leaves the gradients
+    With `rematerialize` only the inputs are kept. With `in_halves`, `backward` leaves the gradients
     of weights to `backward_weights`.
     """
 
@@ -70,9 +71,9 @@ class Stage:
     def forward(
         self, micro_batch: int, x: Tensor, finish: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Return y, outside of any graph; `finish`, such as a loss, is applied to it if given.
+        """Return y, detached from the graph; `finish`, such as a loss, is applied to y if given.
 
-        `x` takes part in the graph: it requires a gradient if its own is wanted.
+        `x` must require a gradient if its gradient is needed.
         """
         later = LaterWeightGradients() if self._in_halves else None
 
@@ -89,9 +90,10 @@ class Stage:
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
-        """Return the gradient of x, from that of y (`None` for a loss); those of weights are added.
+        """Return the gradient of x from the gradient of y (`None` for a loss).
 
-        The result is `None` if x requires none, and zeros if y does not depend on it.
+        It also adds the gradients of the weights to `.grad`, unless `in_halves`. The result is
+        `None` if x requires no gradient, and zeros if y does not depend on x.
         """
         x, y = self._held.pop(micro_batch)
         if y.requires_grad:  # else every parameter up to here is frozen
@@ -101,10 +103,10 @@ class Stage:
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def backward_weights(self, micro_batch: int) -> None:
-        """Add the gradients that `backward` left."""
+        """Add the gradients of the weights that `backward` did not compute."""
         self._later.pop(micro_batch).compute()
 
     @property
     def activations(self) -> int:
-        """How many micro-batches are held."""
+        """The number of micro-batches whose activations are held."""
         return len(self._held.keys() | self._later.keys())

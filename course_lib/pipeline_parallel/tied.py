@@ -1,12 +1,13 @@
 """Tied parameters: one weight in two stages, such as an embedding that is also the last layer.
 
-On one machine both uses add to one gradient. In a pipeline each rank has a copy, and the gradient
-of its own use; the sum of both belongs to both copies, which then stay equal:
+On one machine both uses add to one gradient. In a pipeline each rank has a copy of the weight and
+the gradient of its own use. Both copies must get the sum of the gradients, so that they stay equal:
 
     rank 0   g₀ ──►            ──► g₀ + g₃
     rank 3         g₀ + g₃  (g₃ from rank 3, summed on the first of them, sent back)
 
-n bytes each way for each further rank. Uses within one rank need nothing: autograd adds them.
+This takes n bytes each way for each rank except the first. For uses within one rank, autograd adds
+the gradients.
 
 M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019.
@@ -22,7 +23,7 @@ from course_lib.collectives import Group, start_recv, start_send
 from course_lib.pipeline_parallel.schedule import Schedule
 
 Tied = list[tuple[nn.Parameter, list[int]]]
-"""Each tied parameter with the ranks that hold it, in the order of the model: equal on all."""
+"""The tied parameters, each with the ranks that hold it, in the model's order on all ranks."""
 
 
 def find_tied(stages: Sequence[nn.Module], schedule: Schedule) -> Tied:
@@ -37,9 +38,10 @@ def find_tied(stages: Sequence[nn.Module], schedule: Schedule) -> Tied:
 
 @contextmanager
 def tied_gradients(tied: Tied, rank: int, group: Group) -> Iterator[None]:
-    """Add the gradients of all holders that appear inside, and give all of them the sum.
+    """Sum the gradients that backward computes inside over all holders, and give all the sum.
 
-    Gradients from before, which are accumulated, have been added already: they are put aside.
+    Accumulated gradients from before were summed already, so they are put aside, and added again at
+    the end.
     """
     mine = [(param, ranks) for param, ranks in tied if rank in ranks]
     before = [param.grad for param, _ in mine]

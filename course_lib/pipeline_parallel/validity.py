@@ -1,4 +1,4 @@
-"""Schedules that cannot work: steps that are missing, a deadlock, too much held.
+"""Checks for schedules that cannot work: missing steps, a deadlock, too many activations held.
 
     >>> from course_lib.pipeline_parallel import Schedule, Step, check_schedule
     >>> backward_first = (Step("B", 0), Step("F", 0))
@@ -7,7 +7,7 @@
     course_lib.pipeline_parallel.validity.ScheduleError: mine: a deadlock. Rank 0 cannot begin B0
     before F0 of rank 0 is over, but F0 comes later in its schedule
 
-A schedule being data, all of this is known before anything runs.
+As a schedule is data, all of this can be checked before anything runs.
 """
 
 from collections import Counter
@@ -21,10 +21,11 @@ class ScheduleError(ValueError):
 
 
 def check_schedule(schedule: Schedule, max_activations: int | None = None) -> None:
-    """Return if every rank can do its steps, holding at most `max_activations` micro-batches.
+    """Check that every rank can do its steps and holds at most `max_activations` micro-batches.
 
-    Raises ScheduleError: a step is missing, there twice or not of this pipeline; ranks wait for one
-    another for ever; a rank holds more (`peak_activations`) than it may.
+    Raises ScheduleError if a step is missing, occurs twice or does not belong to this pipeline, if
+    ranks wait for one another for ever, or if a rank holds more micro-batches (`peak_activations`)
+    than allowed.
     """
     _check_steps(schedule)
     _check_progress(schedule)
@@ -65,7 +66,7 @@ def _check_progress(schedule: Schedule) -> None:
     stuck = simulate(schedule).stuck
     if not stuck:
         return
-    # From a rank that waits to the one that it waits for, until one comes again: the circle.
+    # Go from a waiting rank to the rank that it waits for, until a rank occurs again: a circle.
     rank, seen, told = min(stuck), set[int](), []
     while rank not in seen:
         seen.add(rank)
@@ -81,7 +82,10 @@ def _check_progress(schedule: Schedule) -> None:
 
 
 def _first_missing(schedule: Schedule, work: Work, stuck: dict[int, Step]) -> Work:
-    """Return what `work` waits for and its rank has not done: it is at or after its stuck step."""
+    """Return the work that `work` waits for and that its rank has not done.
+
+    This work is at or after the step at which its rank is stuck.
+    """
     for needed in schedule.needs(work):
         steps = schedule.steps[schedule.rank_of(needed.stage)]
         here = stuck.get(schedule.rank_of(needed.stage))

@@ -12,11 +12,13 @@ A linear layer y = xWᵀ + b gets the gradient g of y, and computes two products
     I:  gradient of x = gW            for the layer before, which waits for it
     W:  gradient of W = gᵀx           for the optimizer, at the end of the step
 
-of the same size, 2·B·(inputs)·(outputs) operations each. Autograd does both at once; a zero-bubble
-pipeline does the second when it has nothing else to do. Until then x and g are held.
+Both have the same size, 2·B·(inputs)·(outputs) operations each. Autograd computes both at once. A
+zero-bubble pipeline computes the second one when it has nothing else to do, and keeps x and g until
+then.
 
-Other operators than `linear` have few weights, or none, and stay undivided: all of their backward
-is in the first half. So is that of a weight that is itself computed, which has more behind it.
+Operators other than `linear` have few or no weights, and are not divided: their whole backward is
+in the first half. The same holds for a `linear` whose weight is itself computed, because backward
+must continue from this weight.
 
 P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """
@@ -34,7 +36,8 @@ from torch.overrides import TorchFunctionMode
 class LaterWeightGradients(TorchFunctionMode):
     """While active, `linear` leaves the gradients of its weight and bias for `compute`.
 
-    Backward may come after it is left. Not for `torch.compile`, which sees no such mode.
+    Backward may run after the mode has ended. It does not work with `torch.compile`, which ignores
+    such modes.
     """
 
     def __init__(self) -> None:
@@ -50,21 +53,19 @@ class LaterWeightGradients(TorchFunctionMode):
         computed = any(each is not None and not each.is_leaf for each in (weight, bias))
         if computed or not weight.requires_grad or not torch.is_grad_enabled():
             return F.linear(input, weight, bias)
-        # In a tuple autograd does not see the weights, which then wait for no gradient from it.
-        anchor = input.new_zeros(
-            (), requires_grad=True
-        )  # a gradient is asked for whatever else wants one
+        # Autograd does not see the weights in a tuple, so it computes no gradients for them.
+        anchor = input.new_zeros((), requires_grad=True)  # so that backward always runs here
         result: Tensor = _Linear.apply(input, anchor, (weight, bias), self._waiting)  # type: ignore[no-untyped-call]
         return result
 
     def compute(self) -> None:
-        """Add the gradients that backward left to `.grad`, in its order, and let go of them."""
+        """Add the postponed gradients to `.grad`, in backward's order, and free their inputs."""
         while self._waiting:
             self._waiting.pop(0)()
 
 
 class _Linear(torch.autograd.Function):
-    """`F.linear`, whose backward computes gW and notes gᵀx."""
+    """`F.linear`, whose backward computes gW and postpones gᵀx."""
 
     @staticmethod
     def forward(
@@ -85,9 +86,9 @@ class _Linear(torch.autograd.Function):
         weight, bias = ctx.params
 
         def later() -> None:
-            count = math.prod(g.shape[:-1])  # -1 would not do where a rank's share has no columns
+            count = math.prod(g.shape[:-1])  # -1 would fail if a rank's share has no columns
             rows = g.reshape(count, g.shape[-1])
-            # A leaf's backward adds to its .grad, and calls the hooks that wait for that.
+            # backward() of a leaf adds to its .grad, and calls its hooks.
             weight.backward(rows.T @ x.reshape(count, x.shape[-1]))
             if bias is not None and bias.requires_grad:
                 bias.backward(rows.sum(0))

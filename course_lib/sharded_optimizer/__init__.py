@@ -5,7 +5,7 @@
 
 Replicas that train with DDP hold the same optimizer state K times. Mixed precision with Adam keeps
 2 bytes of weight, 2 of gradient and 12 of state (fp32 master weight, momentum, variance) for each
-of Ψ parameters. But only one rank must work on each parameter:
+of Ψ parameters. But it is enough if one rank updates each parameter:
 
                      weights   gradients   state     bytes, K = 4     a rank sends, in numbers
     DDP                 2Ψ        2Ψ        12Ψ          16 Ψ             2Ψ
@@ -13,13 +13,13 @@ of Ψ parameters. But only one rank must work on each parameter:
     ZeRO-2              2Ψ        2Ψ/K      12Ψ/K       5.5 Ψ             2Ψ
     ZeRO-3              2Ψ/K      2Ψ/K      12Ψ/K         4 Ψ             3Ψ     `fully_sharded`
 
-(A rank really sends (K-1)/K of these numbers, as in any ring.) Read in this order:
+(A rank actually sends (K-1)/K of these numbers, as in any ring.) Read in this order:
 
 - `memory`: the table as a formula
 - `partition`: flat buffers cut into K chunks, and which piece of which parameter a rank has
-- `optimizer`: each rank steps on its pieces, then all gather the weights
-- `states`: a state_dict as of one process, so that it can be loaded on another number of ranks
-- `gradients`: stage 2, gradients that leave in reduce-scatters during backward
+- `optimizer`: each rank updates its pieces, then all ranks gather the weights
+- `states`: a state_dict as of one process, which can be loaded on a different number of ranks
+- `gradients`: stage 2, gradients that are reduce-scattered during backward
 
 S. Rajbhandari, J. Rasley, O. Ruwase and Y. He, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC 2020.
@@ -50,7 +50,7 @@ __all__ = [
     "start_reduce_scatter",
 ]
 
-# The formula of the memory needs no PyTorch.
+# The memory formula does not need PyTorch.
 __getattr__ = later(
     __name__,
     {

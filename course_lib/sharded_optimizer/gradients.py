@@ -1,15 +1,15 @@
 """ZeRO-2: gradients that are reduced to their owner during backward, and then freed.
 
-In ZeRO-1 a rank steps only with the gradients of its pieces, so it need not keep the others. When
-the last gradient of a bucket is there, the ranks reduce-scatter the bucket. Each rank keeps its
+In ZeRO-1 a rank uses only the gradients of its pieces, so it does not have to keep the others. When
+the last gradient of a bucket is ready, the ranks reduce-scatter the bucket. Each rank keeps its
 chunk, Ψ/K numbers in all, and frees the rest:
 
     backward   g₄ g₃ → bucket → reduce-scatter → my chunk of g₄ g₃   (and `.grad` is None again)
                        g₂ g₁ → bucket → reduce-scatter → my chunk of g₂ g₁
 
-Buckets leave in one order, the same on all ranks, because ranks match collectives by their order.
-On a GPU the reduce-scatter runs during backward. Over gloo it does not, because both need the same
-cores.
+Buckets are reduced in one order, the same on all ranks, because ranks match collectives by their
+order. On a GPU the reduce-scatter runs during backward. Over gloo it does not, because both need
+the same cores.
 
 S. Rajbhandari et al., "ZeRO", SC 2020, section 5.2.
 """
@@ -32,9 +32,10 @@ from course_lib.sharded_optimizer.partition import (
 
 
 class ShardedGradients:
-    """Takes the gradients of `params` away as backward makes them; `pieces` get the mean's parts.
+    """Moves the gradients of `params` into buckets as backward computes them, and reduces these.
 
-    Gradients of several backwards before a step add up, each of them averaged over the ranks.
+    The pieces passed to `hook_in` get their parts of the mean gradient. Gradients of several
+    backwards before a step add up; each of them is averaged over the ranks.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ShardedGradients:
         self._next, self._queued, self._heard = 0, False, False
 
     def hook_in(self, pieces: Sequence[Tensor]) -> None:
-        """Hear of all gradients from now on, as long as this object is there."""
+        """Handle all gradients from now on, as long as this object exists."""
         self._pieces = pieces
         for index in self._where:
             self._params[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -69,7 +70,7 @@ class ShardedGradients:
             self._launch()
 
     def _place(self, number: int) -> tuple[Tensor, Bucket]:
-        """Return the memory of the gradients of a bucket; it lives until these are reduced."""
+        """Return the memory of a bucket's gradients, which is kept until they are reduced."""
         if number not in self._places:
             chunks = self._buffers[number]
             flat = torch.zeros_like(chunks.flat)
@@ -92,7 +93,7 @@ class ShardedGradients:
 
     @torch.no_grad()
     def _finish_backward(self) -> None:
-        """Send the buckets that some parameter did not come to, and hand out what has arrived."""
+        """Reduce the buckets that lack a gradient, and give the results to the pieces."""
         self._queued, self._heard = False, True
         while self._next < len(self._buffers):
             self._launch()
@@ -109,7 +110,7 @@ class ShardedGradients:
         self._works, self._next = [], 0
 
     def finish_step(self) -> None:
-        """Take part with zeros if no backward of this rank has reached a parameter."""
+        """Take part in the reductions with zeros if no backward reached a parameter here."""
         if not self._heard:
             self._finish_backward()
         self._heard = False

@@ -1,4 +1,4 @@
-"""The memory that weights, gradients and optimizer state take on one rank.
+"""The memory for weights, gradients and optimizer state on one rank.
 
     >>> from course_lib.sharded_optimizer import model_state_bytes
     >>> [model_state_bytes(7.5e9, world_size=64, stage=stage) / 1e9 for stage in (0, 1, 2, 3)]
@@ -17,12 +17,12 @@ def model_state_bytes(
     gradient: float = 2,
     state: float = 12,
 ) -> float:
-    """Return the bytes one of `world_size` ranks holds of a model of `parameters` numbers.
+    """Return the bytes that one of `world_size` ranks holds of a model of `parameters` numbers.
 
-    `stage` of ZeRO: 0 shards nothing (DDP), 1 the optimizer state, 2 also the gradients, 3 also the
-    weights. `weight`, `gradient` and `state` are bytes per parameter; by default those of Adam in
-    mixed precision, whose state holds fp32 master weight, momentum and variance. Plain fp32 Adam
-    has 4, 4 and 8.
+    `stage` is the ZeRO stage: 0 shards nothing (DDP), 1 the optimizer state, 2 also the gradients,
+    3 also the weights. `weight`, `gradient` and `state` are bytes per parameter. The defaults are
+    for Adam in mixed precision, whose state holds fp32 master weight, momentum and variance. Plain
+    fp32 Adam has 4, 4 and 8.
 
     Raises ValueError if `stage` is not 0, 1, 2 or 3, or `world_size` is below 1.
     """

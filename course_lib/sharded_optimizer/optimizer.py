@@ -1,4 +1,4 @@
-"""ZeRO-1: an optimizer that is divided over the ranks, one K-th on each.
+"""ZeRO-1: an optimizer whose state is divided over the ranks, one K-th on each.
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> from course_lib.sharded_optimizer import ShardedOptimizer
@@ -11,17 +11,17 @@
 
 With f the rule of the optimizer for one element, s its state and p(r) the elements of rank r:
 
-    w[p(r)], s[p(r)] = f(w[p(r)], g[p(r)], s[p(r)])     on rank r, and nowhere else
+    w[p(r)], s[p(r)] = f(w[p(r)], g[p(r)], s[p(r)])     on rank r only
     w = all-gather of w[p(0)], …, w[p(K-1)]
 
-One rank steps each element and sends it to the others. So the replicas keep the same bits.
-The argument `gradients` says how the gradients g are averaged over the ranks:
+One rank updates each element and sends it to the others. So the replicas keep the same bits. The
+argument `gradients` says how the gradients g are averaged over the ranks:
 
     "averaged"   DDP or `gradient_sync`, before the step          a rank sends 2Ψ + Ψ numbers
     "local"      the step: reduce-scatter, then all-gather                      Ψ + Ψ    ZeRO-1
     "sharded"    hooks, during backward: see `gradients`                        Ψ + Ψ    ZeRO-2
 
-times (K-1)/K. An all-reduce brings every gradient to every rank, but a rank reads only one K-th of
+times (K-1)/K. An all-reduce sends every gradient to every rank, but a rank reads only one K-th of
 them. So half of the all-reduce is not needed here, and "local" leaves that half out.
 
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
@@ -47,7 +47,7 @@ from course_lib.sharded_optimizer.partition import (
 from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
 
 NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon", "SparseAdam"}
-"""PyTorch's optimizers that look at a tensor as a whole, and would see pieces of it."""
+"""PyTorch's optimizers that need whole tensors, and would see only pieces here."""
 Who = Literal["averaged", "local", "sharded"]
 
 
@@ -55,24 +55,25 @@ class ShardedOptimizer(Optimizer):
     """Wrap `optimizer_cls(params, **kwargs)` so that each rank of `group` holds 1/K of its state.
 
     All ranks must construct it, with the same weights (wrap the model in DDP before). It moves the
-    parameters into flat buffers: convert the model (`to`, `double`) before. Schedulers, parameter
-    groups and `zero_grad` work as ever; groups are given at the start. Gradients that are None on
-    this rank count as zero with "local" and "sharded", and are skipped with "averaged".
+    parameters into flat buffers, so convert the model (`to`, `double`) before. Schedulers,
+    parameter groups and `zero_grad` work as usual, but all groups must be given to the constructor.
+    Gradients that are None on this rank count as zero with "local" and "sharded", and are skipped
+    with "averaged".
 
     Args:
-        params: parameters or groups of them, as the optimizer takes them. Frozen ones are left
-            out; tied ones occur once, as in `model.parameters()`.
-        optimizer_cls: one that treats each element by itself (SGD, Adam, RMSprop, …).
+        params: parameters or groups of them, as for `optimizer_cls`. Frozen ones are left out; tied
+            ones occur once, as in `model.parameters()`.
+        optimizer_cls: an optimizer that treats each element by itself (SGD, Adam, RMSprop, …).
         group: the process group; None for all ranks.
-        gradients: who averages the gradients; see above.
-        bucket_cap_mb: MiB of the buffers in which gradients travel, with "sharded".
+        gradients: how the gradients are averaged; see above.
+        bucket_cap_mb: MiB of the buffers in which gradients are sent, with "sharded".
         **kwargs: for `optimizer_cls`.
 
     Raises:
         ValueError: this rank is not in `group`, `gradients` is none of the three, or the optimizer
             refuses its arguments.
         TypeError: the optimizer needs whole tensors, or a gradient is sparse.
-        RuntimeError: a parameter that was frozen is not any more; a group is added later.
+        RuntimeError: a frozen parameter later needs a gradient, or a group is added later.
 
     """
 
@@ -97,7 +98,7 @@ class ShardedOptimizer(Optimizer):
                 f'gradients must be "averaged", "local" or "sharded", got "{gradients}"'
             )
         self._chunks: list[FlatChunks] | None = None
-        whole = optimizer_cls(params, **kwargs)  # which checks the arguments; it has no state yet
+        whole = optimizer_cls(params, **kwargs)  # checks the arguments; it has no state yet
         super().__init__(whole.param_groups, whole.defaults)
         del whole
         self.group, self.gradients = group, gradients
@@ -112,7 +113,7 @@ class ShardedOptimizer(Optimizer):
             for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
                 self._params[index].data = view
                 self._pieces[index] = nn.Parameter(chunks.piece(index, chunks.chunk()))
-        # One piece for each parameter, so that groups and numbers are those of one process.
+        # One piece for each parameter, so that groups and numbers are the same as in one process.
         pieces = iter(self._pieces)
         groups = [
             {**options_of(each), "params": [next(pieces) for _ in each["params"]]}
@@ -120,13 +121,13 @@ class ShardedOptimizer(Optimizer):
         ]
         self._local = optimizer_cls(groups, **kwargs)
         self._during = ShardedGradients(self._params, self._chunks, group)
-        # Kept: to fetch this much memory anew in every step costs more than to fill it.
+        # Keep this memory: allocating it in every step would cost more than filling it.
         self._gradients = [torch.zeros_like(c.flat) for c in self._chunks if gradients == "local"]
         if gradients == "sharded":
             self._during.hook_in(self._pieces)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise RuntimeError: the buffers are cut once. Give all groups to the constructor."""
+        """Raise RuntimeError: the buffers are cut only once, so give the constructor all groups."""
         if self._chunks is not None:
             raise RuntimeError(
                 "groups cannot be added later: give all groups to ShardedOptimizer(…)"
@@ -135,9 +136,9 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on this rank's pieces, and gather everyone's. All ranks must call.
+        """Update this rank's pieces, and gather the pieces of all ranks. All ranks must call.
 
-        Returns what `closure` does, which is called before, with gradients on.
+        Returns the result of `closure`, which is called first, with gradients enabled.
         """
         loss = None
         if closure is not None:
@@ -152,7 +153,7 @@ class ShardedOptimizer(Optimizer):
                 raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
         self._place_gradients()
         for mine, said in zip(self._local.param_groups, self.param_groups, strict=True):
-            mine.update(options_of(said))  # a scheduler changes ours
+            mine.update(options_of(said))  # a scheduler changes our groups
         self._local.step()
         self._local.zero_grad()
         for chunks in self._chunks or ():
@@ -184,12 +185,12 @@ class ShardedOptimizer(Optimizer):
                     self._pieces[index].grad = chunks.piece(index, mine)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and what has arrived of others'."""
+        """Clear the gradients of the parameters and of this rank's pieces."""
         super().zero_grad(set_to_none)
         self._local.zero_grad(set_to_none)
 
     def local_state_elements(self) -> int:
-        """Return how many numbers of state this rank holds: 1/K of them, to within the padding."""
+        """Return how many numbers of state this rank holds: 1/K of all, except for the padding."""
         return sum(value.numel() for value in self._local_state())
 
     def _local_state(self) -> list[Tensor]:
@@ -197,15 +198,15 @@ class ShardedOptimizer(Optimizer):
         return [v for v in values if isinstance(v, Tensor) and v.dim() > 0]
 
     def local_tensors(self) -> list[Tensor]:
-        """Return the gradients and the state of this rank's pieces: those that there are now."""
+        """Return the gradients and the state of this rank's pieces that currently exist."""
         gradients = [piece.grad for piece in self._pieces if piece.grad is not None]
         return gradients + self._local_state()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, on every rank, as `optimizer_cls` has it in one process.
 
-        All ranks must call. It can be loaded into a `ShardedOptimizer` on any number of ranks, or
-        into an `optimizer_cls`.
+        All ranks must call. The state can be loaded into a `ShardedOptimizer` on any number of
+        ranks, or into an `optimizer_cls`.
         """
         groups = super().state_dict()["param_groups"]
         states = [self._local.state.get(piece, {}) for piece in self._pieces]
@@ -213,9 +214,9 @@ class ShardedOptimizer(Optimizer):
         return {"state": gathered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take this rank's pieces of a whole state, from `state_dict` on any number of ranks.
+        """Load this rank's pieces of a whole state, from `state_dict` on any number of ranks.
 
-        Raises ValueError if the groups are not like ours.
+        Raises ValueError if the state's groups do not match ours.
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         mine = pieces_of_states(state_dict["state"], self._params, self._chunks or [])

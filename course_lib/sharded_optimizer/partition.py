@@ -1,16 +1,16 @@
-"""Flat buffers in K chunks: which part of which parameter is this rank's.
+"""Flat buffers in K chunks: which part of which parameter belongs to this rank.
 
-Parameters lie one behind the other in one flat buffer, and that is cut into K equal chunks, without
-regard for where one parameter ends:
+Parameters lie one after the other in a flat buffer. The buffer is cut into K equal chunks, which
+may begin or end inside a parameter:
 
     parameters   |   weight 1       | b1 |      weight 2          | b2 |padding
     chunks       |     rank 0     |     rank 1     |     rank 2     |
 
 So every rank has the same number of elements, except for the padding (fewer than K), for parameters
-of any size. If ranks got whole tensors, one rank would have the largest. The cut suits optimizers
+of any size. If ranks got whole tensors, one rank would have the largest. This works for optimizers
 that treat each element by itself. The part of one parameter in a chunk is a *piece*.
 
-The parameters become views of the buffer: a collective on it needs no copies.
+The parameters become views of the buffer, so a collective on it needs no copies.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ class FlatChunks:
     """Tensors of one dtype and device as one flat buffer in K equal chunks.
 
     Attributes:
-        indices: which of the tensors it holds.
+        indices: the indices of its tensors.
         flat: shape (length rounded up to a multiple of K,); the end beyond the length is zero.
-        bucket: the views of `flat` that are the places of the tensors.
-        pieces: index → (start, stop): which of its elements, in the order in which they lie in
-            memory, are in this rank's chunk. Perhaps none.
+        bucket: the views of `flat`, one for each tensor.
+        pieces: index → (start, stop), the range of the tensor's elements, in memory order, that are
+            in this rank's chunk. It may be empty.
 
     """
 
     def __init__(self, tensors: Sequence[Tensor], indices: Sequence[int], group: Group) -> None:
-        """Copy `tensors[i]`, i in `indices`, into the buffer. They stay what they are."""
+        """Copy `tensors[i]`, i in `indices`, into the buffer, without changing them."""
         rank, world_size = place_in(group)
         self.group, self.indices = group, list(indices)
         length = sum(tensors[i].numel() for i in indices)
@@ -56,25 +56,28 @@ class FlatChunks:
             first = min(max(start - offset, 0), size)
             last = max(min(stop - offset, size), first)
             self.pieces[index] = (first, last)
-            self.starts[index] = offset + first - start  # in the chunk, where there is a piece
+            self.starts[index] = offset + first - start  # in the chunk, if there is a piece
             offset += size
 
     def chunk(self, flat: Tensor | None = None) -> Tensor:
-        """Return this rank's chunk, a view, of `flat`: of the own buffer, or one of its length."""
+        """Return this rank's chunk, a view, of `flat`, which is as long as the own buffer.
+
+        None means the own buffer.
+        """
         rank, world_size = place_in(self.group)
         return shard(self.flat if flat is None else flat, world_size, rank)
 
     def piece(self, index: int, chunk: Tensor) -> Tensor:
-        """Return the piece of tensor `index`, shape (stop - start,), of a chunk: a view."""
+        """Return the piece of tensor `index` in a chunk: a view of shape (stop - start,)."""
         first, last = self.pieces[index]
         start = max(self.starts[index], 0)
         return chunk[start : start + last - first]
 
 
 def as_it_lies(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the elements of `tensor`, shape (numel,), in the order those of `like` have in memory.
+    """Return the elements of `tensor`, shape (numel,), in the memory order of `like`.
 
-    A view where it can be. Both have one shape.
+    The result is a view if possible. Both tensors have the same shape.
     """
     if tensor.is_contiguous() and like.is_contiguous():
         return tensor.view(-1)
@@ -86,7 +89,7 @@ def as_it_lies(tensor: Tensor, like: Tensor) -> Tensor:
 def all_gather_chunks(flat: Tensor, group: Group = None) -> None:
     """Fill everyone's `flat`, shape (K c,), with chunk r from rank r, in place.
 
-    (K-1)/K of its bytes leave each rank. NCCL does it by itself; over gloo our ring is faster.
+    Each rank sends (K-1)/K of its bytes. NCCL has its own all-gather; over gloo our ring is faster.
     """
     rank, world_size = place_in(group)
     if flat.is_cuda:
@@ -98,7 +101,7 @@ def all_gather_chunks(flat: Tensor, group: Group = None) -> None:
 def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
     """Return this rank's chunk, shape (c,), of the sum over the ranks of `flat`, shape (K c,).
 
-    `flat` is work space, and the result a view of it. (K-1)/K of its bytes leave each rank.
+    `flat` is overwritten, and the result is a view of it. Each rank sends (K-1)/K of its bytes.
     """
     rank, world_size = place_in(group)
     if not flat.is_cuda:
@@ -109,9 +112,9 @@ def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
 
 
 def start_all_gather(flat: Tensor, mine: Tensor, group: Group = None) -> dist.Work | None:
-    """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,): the backend does it.
+    """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,), by the backend.
 
-    Both are left alone until `.wait()`; None has nothing to wait for.
+    Do not use either tensor before `.wait()`; if the result is None, there is nothing to wait for.
     """
     work: dist.Work | None = _ALL_GATHER(flat, mine, group=group, async_op=True)
     return work
@@ -128,6 +131,6 @@ def _wait(work: dist.Work | None) -> None:
         work.wait()
 
 
-# PyTorch 2.13 renamed them, and warns of the old names.
+# PyTorch 2.13 renamed these functions, and warns about the old names.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

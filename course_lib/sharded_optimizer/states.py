@@ -1,8 +1,8 @@
-"""The whole optimizer state from its pieces, and pieces from the whole.
+"""Build the whole optimizer state from its pieces, and the pieces from the whole state.
 
-The saved state is that of a single process: for parameter i, tensors of its shape (momentum,
-variance) and numbers (how many steps). So a run can continue with another number of ranks, with
-another way of sharding, or without sharding.
+The saved state has the form of a single process: for parameter i, tensors of its shape (momentum,
+variance) and numbers (how many steps). So a run can continue with a different number of ranks, with
+a different kind of sharding, or without sharding.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def gather_states(
 ) -> dict[int, State]:
     """Return the states of whole parameters, by number, from each rank's `states` of its pieces.
 
-    One all-gather for each buffer and name. All ranks of `group` must call.
+    It takes one all-gather for each buffer and name. All ranks of `group` must call.
     """
     whole: dict[int, State] = {}
     kinds: dict[tuple[int, str], torch.dtype] = {}
@@ -51,7 +51,7 @@ def gather_states(
 def pieces_of_states(
     whole: dict[int, State], params: Sequence[Tensor], buffers: Sequence[FlatChunks]
 ) -> dict[int, State]:
-    """Return, for the parameters of which this rank has a piece, the state of that piece."""
+    """Return the state of each piece that this rank has, by the parameter's number."""
     mine: dict[int, State] = {}
     for chunks in buffers:
         for i in chunks.indices:
@@ -69,12 +69,12 @@ def pieces_of_states(
 
 
 def _of_elements(name: str, value: Any, param: Tensor) -> bool:
-    # The number of steps is a tensor without dimensions; so may a parameter be.
+    # The number of steps is a tensor without dimensions, but a parameter may be one, too.
     return isinstance(value, Tensor) and name != "step" and value.shape == param.shape
 
 
 def _described(state: State) -> tuple[State, dict[str, torch.dtype]]:
-    """Return what concerns a parameter as a whole, and the dtypes of what its elements have."""
+    """Return the state of the parameter as a whole, and the dtypes of its per-element tensors."""
     tensors = {k: v.dtype for k, v in state.items() if isinstance(v, Tensor) and v.dim() > 0}
     return {k: v for k, v in state.items() if k not in tensors}, tensors
 

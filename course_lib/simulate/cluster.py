@@ -1,10 +1,10 @@
 """A cluster as numbers: devices, and the links inside a node and between nodes.
 
-A device reaches less than its data sheet says: see `Reached`. The numbers here are rounded from
-those that `published.fit` finds with all published runs.
+A device reaches less than its data sheet says: see `Reached`. The shares of the presets are the
+results of `published.fit` for all published runs, rounded.
 
-Sources of the presets: `course_lib.ranks`' table of devices and networks, of NVIDIA's data sheets;
-the number and rate of adapters is given for each.
+The devices and networks of the presets come from the table in `course_lib.ranks`, which follows
+NVIDIA's data sheets. A comment at each preset gives the number and rate of its adapters.
 """
 
 from dataclasses import dataclass, replace
@@ -29,14 +29,14 @@ class Reached:
         memory: share of the memory's bandwidth that a streaming kernel reaches: assumed, between
             the 0.75 and 0.9 that calculon-ai/calculon, systems/a100_80g.json, has for 10 and 100
             MB.
-        eager: how often more bytes operations move if each runs on its own.
+        eager: factor by which operations move more bytes if each runs on its own.
         inside: share of the bandwidth inside a node: assumed (calculon's file has 0.65).
         between: share of the bandwidth between nodes, as in calculon's file.
-        hidden: share of the communication of weights and gradients beside computation that costs
-            no time. The rest is what both take from each other, multiprocessors and memory:
+        hidden: share of the communication of weights and gradients that costs no time if it runs
+            during computation. The rest costs time because both share multiprocessors and memory:
             calculon's file has 15 % inside a node and 2 % between nodes.
-        tensor_hidden: the same share of tensor-parallel collectives, if they run beside the
-            products around them. These are cut into pieces for that, and become slower.
+        tensor_hidden: the same share of tensor-parallel collectives, if they run during the matrix
+            products around them. The products are cut into pieces for that, and become slower.
 
     """
 
@@ -55,15 +55,15 @@ class Cluster:
     """Equal nodes of `node_size` devices.
 
     Args:
-        device: its peak rate (FLOP/s) and memory bandwidth (bytes/s).
+        device: the peak rate (FLOP/s) and memory bandwidth (bytes/s) of a device.
         memory: bytes of a device's memory.
         node_size: devices of one node.
         inside: latency and bandwidth from one device to the others of its node, in each direction.
         between: the same to other nodes, for one device: for one adapter, if each has its own.
         oversubscription: the adapters' total rate over that of the upper switches: 4 means that
-            these carry a quarter. It divides the bandwidth between nodes.
+            the switches carry a quarter. It divides the bandwidth between nodes.
         in_network: whether switches between nodes add, so that an all-reduce sends n bytes.
-        reached: the shares of all these that a program reaches.
+        reached: the shares of all these numbers that a program reaches.
 
     Raises:
         ValueError: a number is out of range.
@@ -116,7 +116,7 @@ def _a100s(gbit: float, device: Device = A100, memory: float = 80) -> Cluster:
 
 
 def _h100s(gbit: float, device: Device = H100, memory: float = 80) -> Cluster:
-    """Return the same with NVLink 4."""
+    """Return the same as `_a100s`, with NVLink 4."""
     inside, between = Link(5e-6, NVLINK_4.bandwidth), Link(_RDMA, gbit * _GBIT)
     return Cluster(device, memory * _GIB, 8, inside, between, reached=ON_H100)
 

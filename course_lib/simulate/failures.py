@@ -105,9 +105,9 @@ def restarting(fleet: Fleet, interval: float | None = None) -> float:
 def shrinking(fleet: Fleet) -> float:
     """Return the effective share if the other replicas continue without the broken one.
 
-    The others stop for `stall` seconds twice: when it drops out, and when it is back. A replica is
-    away for `repair` seconds after each failure of one of its devices, and nobody does its work
-    meanwhile. Nothing is computed again, because the others have the weights.
+    The others stop for `stall` seconds twice: when the broken replica drops out, and when it is
+    back. A replica is away for `repair` seconds after each failure of one of its devices, and its
+    work is not done meanwhile. Nothing is computed again, because the others have the weights.
     """
     trains = fleet.device_mtbf / fleet.replica
     there = trains / (trains + fleet.repair)
@@ -116,10 +116,10 @@ def shrinking(fleet: Fleet) -> float:
 
 
 def rejoining(fleet: Fleet) -> float:
-    """Return the effective share if only the broken replica starts anew, and joins the others.
+    """Return the effective share if only the broken replica restarts, and joins the others.
 
-    It is away for `restart` seconds, not for `repair`: a working device is at hand, as `restarting`
-    assumes.
+    It is away for `restart` seconds instead of `repair`, because a working device is available, as
+    `restarting` assumes.
     """
     return shrinking(replace(fleet, repair=fleet.restart))
 
@@ -127,9 +127,9 @@ def rejoining(fleet: Fleet) -> float:
 def with_spares(fleet: Fleet) -> float:
     """Return the effective share if a standby device replaces a broken one.
 
-    Broken devices are repaired in parallel, so the number away is that of a queue without waiting:
-    a Poisson number with mean repair/M. If more are away than there are spares, one replica is
-    missing for each of them.
+    Broken devices are repaired in parallel, so the number of devices away is that of a queue
+    without waiting: a Poisson number with mean repair/M. If more devices are away than there are
+    spares, each device without a spare means one missing replica.
     """
     working = fleet.devices - fleet.spares
     away = working * fleet.repair / fleet.device_mtbf

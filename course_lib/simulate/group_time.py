@@ -1,9 +1,9 @@
 """Compute the time of a collective in a group whose members may share nodes.
 
-A group of K ranks, every `stride`-th of the cluster, has L members in a node and M = K/L nodes. It
-works on two levels. First it works inside the nodes, so that each member holds an L-th. Then each
-of the L works with its counterparts in the other nodes, over its own adapter. Half an all-reduce (a
-reduce-scatter or an all-gather of n bytes) takes
+A group of K ranks, every `stride`-th of the cluster, has L members in a node and M = K/L nodes. The
+collective has two levels. First it runs inside the nodes, so that each member holds an L-th. Then
+each of the L members communicates with its counterparts in the other nodes, over its own adapter.
+Half an all-reduce (a reduce-scatter or an all-gather of n bytes) takes
 
     (L-1) (α₁ + n/(Lβ₁)) + (M-1) (α₂ + n/(Kβ₂))          α₁, β₁ inside, α₂, β₂ between nodes
 
@@ -29,7 +29,7 @@ def half_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
 
 
 def all_reduce_time(nbytes: float, size: int, stride: int, cluster: Cluster) -> float:
-    """Return the seconds of an all-reduce of `nbytes`; switches between nodes may add."""
+    """Return the seconds of an all-reduce of `nbytes`, in which switches between nodes may add."""
     if not cluster.in_network:
         return 2 * half_time(nbytes, size, stride, cluster)
     inner = members_of_a_node(cluster, size, stride)

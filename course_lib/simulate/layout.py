@@ -2,10 +2,10 @@
 
 K = tensor · context · data · pipeline.
 
-Ranks of a tensor-parallel group have consecutive numbers; then come those that share a sequence,
-those of a data-parallel group, and the stages of a pipeline. So the groups that send most stay
-inside a node. An expert's group lies inside the data-parallel one. ZeRO divides over all ranks that
-hold the same weights: those of `data` and `context`.
+Ranks of a tensor-parallel group have consecutive numbers. The next dimensions are the ranks that
+share a sequence, the ranks of a data-parallel group, and the stages of a pipeline. So the groups
+that send most stay inside a node. An expert-parallel group is part of a data-parallel group. ZeRO
+divides over all ranks that hold the same weights: those of `data` and `context`.
 """
 
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and what goes with them.
+    """Degrees of parallelism, and settings that belong to them.
 
     Args:
-        data: replicas, or shards of one.
+        data: replicas, or shards of one replica.
         tensor: ranks that share each matrix.
         pipeline: ranks that share the layers.
         expert: ranks that share the experts of a layer; divides `data`.
         zero: stage of ZeRO over the data-parallel ranks: 0 (DDP) to 3.
         batch: sequences of a step, of all ranks together.
-        micro_batch: sequences that one replica takes at a time.
+        micro_batch: sequences that one replica processes at a time.
         schedule: the pipeline's schedule.
         chunks: stages of each rank, for the schedule "interleaved".
         recompute: which activations are computed again: none, those of attention, or all.
@@ -54,9 +54,9 @@ class Layout:
         bucket: bytes of a bucket of gradients.
         gradient_bytes: bytes of one gradient number, when it is added up and when it is sent.
         context: ranks that share each sequence; they gather one another's keys and values.
-        shard: ranks over which ZeRO divides; the groups of them are replicas (HSDP). All, if None.
+        shard: ranks over which ZeRO divides; each such group is a replica (HSDP). None: all ranks.
         recomputed: the share of the layers in which `recompute` applies.
-        tensor_overlap: whether tensor-parallel collectives run beside the products around them.
+        tensor_overlap: whether tensor-parallel collectives run during the products around them.
         eager: whether operations between matrix products run one by one, without a compiler or
             kernels written for several of them.
 
@@ -130,17 +130,17 @@ class Layout:
 
     @property
     def holders(self) -> int:
-        """The ranks that hold, or share, the same weights: those of `data` and `context`."""
+        """The number of ranks that hold, or share, the same weights: `data` times `context`."""
         return self.data * self.context
 
     @property
     def shards(self) -> int:
-        """The ranks over which ZeRO divides."""
+        """The number of ranks over which ZeRO divides."""
         return self.shard or self.holders
 
     @property
     def sequences(self) -> float:
-        """Sequences of a micro-batch on one rank: a part of one if `context` divides it."""
+        """Sequences of a micro-batch on one rank, as a fraction if `context` divides them."""
         return self.micro_batch / self.context
 
     @property
@@ -155,7 +155,7 @@ class Layout:
 
     @property
     def backward_collectives(self) -> float:
-        """Collectives of one kind per layer: two, and forward's again with full recomputation."""
+        """Collectives of one kind in a layer's backward, with those of a recomputed forward."""
         return 2 + 2 * self.recomputed if self.recompute == "full" else 2
 
     def steps(self) -> Schedule:
@@ -166,7 +166,7 @@ class Layout:
         return make[self.schedule](self.pipeline, self.micro_batches)
 
     def layers_of_a_rank(self, model: Transformer) -> int:
-        """Return the number of layers on the rank that has most.
+        """Return the number of layers on the rank that has the most.
 
         Raises:
             LayoutError: the model cannot be divided like this.

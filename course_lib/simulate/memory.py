@@ -15,25 +15,26 @@ from course_lib.simulate.parameters import experts_of_a_rank, parameters_of_a_ra
 from course_lib.simulate.transformer import Transformer
 
 LOGIT_BYTES = 12
-"""Per logit of a micro-batch: the number and its gradient, each in 2 and in 4 bytes."""
+"""Bytes per logit of a micro-batch: the number and its gradient, each in 2 and in 4 bytes."""
 
 
 class Memory(NamedTuple):
-    """Bytes on the rank that holds most."""
+    """Bytes on the rank that holds the most."""
 
     weights_and_state: float
     activations: float
 
     @property
     def total(self) -> float:
-        """Bytes of all."""
+        """All bytes together."""
         return self.weights_and_state + self.activations
 
 
 def memory_of(model: Transformer, layout: Layout) -> Memory:
-    """Return the memory of the rank that holds most.
+    """Return the memory of the rank that holds the most.
 
-    In a pipeline, that is the first rank, with most activations, or the last, with the logits.
+    In a pipeline, this is the first rank, which holds the most activations, or the last rank, which
+    holds the logits.
 
     Raises:
         LayoutError: the model cannot be laid out like this.

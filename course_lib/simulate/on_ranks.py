@@ -1,4 +1,4 @@
-"""The same step on simulated ranks: every message is sent, no number is computed.
+"""The same step on simulated ranks: every message is sent, but no number is computed.
 
     >>> from course_lib.simulate import CLUSTERS, Layout, Transformer
     >>> from course_lib.simulate.on_ranks import step_on_ranks
@@ -6,11 +6,11 @@
     >>> seconds, trace = step_on_ranks(small, CLUSTERS["selene"], Layout(tensor=2, data=2, batch=4))
 
 Tensors are on the device "meta": they have a size and no content. On the ranks' virtual clock,
-layers take the seconds that `step_time` gives. Waiting, use of links and overlap follow from the
+layers take the seconds that `step_time` computes. Waiting, use of links and overlap follow from the
 messages, not from a formula. A few hundred ranks are possible.
 
-Differences from `estimate`: there is no optimizer's update, and `hidden` is 1, because what
-communication and computation take from each other does not occur on a virtual clock.
+There are two differences from `estimate`: the optimizer does not update, and `hidden` is 1, because
+on a virtual clock communication and computation do not slow each other down.
 """
 
 from collections.abc import Iterator, Sequence
@@ -254,7 +254,7 @@ class _Rank:
         return start_reduce_scatter(mine, _meta(size * mine.numel()), self.groups[name])
 
     def gather(self, nbytes: float, name: str = "data") -> dist.Work | None:
-        """Launch an all-gather to which every rank gives `nbytes`."""
+        """Launch an all-gather to which every rank contributes `nbytes`."""
         size = dist.get_world_size(self.groups[name])
         mine = _meta(nbytes)
         return start_all_gather(_meta(size * mine.numel()), mine, self.groups[name])

@@ -21,7 +21,7 @@ def parameters_of_a_rank(model: Transformer, layout: Layout) -> float:
 
 
 def experts_of_a_rank(model: Transformer, layout: Layout) -> float:
-    """Return how many of these belong to experts: fewer ranks hold the same ones.
+    """Return how many parameters of a rank belong to experts, which fewer ranks have in common.
 
     Raises:
         LayoutError: the model cannot be laid out so.
@@ -34,7 +34,7 @@ def experts_of_a_rank(model: Transformer, layout: Layout) -> float:
 
 
 def gradient_buckets(model: Transformer, layout: Layout) -> int:
-    """Return the number of a rank's gradient buckets: the one that comes nearest to their size.
+    """Return the number of a rank's gradient buckets that brings them nearest to `bucket` bytes.
 
     Raises:
         LayoutError: the model cannot be laid out so.

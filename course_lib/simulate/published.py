@@ -56,7 +56,7 @@ class Run:
 
     name: str
     group: str
-    """The source, without its page: runs of one group share people, programs and machines."""
+    """The source without the page: runs of one group share people, programs and machines."""
     model: Transformer
     cluster: str
     layout: Layout
@@ -64,7 +64,7 @@ class Run:
     unit: str
     source: str
     guessed: str
-    """The settings that the source does not give, and what stands for them."""
+    """The settings that the source does not give, and the values used for them."""
     excluded: str
     """Why the run is neither fitted nor counted; empty if it is."""
 
@@ -88,9 +88,9 @@ class Prediction(NamedTuple):
 
     run: Run
     left_out: float
-    """Seconds, with constants that no run of the same group was used for."""
+    """Seconds, with constants fitted without the runs of the same group."""
     fitted: float
-    """Seconds, with constants that all runs were used for."""
+    """Seconds, with constants fitted to all runs."""
 
     @property
     def error(self) -> float:
@@ -139,7 +139,7 @@ class Validation(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The memory of a device in a published run: what a source says, and the formulas."""
+    """The memory of a device in a published run: reported by a source, and by the formulas."""
 
     run: Run
     part: str
@@ -155,7 +155,7 @@ class Held(NamedTuple):
 
 
 def held(runs: Sequence[Run] | None = None, path: Path = MEMORY_FILE) -> list[Held]:
-    """Return the published memories of a file, in bytes, beside those of the formulas."""
+    """Return the published memories of a file, with those of the formulas, in bytes."""
     named = {run.name: run for run in (load() if runs is None else runs)}
     found = []
     with path.open(newline="", encoding="utf-8") as file:
@@ -244,20 +244,20 @@ BOUNDS = {
 }
 """Limits of the constants: beyond them, a constant would lose its meaning."""
 FITTED = ("matmul A100", "matmul H100", "eager", "tensor_hidden")
-"""The constants that the runs determine. `Reached` says from where the others come."""
+"""The constants that the runs determine. `Reached` says where the others come from."""
 _REACHED: dict[str, float] = asdict(Reached(0.75))
 START = {name: _REACHED[name.split(" ")[0]] for name in BOUNDS}
-"""Reasonable guesses for those that are fitted, and the values of the others."""
+"""Reasonable guesses for the fitted constants, and the values of the others."""
 
 
 class Known:
-    """Predictions that were made before: most steps of a fit change a few runs' only."""
+    """A cache of predictions: most steps of a fit change the predictions of only a few runs."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[object, ...], float] = {}
 
     def of(self, run: Run, made: Fit) -> float:
-        """Return the seconds of a step of a run; its name tells it from the others."""
+        """Return the seconds of a step of a run; runs are identified by name."""
         shared = {
             name: value
             for name, value in made.shared.items()
@@ -294,8 +294,8 @@ def fit(
 ) -> Fit:
     """Return the constants with the least `loss`; those in `held` keep these values.
 
-    Each of `FITTED` in turn is moved up or down, by less in every round. This needs no gradient,
-    and the result is the same everywhere.
+    The constants in `FITTED` are moved up or down in turn, in ever smaller steps. This needs no
+    gradient, and the result is the same on every machine.
     """
     held, known = held or {}, known or Known()
     values = {**START, **held}
@@ -322,7 +322,7 @@ def _made(values: Mapping[str, float]) -> Fit:
 
 
 def validate(runs: Sequence[Run] | None = None) -> Validation:
-    """Predict every run twice: with constants of the other groups' runs, and with those of all."""
+    """Predict every run twice: with constants fitted to the other groups, and to all runs."""
     runs = load() if runs is None else runs
     counted = [run for run in runs if not run.excluded]
     known = Known()
@@ -340,7 +340,7 @@ def validate(runs: Sequence[Run] | None = None) -> Validation:
 def profile(
     runs: Sequence[Run] | None = None, points: int = 5
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return, per constant, pairs of a value and the loss if all others are fitted beside it.
+    """Return per constant pairs of a value and the loss, with all other constants fitted to it.
 
     A constant that the runs determine has a loss that rises on both sides of its minimum.
     """

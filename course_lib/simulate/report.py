@@ -76,7 +76,7 @@ def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def sources_table(result: Validation) -> str:
-    """Return the errors by source, each predicted without its own runs, in Markdown."""
+    """Return the errors by source in Markdown; each source is predicted without its own runs."""
     lines = [
         "| source left out | runs | median error | median size | worst | within 25 % |"
         " same, fitted |",
@@ -122,7 +122,7 @@ def runs_table(result: Validation) -> str:
 
 
 def memory_table(found: Sequence[Held]) -> str:
-    """Return the memory per device of published runs beside that of the formulas, in Markdown."""
+    """Return the published and the predicted memory per device of runs, in Markdown."""
     lines = ["| run | part | reported, GB | predicted, GB | error |", "|---|---|---|---|---|"]
     for each in found:
         lines.append(
@@ -135,7 +135,7 @@ def memory_table(found: Sequence[Held]) -> str:
 
 
 def profile_table(found: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return per constant the least error that the runs allow at five values of it, in Markdown."""
+    """Return per constant the least error of the runs at five values of it, in Markdown."""
     lines = ["| constant | " + "error if it is held at a value" + " |", "|---|---|"]
     for name, points in found.items():
         cells = ", ".join(f"{value:.2f}: {math.expm1(lost):.1%}" for value, lost in points)

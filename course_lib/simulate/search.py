@@ -9,9 +9,10 @@
 
 A tensor-parallel group stays inside a node: between nodes its all-reduces would cost more time than
 the division saves. Stages may be uneven, as long as the longest has at most a tenth more layers
-than the mean. All other divisions by tensor, context, data and pipeline are candidates, experts on
-as many ranks as divide both, with every stage of ZeRO (of ZeRO-3 also inside each node: HSDP),
-micro-batches, chunks, and recomputation.
+than the mean. All other divisions by tensor, context, data and pipeline are candidates. The numbers
+of ranks for experts are those that divide both the experts and `data`. Each division is combined
+with every stage of ZeRO (ZeRO-3 also inside each node: HSDP), micro-batches, chunks, and
+recomputation.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,9 +37,9 @@ SPARE = 0.1
 UNEVEN = 1.1
 """The most layers on a rank, over the mean."""
 FEWEST_TOKENS = 1024
-"""Tokens of a sequence on one rank: with fewer, its division costs more than it saves."""
+"""The fewest tokens of a sequence on one rank: with fewer, dividing it costs more than it saves."""
 BINDS = 0.05
-"""A loss below this share of a step binds nothing."""
+"""A loss below this share of a step does not count as the limit of a layout."""
 
 
 class Found(NamedTuple):
@@ -47,7 +48,7 @@ class Found(NamedTuple):
     layout: Layout
     estimate: Estimate
     binds: str
-    """The largest cost beside arithmetic: the bubble, the network, or memory (recomputation)."""
+    """What limits the layout: "bubble", "network", "memory" (recomputation) or "arithmetic"."""
 
 
 def search(
@@ -61,9 +62,9 @@ def search(
 ) -> list[Found]:
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
-    Layouts that differ in ZeRO only are one: the fastest stage that fits, and of equals the lowest.
-    `like` says what the program can do (overlap, kernels, bytes of a gradient). `progress` is
-    called with the number of layouts tried, and of all.
+    Of layouts that differ only in ZeRO, one is returned: the fastest stage that fits, and if some
+    are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes of a
+    gradient). `progress` is called with the number of layouts tried and the number of all layouts.
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.

@@ -1,11 +1,11 @@
 """Compute the time of one training step by cause, and a rank's traffic and memory.
 
-The forward of one layer and one micro-batch takes its operations over the rate that matrix products
-reach, plus all bytes that its operations move over the memory's bandwidth. Backward takes twice
-that, plus a forward if it is recomputed, plus adding its gradients to those of the micro-batches
-before. A tensor-parallel layer adds two all-reduces each way, an expert layer two all-to-alls, a
-divided sequence a gather of keys and values. With these F and B seconds per micro-batch, p ranks of
-a pipeline are idle for
+The time of a layer's forward for one micro-batch is its operations divided by the rate that matrix
+products reach, plus all bytes that its operations move divided by the memory's bandwidth. Backward
+takes twice as long, plus a forward if it is recomputed, plus the time to add its gradients to those
+of earlier micro-batches. A tensor-parallel layer adds two all-reduces in each direction, an expert
+layer two all-to-alls, and a divided sequence a gather of keys and values. With these F and B
+seconds per micro-batch, p ranks of a pipeline are idle for
 
     GPipe             (p-1) (F + B)      + 2 (p-1) c              c: seconds of a message
     1F1B              (p-1) (F + B)      + 2 (p-1) c + (2 (p-1) m/p - 2) c
@@ -13,24 +13,23 @@ a pipeline are idle for
     zero bubble       (p-1) F            + 4 (p-1) c
 
 (1F1B also waits at every turn from forward to backward, unless the last rank, which has the output
-layer, is slower anyway.) The gradients are sent beside the last backward, or after it:
+layer, is slower anyway.) The gradients are sent during the last backward, or after it:
 
     all at the end      C                                   C: time of the collective
-    in k buckets        max(C/k, B/k + C - B)               beside B seconds of backward,
-                                                            where each layer fills a bucket
+    in k buckets        max(C/k, B/k + C - B)               during B seconds of backward,
+                                                            if each layer fills a bucket
     ZeRO-3, n layers    about n max(f, g) forward, n max(b, g+r) backward
 
-With v chunks per rank, the gradients of a chunk have p backwards of a chunk more to hide behind.
-Hidden communication still costs a share of its time, 1 - `hidden`.
-
-(g, r: gather and reduce-scatter of a layer's weights and gradients; f, b: its computation.) Then
-comes the optimizer, which reads and writes 28 bytes per parameter.
+(g, r: gather and reduce-scatter of a layer's weights and gradients; f, b: its computation.) With v
+chunks per rank, p more backwards of a chunk can hide the gradients of a chunk. Hidden communication
+still costs a share of its time, 1 - `hidden`. At the end, the optimizer reads and writes 28 bytes
+per parameter.
 
 Not included: reading data, checkpoints, failures, imbalance of stages other than the output
 layer's, memory fragmentation, and contention of groups for one link.
 
-D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021, section 3, has most of the terms.
+Most of the terms are in D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", SC 2021, section 3.
 """
 
 from typing import NamedTuple
@@ -49,10 +48,11 @@ from course_lib.simulate.traffic import Traffic, traffic_of
 from course_lib.simulate.transformer import Transformer
 
 OPTIMIZER_BYTES = 28
-"""Per parameter: gradient 2, weight, two moments read and written 24, and the 2-byte weight."""
+"""Bytes per parameter: read the gradient (2), read and write the weight and two moments (24), and
+write the 2-byte weight."""
 
 LOSS_BYTES = 12
-"""Per logit, in forward: read 2, write and read 4, write a gradient 2; twice that in backward."""
+"""Bytes per logit in forward: read 2, write and read 4, write a gradient 2; in backward twice."""
 
 
 class Both(NamedTuple):
@@ -92,16 +92,16 @@ class Estimate(NamedTuple):
 
     Attributes:
         seconds: time of one step.
-        computation: time on the rank with most layers, recomputation included.
+        computation: time on the rank with the most layers, recomputation included.
         tensor: collectives of tensor parallelism that computation does not hide.
         context: gathering keys and values of the other parts of a sequence.
         experts: all-to-alls.
         pipeline: idle time because of the schedule and its messages.
         data: communication of gradients and weights that computation does not hide.
-        optimizer: the update.
+        optimizer: time of the optimizer's update.
         mfu: the model's operations over those of all devices at their peak.
         tokens_per_second: tokens per second of one device.
-        memory: memory of the rank that holds most.
+        memory: memory of the rank that holds the most.
         traffic: bytes that one rank sends.
 
     """
@@ -179,8 +179,9 @@ def _memory_rate(cluster: Cluster) -> float:
 def layer_computation(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
     """Return the seconds of one layer's computation for one micro-batch.
 
-    Matrix products take the time of their operations and that of reading and writing the matrices:
-    the second term is what small matrices lose. The operations between take that of their bytes.
+    Matrix products take the time of their operations plus the time to read and write the matrices.
+    The second term is why small matrices are slow. The operations in between take the time to move
+    their bytes.
     """
     b, t = layout.sequences, layout.tensor
     flops, attention = model.layer_flops(b)
@@ -221,10 +222,10 @@ def output_layer(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
 
 
 def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds of one layer's tensor-parallel collectives: two each way.
+    """Return the seconds of one layer's tensor-parallel collectives: two in each direction.
 
-    If activations are divided along the sequence, each becomes an all-gather and a reduce-scatter,
-    which together take the same time.
+    If activations are divided along the sequence, each collective becomes an all-gather and a
+    reduce-scatter, which together take the same time.
     """
     nbytes = model.boundary_bytes(layout.sequences)
     one = all_reduce_time(nbytes, layout.tensor, 1, cluster)
@@ -233,7 +234,7 @@ def layer_all_reduces(model: Transformer, cluster: Cluster, layout: Layout) -> B
 
 
 def layer_context(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds of gathering one layer's keys and values from a sequence's other parts.
+    """Return the seconds to gather one layer's keys and values from a sequence's other parts.
 
     Backward gathers them again and adds up their gradients.
     """
@@ -245,7 +246,7 @@ def layer_context(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
 
 
 def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> Both:
-    """Return the seconds of sending tokens to their experts and back: two each way."""
+    """Return the seconds to send tokens to experts and back: two all-to-alls in each direction."""
     if layout.expert == 1:
         return Both(0.0, 0.0)
     nbytes = model.boundary_bytes(layout.sequences) * model.top_k / layout.tensor
@@ -254,7 +255,7 @@ def layer_all_to_alls(model: Transformer, cluster: Cluster, layout: Layout) -> B
 
 
 def _beside(sent: Both, compute: Both, cluster: Cluster) -> Both:
-    """Return the part of `sent` that computation beside it does not hide."""
+    """Return the part of `sent` that simultaneous computation does not hide."""
     lost = 1 - cluster.reached.tensor_hidden
     forward = max(sent.forward - compute.forward, lost * sent.forward)
     return Both(forward, max(sent.backward - compute.backward, lost * sent.backward))
@@ -264,8 +265,8 @@ def pipeline_idle(layout: Layout, rank: Both, message: float, output: float = 0.
     """Return the idle seconds of a rank of the pipeline.
 
     `output` is the extra time that the last rank computes for every micro-batch; meanwhile,
-    messages of 1F1B arrive. Exact for messages that are short beside F and B, and for 1F1B if p
-    divides m.
+    messages of 1F1B arrive. The result is exact if messages are short compared with F and B; for
+    1F1B, p must also divide m.
     """
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     if p == 1:
@@ -290,7 +291,7 @@ def boundary(model: Transformer, cluster: Cluster, layout: Layout) -> float:
 
 
 def gradients_time(model: Transformer, cluster: Cluster, layout: Layout, buckets: int = 1) -> float:
-    """Return the seconds of the all-reduce of one of `buckets`; with ZeRO, of its halves."""
+    """Return the seconds of the all-reduce of one of `buckets`; with ZeRO, of its two halves."""
     experts = experts_of_a_rank(model, layout)
     shared = parameters_of_a_rank(model, layout) - experts
     whole = _sum_time(shared / buckets, layout.holders, layout.shards, cluster, layout)
@@ -333,7 +334,7 @@ def scatter_time(nbytes: float, holders: int, shards: int, stride: int, cluster:
 def exposed_gradients(
     model: Transformer, cluster: Cluster, layout: Layout, backward: float
 ) -> float:
-    """Return the gradients' time that the last `backward` seconds do not hide."""
+    """Return the part of the gradients' time that the last `backward` seconds do not hide."""
     if layout.holders == 1:
         return 0.0
     if not layout.overlap:
@@ -341,7 +342,7 @@ def exposed_gradients(
     buckets = gradient_buckets(model, layout)
     one = gradients_time(model, cluster, layout, buckets)
     layers = layout.layers_of_a_rank(model)
-    # The rank ends its work on one chunk p micro-batches before that on the next one.
+    # The rank ends its work on one chunk p micro-batches before its work on the next chunk.
     chunk, each = layers // layout.chunks, backward / layers
     between = layout.pipeline * backward / layout.chunks if layout.chunks > 1 else 0.0
     over, gone, now = 0.0, 0, 0.0
@@ -373,7 +374,7 @@ def _gathered(
 
 
 def _one_ahead(compute: float, gather: float, reduce: float, layers: int) -> float:
-    """Return the seconds of a pass in which weights arrive while the layer before computes."""
+    """Return the seconds of a pass in which weights arrive while the previous layer computes."""
     now, link = 0.0, gather  # when the rank, and its link, are free again
     arrived = link
     for layer in range(layers):

@@ -15,19 +15,19 @@ computes the scores again. For backward, a layer keeps
 
     s·b·h (10 + 24 + 5as/h) bytes     for b sequences, a heads and f = 4h, in 2-byte numbers
 
-Tensor parallelism over t ranks divides all of these but the 10; two of the 10 are masks of dropout.
+Tensor parallelism over t ranks divides all of these except the 10; two of the 10 are dropout masks.
 The last term is attention's matrix of scores, which a fused kernel never writes. Biases and norms
 are left out: they are less than 0.1 % of the parameters.
 
-Operations between matrix products move bytes and compute next to nothing. In kernels that each read
-their inputs once and write their outputs once, a forward moves, per token,
+Operations between matrix products move bytes and compute almost nothing. If each kernel reads its
+inputs once and writes its outputs once, a forward moves per token
 
     norms          2 · 4h          read and write h numbers
     residual sums  2 · 6h          read two, write one (7h with dropout: its mask)
     activation     4f              6f if `gated`
     scores, if a kernel writes them: 13 · a · s for the mask, softmax, dropout and both products
 
-and a backward twice as much (19 · a · s for the scores).
+bytes, and a backward moves twice as much (19 · a · s for the scores).
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 sections 4.1 and 4.2, and appendix A.
@@ -42,7 +42,7 @@ class Transformer:
     """The shape of a decoder.
 
     Args:
-        layers: transformer layers, each attention and an MLP.
+        layers: transformer layers, each with attention and an MLP.
         width: h, numbers per token between layers.
         heads: attention heads.
         vocabulary: rows of the embedding, and of the output layer.
@@ -52,13 +52,13 @@ class Transformer:
         gated: whether the MLP has a third matrix, as SwiGLU does.
         fused_attention: whether scores stay inside one kernel, as in FlashAttention.
         tied: whether embedding and output layer are one matrix.
-        dropout: whether masks of dropout are kept for backward.
-        parallel: whether attention and MLP run side by side on one norm's output, with one sum.
+        dropout: whether dropout masks are kept for backward.
+        parallel: whether attention and MLP both use the output of one norm, and add into one sum.
         experts: MLPs of a layer; each token chooses among them.
-        top_k: how many of them a token visits.
+        top_k: how many experts a token uses.
 
     Raises:
-        ValueError: a number is below 1, or a token visits more experts than there are.
+        ValueError: a number is below 1, or a token uses more experts than there are.
 
     """
 
@@ -133,7 +133,7 @@ class Transformer:
     def model_flops(self, sequences: float) -> float:
         """Return 3 times the forward's operations, the basis of utilisation (MFU).
 
-        Attention counts in full and recomputation not at all, whatever the kernels do, as in
+        Attention counts in full and recomputation does not count, for all kernels, as in
         A. Chowdhery et al., "PaLM", 2022, appendix B.
         """
         layer, attention = self.layer_flops(sequences)
@@ -143,8 +143,8 @@ class Transformer:
     def product_bytes(self, sequences: float, tensor: int) -> float:
         """Return the bytes that one layer's products read and write on one of `tensor` ranks.
 
-        Each reads two matrices and writes one. The products with attention's scores are not among
-        them: see `scores_moved`.
+        Each product reads two matrices and writes one. The products with attention's scores are not
+        included: see `scores_moved`.
         """
         tokens = sequences * self.sequence
         rows = tokens * (self.top_k if self.experts > 1 else 1)
@@ -182,7 +182,7 @@ class Transformer:
 
     @property
     def blocks(self) -> int:
-        """Sums over a tensor-parallel group in one layer's forward."""
+        """The number of sums over a tensor-parallel group in one layer's forward."""
         return 1 if self.parallel else 2
 
     @property

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one matrix over several ranks, each multiplying its block.
+"""Tensor parallelism: a matrix is divided over several ranks, and each multiplies its block.
 
     >>> from course_lib.tensor_parallel import ParallelMLP
     >>> _ = torch.manual_seed(0)  # the same on all ranks: each keeps its part of one model
@@ -7,9 +7,9 @@
 
 Read in this order:
 
-- `conjugate`: collectives that autograd can go through, in pairs
+- `conjugate`: collectives that autograd can differentiate, in pairs
 - `linear`: Y = X Aᵀ, with A cut into rows of outputs or columns of inputs
-- `blocks`: MLP and attention with one collective each way
+- `blocks`: MLP and attention with one collective in forward and one in backward
 
 M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019; V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer

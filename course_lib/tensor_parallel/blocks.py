@@ -3,15 +3,16 @@
     MLP         x  → f → column parallel → gelu → row parallel → g →  y
     attention   x  → f → heads of this rank: q, k, v → softmax → row parallel → g →  y
 
-One all-reduce forward (g) and one backward (f) in each: 4 per layer, of an activation of
-tokens × width numbers each. They are on the way of the computation and cannot be hidden behind it,
-which is why tensor parallelism stays inside a node.
+Each half needs one all-reduce in forward (g) and one in backward (f). So a layer needs 4, each of
+an activation of tokens × width numbers. The computation needs their results, so it cannot hide
+them. This is why tensor parallelism stays inside a node.
 
-Attention falls apart into heads by itself: the columns of the projections are cut so that whole
-heads stay together, and nobody needs another rank's.
+The heads of attention are independent. So the columns of the projections are cut in such a way that
+whole heads stay together, and no rank needs the heads of a different rank.
 
-Along the sequence (`sequence_parallel`) x and y are this rank's tokens, f and g become an
-all-gather and a reduce-scatter: the same bytes, and 1/K of what lies between blocks.
+Along the sequence (`sequence_parallel`) x and y are this rank's tokens, and f and g become an
+all-gather and a reduce-scatter. They send the same bytes, but a rank holds only 1/K of the
+activations between blocks.
 
 M. Shoeybi et al., "Megatron-LM", 2019; V. Korthikanti et al., MLSys 2023.
 """
@@ -29,8 +30,9 @@ from course_lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelL
 class ParallelMLP(nn.Module):
     """gelu(x A) B, with `hidden` units in the middle, about hidden / K of them on each rank.
 
-    Takes and returns the shape (…, width), equal on all ranks; with `sequence_parallel` this rank's
-    tokens, shape (part, …, width). Make it alike on all ranks, from the same random numbers.
+    It takes and returns the shape (…, width), equal on all ranks. With `sequence_parallel` it takes
+    and returns this rank's tokens, shape (part, …, width). Construct it with the same arguments and
+    the same random numbers on all ranks.
     """
 
     def __init__(
@@ -47,12 +49,12 @@ class ParallelMLP(nn.Module):
 
 
 class ParallelAttention(nn.Module):
-    """Self-attention with `heads` heads, a `shard` of them on this rank.
+    """Self-attention with `heads` heads, of which this rank computes its `shard`.
 
-    Takes and returns the shape (tokens, batch, width): the sequence first, so that it can be cut;
-    with `sequence_parallel` this rank's tokens. `causal`: a token sees those before it only. Make
-    it alike on all ranks, from the same random numbers. With fewer heads than ranks some have
-    nothing to do.
+    It takes and returns the shape (tokens, batch, width), with the sequence first, so that it can
+    be cut. With `sequence_parallel` these are this rank's tokens. With `causal`, a token sees only
+    itself and the tokens before it. Construct it with the same arguments and the same random
+    numbers on all ranks. If there are fewer heads than ranks, some ranks have nothing to do.
 
     Raises ValueError if `heads` does not divide `width`.
     """

@@ -11,13 +11,13 @@ They come in pairs because backward is the transpose of forward. If every rank g
 the ranks, y = Σ y_r, every rank gets the same gradient: dy_r = dy. In the same way, the transpose
 of a gather is a reduce-scatter.
 
-**Wrong:** `dist.all_reduce` inside forward. Autograd does not know of it, and computes gradients as
-if each rank had made the sum by itself. Without f, the layers below get only 1/K-th of their
-gradient's terms, different ones on each rank. There is no error; the model trains badly.
+**Wrong:** `dist.all_reduce` inside forward. Autograd does not know about it, and computes gradients
+as if each rank had computed the sum by itself. Without f, the layers below get only 1/K-th of the
+terms of their gradient, different ones on each rank. There is no error, but the model trains badly.
 
-f̄ and ḡ send as much as f and g (an all-reduce *is* a reduce-scatter and an all-gather); between
-blocks each rank then holds 1/K of the tokens, so LayerNorm and dropout there cost 1/K of the
-activations.
+f̄ and ḡ send as many bytes as f and g (an all-reduce *is* a reduce-scatter and an all-gather). But
+between blocks each rank then holds 1/K of the tokens, so LayerNorm and dropout there need only 1/K
+of the activations.
 """
 
 from collections.abc import Iterable
@@ -77,30 +77,31 @@ class _Scatter(torch.autograd.Function):
 
 
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
-    """Return `x`, any shape, equal on all ranks; its gradient is the sum of the ranks': f."""
+    """Return `x`, which is equal on all ranks; backward sums the ranks' gradients (f)."""
     result: Tensor = _Copy.apply(x, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def reduce_from_ranks(x: Tensor, group: Group = None) -> Tensor:
-    """Return the sum of the ranks' `x`, of one shape; the gradient comes back as it is: g."""
+    """Return the sum of the ranks' `x`, of one shape; backward keeps the gradient as it is (g)."""
     result: Tensor = _Reduce.apply(x, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def gather_from_sequence(x: Tensor, length: int, group: Group = None) -> Tensor:
-    """Return all `length` tokens, shape (length, …), from each rank's `shard` of them: f̄.
+    """Return all `length` tokens, shape (length, …), from each rank's `shard` of them (f̄).
 
-    `x` has the shape (tokens of this rank, …). Its gradient is this rank's part of the sum.
+    `x` has the shape (tokens of this rank, …). Its gradient is this rank's part of the sum of the
+    ranks' gradients.
     """
     result: Tensor = _Gather.apply(x, length, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def scatter_to_sequence(x: Tensor, group: Group = None) -> Tensor:
-    """Return this rank's `shard` of the tokens, shape (part, …), of the sum of the ranks' `x`: ḡ.
+    """Return this rank's `shard` of the tokens of the sum of the ranks' `x` (ḡ).
 
-    `x` has the shape (tokens, …); the gradient of it is gathered.
+    `x` has the shape (tokens, …), the result (part, …). Backward gathers the gradient.
     """
     result: Tensor = _Scatter.apply(x, group)  # type: ignore[no-untyped-call]
     return result
@@ -109,8 +110,8 @@ def scatter_to_sequence(x: Tensor, group: Group = None) -> Tensor:
 def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None:
     """Sum the gradients of parameters that are equal on all ranks but saw 1/K of the tokens.
 
-    Along the sequence those are the LayerNorms and the biases of `RowParallelLinear`. Call it after
-    backward, on every rank; all of them travel in one all-reduce.
+    With `sequence_parallel` these are the parameters of LayerNorms and the biases of
+    `RowParallelLinear`. Call it after backward, on every rank. One all-reduce sums all of them.
     """
     _, world_size = place_in(group)
     params = list(dict.fromkeys(param for param in params if param.requires_grad))
@@ -127,7 +128,7 @@ def _summed(x: Tensor, group: Group) -> Tensor:
 
 
 def _gathered(x: Tensor, length: int, group: Group) -> Tensor:
-    """Return the tokens of all ranks. Parts travel padded to one size, and are cut to theirs."""
+    """Return the tokens of all ranks. Parts are padded to one size, sent, and then cut again."""
     _, world_size = place_in(group)
     longest = -(-length // world_size)
     mine = x.new_zeros(longest, *x.shape[1:])

@@ -1,6 +1,6 @@
 """A linear layer over K ranks: cut by outputs (column parallel) or by inputs (row parallel).
 
-The names are those of the block matrices in Y = X A, where A has a column for each output:
+The names come from the block matrices in Y = X A, in which A has a column for each output:
 
     column parallel     Y = X [A₁ A₂] = [X A₁  X A₂]           each rank has some of the outputs
     row parallel        Y = [X₁ X₂] [A₁; A₂] = X₁ A₁ + X₂ A₂   each rank has a term of all of them
@@ -10,11 +10,11 @@ and backward, with dY the gradient of Y:
     column parallel     dA_r = Xᵀ dY_r          dX = Σ_r dY_r A_rᵀ      (a sum over the ranks: f)
     row parallel        dA_r = X_rᵀ dY          dX_r = dY A_rᵀ          (the sum was in forward: g)
 
-So a column-parallel layer followed by a row-parallel one, with any function of single elements
-between, needs one all-reduce forward and one backward, and the wide middle never lies on one rank.
+Take a column-parallel layer, then any function of single elements, then a row-parallel layer. They
+need one all-reduce in forward and one in backward, and no rank ever holds the whole wide middle.
 (`nn.Linear` keeps Aᵀ: its rows are the outputs. Column parallel cuts `weight` along dimension 0.)
 
-**Wrong:** a bias inside the row-parallel product is added K times. It is added after the sum.
+**Wrong:** a bias inside the row-parallel product is added K times. Add it after the sum.
 
 M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
@@ -36,12 +36,13 @@ from course_lib.tensor_parallel.conjugate import (
 class ColumnParallelLinear(nn.Module):
     """`nn.Linear(in_features, out_features)` of which this rank computes its `shard` of outputs.
 
-    Takes X, shape (…, in_features), equal on all ranks; returns (…, outputs of this rank), about
-    out_features / K. With `sequence_parallel` it takes this rank's part of the tokens, shape
-    (part, …, in_features), and the whole sequence must have been cut by `shard`; say its length
-    in `forward`.
+    It takes X, shape (…, in_features), equal on all ranks, and returns (…, outputs of this rank),
+    about out_features / K. With `sequence_parallel` it takes this rank's part of the tokens, shape
+    (part, …, in_features). Then the whole sequence must have been cut by `shard`, and `forward`
+    needs its length.
 
-    Made alike on all ranks, from the same random numbers, it is `nn.Linear` cut up.
+    Construct it with the same arguments and the same random numbers on all ranks: then its parts
+    together are one `nn.Linear`.
 
     Attributes:
         weight: shape (outputs of this rank, in_features).
@@ -74,10 +75,10 @@ class ColumnParallelLinear(nn.Module):
     ) -> "ColumnParallelLinear":
         """Return this rank's part of `whole`, which is equal on all ranks.
 
-        Its outputs are `blocks` equal blocks (3 for queries, keys and values), each of them cut;
-        `together` outputs behind one another stay on one rank (a head).
+        The outputs of `whole` are `blocks` equal blocks (3 for queries, keys and values), and each
+        block is cut. `together` consecutive outputs stay on one rank (a head).
         """
-        with torch.device("meta"):  # which draws no random numbers
+        with torch.device("meta"):  # draws no random numbers
             made = cls(1, 1, False, group, **options)
         made._take(whole, blocks, together)
         return made
@@ -107,10 +108,10 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """`nn.Linear(in_features, out_features)` of which this rank has its `shard` of inputs.
 
-    Takes what a column-parallel layer gives, shape (…, inputs of this rank); returns the sum over
-    the ranks, (…, out_features), equal on all of them. With `sequence_parallel` it returns this
-    rank's part of the tokens, along dimension 0; then the gradient of `bias` is that of these
-    tokens, and `sum_partial_gradients` must add them up.
+    It takes the output of a column-parallel layer, shape (…, inputs of this rank), and returns the
+    sum over the ranks, (…, out_features), equal on all of them. With `sequence_parallel` it returns
+    this rank's part of the tokens, along dimension 0. Then the gradient of `bias` comes from these
+    tokens only, and `sum_partial_gradients` must add up the ranks' gradients.
 
     Attributes:
         weight: shape (out_features, inputs of this rank).
@@ -137,9 +138,9 @@ class RowParallelLinear(nn.Module):
     ) -> "RowParallelLinear":
         """Return this rank's part of `whole`, which is equal on all ranks.
 
-        `together` inputs behind one another stay on one rank (a head).
+        `together` consecutive inputs stay on one rank (a head).
         """
-        with torch.device("meta"):  # which draws no random numbers
+        with torch.device("meta"):  # draws no random numbers
             made = cls(1, 1, False, group, **options)
         made._take(whole, together)
         return made
@@ -155,7 +156,7 @@ class RowParallelLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's outputs, of all tokens or of this rank's."""
+        """Return the layer's outputs for all tokens or for this rank's tokens."""
         partial = linear(x, self.weight)
         combine = scatter_to_sequence if self.sequence_parallel else reduce_from_ranks
         total = combine(partial, self.group)

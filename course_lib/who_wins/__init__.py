@@ -2,11 +2,11 @@
 
     $ python -m course_lib.who_wins --figure map.png
 
-Every algorithm of the course really trains the same model on the same data, on simulated ranks. The
+Every algorithm of the course trains the same model on the same data, on simulated ranks. Only the
 clock is virtual, so the answer is exact and the same on every machine. Read in this order:
 
 - `problem`: the model, the data, the device and the target
-- `settings`: optimizers and learning rates; every algorithm gets the same tries
+- `settings`: optimizers and learning rates; the same ones are tried for every algorithm
 - `algorithms`: the contestants, each built from the course's modules
 - `measure`: the runs, and the times that follow from them
 - `records`, `sweep`: all runs of a map; an interrupted sweep can continue

@@ -4,20 +4,19 @@
 batch. All communication code is imported; this module only combines it:
 
     flat            one all-reduce of all gradients, after backward     sync_flat
-    bucketed        all-reduces beside backward                         DistributedDataParallel
+    bucketed        all-reduces during backward                         DistributedDataParallel
     8-bit, 1-bit, top-k, PowerSGD   one bucket, compressed              compression_hook
-    decentralized   weights mix with two neighbours', beside backward   Gossip
+    decentralized   mean with two neighbours' weights, during backward  Gossip
     local SGD       an average of the weights every 8 steps             LocalSGD
-    DiLoCo          every 8 steps an outer step                         DiLoCo
-    asynchronous, bounded staleness: a server, which is one rank more   ParameterServer, serve
+    DiLoCo          an outer step every 8 steps                         DiLoCo
+    asynchronous, bounded staleness: a server, on an additional rank    ParameterServer, serve
 
-`dist.all_reduce` is what the network's library makes of it. Two contestants go over rings. All
-others take the fastest of ring, direct and one-shot all-reduce on each network, as a tuned library
-does.
+The network's library implements `dist.all_reduce`. Two contestants always use rings. All others use
+the fastest of ring, direct and one-shot all-reduce on each network, as a tuned library does.
 
 The server is a rank like the others. Its one port receives all gradients and sends all weights, one
-message after the other. It computes its updates on the same device, with its own optimizer. For
-optimizers and learning rates see `settings`.
+message after the other. It computes its updates on the same kind of device, with its own optimizer.
+For optimizers and learning rates see `settings`.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,9 +49,9 @@ Step = Callable[[Batch], None]
 Prepare = Callable[[nn.Module, torch.optim.Optimizer], Step]
 
 EVERY = 8
-"""Steps between two meetings of local SGD and of DiLoCo."""
+"""Steps between two averages of local SGD, and between two outer steps of DiLoCo."""
 KIBIBYTE = 1 / 1024
-"""In PyTorch's megabytes, which are 2**20 bytes."""
+"""A kibibyte in PyTorch's megabytes, which are 2**20 bytes."""
 
 
 AllReduce = Literal["ring", "direct", "one-shot"]
@@ -66,12 +65,13 @@ class Algorithm:
 
     Args:
         prepare: see the module; None if a server sends the weights.
-        all_reduce: what `dist.all_reduce` may be; the fastest on a network is taken there.
+        all_reduce: the algorithms for `dist.all_reduce`; on each network the fastest is used.
         server: options of `serve`.
-        same_as: another algorithm with the same weights after every step, which a test checks. Its
-            training then counts for both. With a server only if all workers are equally fast.
+        same_as: an algorithm that has the same weights after every step, which a test checks. Its
+            training counts for both. With a server, this holds only if all workers are equally
+            fast.
         period: steps after which the pattern of messages repeats.
-        differ: whether the ranks' weights differ between two meetings.
+        differ: whether the ranks' weights differ between two averages.
 
     """
 
@@ -168,4 +168,4 @@ COMPARED_BY_BAGUA = (
     *("flat, ring", "flat", "bucketed, ring", "bucketed"),
     *("8-bit", "1-bit", "asynchronous", "decentralized"),
 )
-"""The families that BAGUA's paper compares; they also get a map of their own."""
+"""The families that BAGUA's paper compares; they also get a separate map."""

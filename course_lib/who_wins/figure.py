@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "Figure":
     """Draw one map per panel; `panels` maps its title to the algorithms that compete in it.
 
-    Where the winner is not clear, the cell names its first rival, too. An algorithm has the same
+    If the winner is not clear, the cell also names its first rival. An algorithm has the same
     colour in all panels.
     """
     import matplotlib.pyplot as plt
@@ -48,7 +48,7 @@ def map_figure(cells: Sequence[Cell], panels: Mapping[str, Sequence[str]]) -> "F
 
 
 def _words(cell: Cell, names: Sequence[str], beside: str = "\nor ") -> str:
-    """Return the winner's name; where it is not clear, also that of its first rival."""
+    """Return the winner's name; if the winner is not clear, also the name of its first rival."""
     first, rivals = cell.order(names)[0], cell.rivals(names)
     return first + beside + rivals[0] if rivals else first
 

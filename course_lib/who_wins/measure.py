@@ -1,14 +1,14 @@
 """Compute the virtual seconds in which an algorithm reaches the target on a network.
 
 If ranks wait for one another in a fixed pattern, the weights after step s do not depend on the
-network; only the clock does. So the training runs once for each seed (`train`). For each network a
-few steps more run (`time_steps`), until the time of a step, or of a period of steps, repeats. From
-then on the clock is a straight line (`Pace`). The seconds to the target are *derived* from these
-two runs. A test trains to the end under some networks, and finds the same virtual time to nine
-digits.
+network. Only the clock does. So the training runs once for each seed (`train`). For each network a
+few more steps run (`time_steps`), until the time of a step, or of a period of steps, repeats. From
+then on time grows linearly with the steps (`Pace`). The seconds to the target are *derived* from
+these two runs. A test trains to the end under some networks, and finds the same virtual time to
+nine digits.
 
-With a server, the order in which gradients arrive depends on the network, and so do the weights.
-There every cell is trained to the end (`train_with_server`). The cost of computation comes from
+With a server, the order in which gradients arrive depends on the network, and so do the weights. So
+every cell is trained to the end (`train_with_server`). The cost of computation comes from
 `lumps_of`, which counts it once: counting every operator would take four times as long.
 """
 
@@ -40,7 +40,7 @@ from course_lib.who_wins.settings import Setting
 FREE = network_of(0.0, 1e30)
 _REPEATS = 1e-9
 _FIRST_TRY, _LAST_TRY = 6, 24
-"""Steps before we look for a rhythm; periods, if a period is longer than a step."""
+"""How many steps run before we look for a repetition, in the first and in the last try."""
 
 
 # --- in step ------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 def _run_steps(
     problem: Problem, name: str, setting: Setting, seed: int, steps: int, looking: str
 ) -> tuple[list[float], list[Look]]:
-    """On a rank: take steps; return the clock after each, and the weights if `looking`.
+    """Take steps on a rank; return the clock after each step, and the weights if `looking`.
 
     The clock starts with the first step.
     """
@@ -72,8 +72,8 @@ def run_steps(
 ) -> tuple[list[float], list[Look]]:
     """Train for `steps`; return the last rank's virtual seconds after each, and the weights.
 
-    Without a network nothing costs time: use this for the weights only. With one, operators are
-    counted.
+    Without a network nothing costs time: use this if you need only the weights. With a network,
+    operators are counted.
     """
     training_rows()  # read here: on a rank, reading would be counted
     device = None if network is None else problem.device
@@ -90,7 +90,7 @@ def run_steps(
 def train(problem: Problem, name: str, seed: int, setting: Setting | None = None) -> int | None:
     """Return the steps until the ranks' mean weights reach the target; None if they do not.
 
-    Without a `setting` it is the tuned one.
+    `setting` is the tuned one by default.
     """
     torch.set_num_threads(1)
     _, looks = run_steps(problem, name, setting or setting_of(name), seed, problem.steps, None)
@@ -104,7 +104,7 @@ class Pace(NamedTuple):
         times: virtual seconds after each of the steps that were executed.
         period: steps after which the pattern repeats.
         seconds: the duration of one period.
-        exact: whether it repeats to nine digits; else `seconds` is the mean of the last half.
+        exact: whether the period repeats to nine digits; else `seconds` comes from the last half.
 
     """
 
@@ -124,9 +124,9 @@ class Pace(NamedTuple):
 def pace_of(times: Sequence[float], least: int) -> Pace | None:
     """Return the pace, if the steps repeat after a multiple of `least`; else None.
 
-    They repeat after q steps if, in the last half, any q steps in a row took equally long. Ranks
-    that wait for one another fall into a rhythm, but not always is the same rank first in every
-    step.
+    They repeat after q steps if, in the last half, any q steps in a row took equally long. The
+    times of ranks that wait for one another become periodic. A period can be several steps long,
+    because the first rank is not always the same one.
     """
     for period in range(least, len(times) // 3 + 1, least):
         ends = range(max(period + 1, len(times) // 2))  # few steps: three equal ones suffice
@@ -139,7 +139,7 @@ def pace_of(times: Sequence[float], least: int) -> Pace | None:
 def time_steps(problem: Problem, name: str, network: Network) -> Pace:
     """Run steps on `network` until they repeat, or until there are enough for a mean.
 
-    If the algorithm may take several all-reduces, the one with the shortest steps counts.
+    If the algorithm may use several all-reduces, the one with the shortest steps counts.
     """
     paces = (
         _time_steps(problem, name, replace(network, all_reduce=each))
@@ -166,7 +166,7 @@ def _time_steps(problem: Problem, name: str, network: Network) -> Pace:
 
 
 class Lumps(NamedTuple):
-    """Seconds of computation between two messages: a worker's gradient, and an update."""
+    """Seconds of computation between two messages: of a gradient (worker), an update (server)."""
 
     worker: float
     server: float
@@ -184,7 +184,10 @@ class Served(NamedTuple):
 
 
 def _work(problem: Problem, seed: int, seconds: float) -> None:
-    """On a worker: compute gradients until training is over. Worker 0 gets rank 0's batches."""
+    """Compute gradients on a worker until training is over.
+
+    The first worker gets the batches that rank 0 gets without a server.
+    """
     model, rank = new_model(seed), dist.get_rank()
     mine = batches(problem, seed, rank - 1)
     with ParameterServer(model.parameters()) as server:
@@ -218,9 +221,9 @@ def run_server(
     problem: Problem, name: str, setting: Setting, seed: int, updates: int, network: Network,
     lumps: Lumps, counted: bool = False,
 ) -> tuple[list[float], list[Look]]:  # fmt: skip
-    """Train with a server, for `updates`; return virtual seconds and weights after each.
+    """Train with a server for `updates`; return virtual seconds and weights after each update.
 
-    `counted` counts operators, in addition to the declared lumps.
+    With `counted`, operators are counted in addition to the declared lumps.
     """
     training_rows()  # read here: on a rank, reading would be counted
     device = problem.device if counted else None
@@ -255,7 +258,7 @@ _lumps = cache(lumps_of)
 def train_with_server(
     problem: Problem, name: str, seed: int, network: Network, setting: Setting | None = None
 ) -> Served:
-    """Train to the target under `network`. Without a `setting` it is the tuned one."""
+    """Train to the target under `network`; `setting` is the tuned one by default."""
     chosen = setting or setting_of(name)
     updates = problem.steps * problem.workers
     lumps = _lumps(problem, chosen.optimizer)

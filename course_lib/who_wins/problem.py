@@ -5,8 +5,9 @@ Two ratios matter on a network: the time to send a gradient (its bytes over the 
 latency, each divided by the time to compute a gradient. So a small model on a slow device stands
 for a large one on a fast device. The device here does 50 million operations per second, so a
 gradient takes about 20 ms. Its memory bandwidth is 60 MB/s: one pass over the gradients takes about
-a thirtieth of that, and compression makes several such passes. (BERT-large at 4,096 tokens per GPU,
-100 TFLOP/s and 0.9 TB/s: a twenty-eighth, *derived* from 6 operations and 8 bytes per weight.)
+a thirtieth of that, and compression makes several such passes. (For BERT-large at 4,096 tokens per
+GPU, 100 TFLOP/s and 0.9 TB/s it is a twenty-eighth, *derived* from 6 operations and 8 bytes per
+weight.)
 
 Messages leave at once, as over a socket with a large buffer (`Network.eager_below`).
 """
@@ -101,7 +102,7 @@ def batches(problem: Problem, seed: int, worker: int) -> Iterator[tuple[Tensor, 
 
 
 def backward(forward: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> None:
-    """Compute the gradient of one batch, into `.grad`."""
+    """Compute the gradient of one batch, and write it to `.grad`."""
     images, labels = batch
     nn.functional.cross_entropy(forward(images), labels).backward()  # type: ignore[no-untyped-call]
 

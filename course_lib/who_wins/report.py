@@ -10,12 +10,12 @@ from course_lib.who_wins.winners import Cell, beside_bagua, interval
 
 
 def latency_words(seconds: float) -> str:
-    """Return a latency for people: ``20 µs``, ``5 ms``."""
+    """Return a latency as readable text: ``20 µs``, ``5 ms``."""
     return f"{1e6 * seconds:g} µs" if seconds < 1e-3 else f"{1e3 * seconds:g} ms"
 
 
 def bandwidth_words(rate: float) -> str:
-    """Return a bandwidth for people: ``30 kB/s``, ``1 MB/s``."""
+    """Return a bandwidth as readable text: ``30 kB/s``, ``1 MB/s``."""
     return f"{rate / 1e3:g} kB/s" if rate < 1e6 else f"{rate / 1e6:g} MB/s"
 
 

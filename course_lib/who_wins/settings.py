@@ -1,6 +1,6 @@
-"""Settings: every algorithm tries the same optimizers and learning rates, and each gets its best.
+"""Settings: the same optimizers and learning rates are tried for every algorithm; the best is used.
 
-The tries and their results are in ``settings.csv`` beside this file, made by
+The tries and their results are in ``settings.csv`` in this folder, which is made by
 
     $ python -m course_lib.who_wins --tune --write
 
@@ -24,9 +24,9 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
     "momentum": lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9, fused=True),
     "AdamW": lambda params, lr: torch.optim.AdamW(params, lr, fused=True),
 }
-"""The optimizers by their names. They take the synchronised gradient; if ranks train alone in
-between, each rank has its own. Fused, a step is one operator, so that AdamW passes over the weights
-no more often than it must."""
+"""The optimizers by their names. They use the synchronised gradient; if ranks train alone between
+averages, each rank has its own optimizer. With `fused`, a step is one operator, so that AdamW does
+not pass over the weights more often than necessary."""
 GRID = (
     *(0.001, 0.0016, 0.0025, 0.004, 0.0063, 0.01, 0.016, 0.025, 0.04, 0.063),
     *(0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0),
@@ -54,7 +54,7 @@ Tried = Mapping[str, Mapping[Setting, float]]
 
 
 def best(tries: Mapping[Setting, float]) -> Setting:
-    """Return the setting with the fewest steps; if two are equal, the one with the smaller rate.
+    """Return the setting with the fewest steps; of two equal ones, that with the smaller rate.
 
     Raises:
         ValueError: no setting reached the target.
@@ -100,7 +100,7 @@ def tuned(name: str) -> Setting:
     """Return the best setting of an algorithm.
 
     Raises:
-        ValueError: it was not tuned.
+        ValueError: the algorithm was not tuned.
 
     """
     tried = read()

@@ -1,7 +1,8 @@
 """Make all runs that a map needs, in parallel processes; runs with a result are skipped.
 
-There are three kinds of jobs: `train` an algorithm once per seed; find its `pace` once per network;
-`serve`, a whole training per network, if the weights depend on the network (see `measure`).
+There are three kinds of jobs. `train` trains an algorithm once per seed. `pace` times its steps
+once per network. `serve` is a whole training per network, for algorithms whose weights depend on
+the network (see `measure`).
 """
 
 import math
@@ -59,7 +60,7 @@ def jobs_of(
 
 
 def train_job(name: str, seed: int, problem: Problem, setting: Setting | None = None) -> Job:
-    """Return the job that trains; if `same_as` is set, that algorithm's job."""
+    """Return the job that trains; if `same_as` is set, the job of that algorithm."""
     name = ALGORITHMS[name].same_as or name
     return Job("train", name, setting or setting_of(name), seed, None, problem)
 
@@ -72,7 +73,10 @@ def pace_job(name: str, place: Place, problem: Problem) -> Job:
 def serve_job(
     name: str, seed: int, place: Place, problem: Problem, setting: Setting | None = None
 ) -> Job:
-    """Return the job that trains with a server; if `same_as` is set, perhaps that algorithm's."""
+    """Return the job that trains with a server.
+
+    If `same_as` is set and there is no straggler, it is the job of that algorithm.
+    """
     if problem.straggler == 1:
         name = ALGORITHMS[name].same_as or name
     return Job("serve", name, setting or setting_of(name), seed, place, problem)
@@ -130,7 +134,7 @@ def run(
 
 
 def _begin() -> None:
-    """In a fresh process: ignore interrupts, because the parent handles them."""
+    """Prepare a new process: ignore interrupts, because the parent handles them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 

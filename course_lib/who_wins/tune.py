@@ -1,4 +1,4 @@
-"""Tuning: every algorithm gets the same tries, on seeds that the map does not use."""
+"""Tuning: the same settings are tried for every algorithm, on seeds that the map does not use."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ def tune(
 ) -> Tried:
     """Try each optimizer with each learning rate on each algorithm, and return the results.
 
-    Algorithms with the same weights (`same_as`) are tried once. A setting with which one seed has
-    failed is not tried with the next seed: it has lost already.
+    Algorithms with the same weights (`same_as`) are tried once. If one seed did not reach the
+    target with a setting, the setting is not tried with the next seed, because it has lost already.
     """
     every = [Setting(optimizer, lr) for optimizer in OPTIMIZERS for lr in GRID]
     trained = dict.fromkeys(ALGORITHMS[name].same_as or name for name in names)

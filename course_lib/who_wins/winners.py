@@ -1,9 +1,9 @@
-"""Find the winner of each cell of the map, and whether it is clear, over several seeds.
+"""Find the winner of each cell of the map over several seeds, and check whether it is clear.
 
-The times of two algorithms with the same seed form a pair: they have the same first weights and the
-same batches. So the winner is *clear* if, for every other algorithm, the mean of log(other / first)
-over the seeds is above 0 with 95 % confidence (Student's t). Whether two intervals overlap does not
-matter.
+The times of two algorithms with the same seed form a pair, because the first weights and the
+batches are the same. So the winner is *clear* if, for every other algorithm, the mean of
+log(other / first) over the seeds is above 0 with 95 % confidence (Student's t). It does not matter
+whether two intervals overlap.
 """
 
 import math
@@ -39,11 +39,11 @@ class Cell(NamedTuple):
     """The results on one network.
 
     Attributes:
-        place: its latency and bandwidth.
-        seconds: for each algorithm, seconds to the target by seed; infinite if it did not reach it.
+        place: the network's latency and bandwidth.
+        seconds: for each algorithm, seconds to the target by seed; infinite if it was not reached.
         exact: for each algorithm, whether its steps repeat exactly on this network.
         pace: for each algorithm, seconds until each worker has computed one more gradient. This
-            gives the time of an epoch, however much the loss falls.
+            gives the time of an epoch, which does not depend on how much the loss falls.
 
     """
 
@@ -58,10 +58,10 @@ class Cell(NamedTuple):
         return sorted(known, key=lambda name: mean(self.seconds[name]))
 
     def rivals(self, names: Iterable[str] | None = None) -> list[str]:
-        """Return the algorithms, fastest first, that the seeds cannot tell from the first.
+        """Return the algorithms, fastest first, that are not clearly slower than the first.
 
-        The first is ahead of the others with 95 % confidence. Those that make the same updates in
-        another way, such as over a ring, are not rivals.
+        The first is faster than all others with 95 % confidence. Algorithms that make the same
+        updates in a different way, such as over a ring, are not rivals.
         """
         first, *others = self.order(names)
         same = _updates_of(first)
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
         ]
 
     def is_clear(self, names: Iterable[str] | None = None) -> bool:
-        """Tell whether the first has no `rivals`."""
+        """Return whether the fastest algorithm has no `rivals`."""
         return not self.rivals(names)
 
 
@@ -81,7 +81,7 @@ def _updates_of(name: str) -> str:
 
 
 def _is_ahead(first: Sequence[float], other: Sequence[float]) -> bool:
-    """Tell whether seconds by seed are less than the other's, with 95 % confidence."""
+    """Return whether the seconds by seed are less than the other's, with 95 % confidence."""
     if any(map(math.isinf, first)):
         return False
     if any(map(math.isinf, other)):
@@ -125,7 +125,7 @@ def updates_of(
     problem: Problem,
     records: Records,
 ) -> dict[str, list[float]]:
-    """Return the updates to the target by place, for algorithms with a server: means over seeds."""
+    """Return the mean updates to the target by place, for algorithms with a server."""
     found = {}
     for name in names:
         if ALGORITHMS[name].prepare is None:
@@ -139,8 +139,8 @@ def updates_of(
 def last_average(problem: Problem, place: Place) -> float:
     """Return the seconds of an all-reduce of the weights, by formula: the fastest of three.
 
-    If the ranks' weights differ, no rank holds the mean that reached the target: they have to
-    average once more, at the end.
+    If the ranks' weights differ, no rank holds the mean that reached the target. So the ranks have
+    to average once more at the end.
     """
     ways = (ring_all_reduce_time, direct_all_reduce_time, one_shot_all_reduce_time)
     network = network_of(*place)
@@ -154,7 +154,7 @@ def cells_of(
     problem: Problem,
     records: Records,
 ) -> list[Cell]:
-    """Return the map: every place with what `sweep.run` has found there."""
+    """Return the map: a cell for every place, with the results of `sweep.run`."""
     steps = steps_of(names, seeds, problem, records)
     cells = []
     for place in places:
@@ -193,9 +193,9 @@ def beside_bagua(cells: Sequence[Cell], names: Iterable[str], by_epoch: bool) ->
     https://tutorials.baguasys.com/benchmark/ (BERT-Large, 1 to 100 Gb/s, up to 5 ms): with low
     bandwidth the algorithms that send fewer bytes win, with high latency the decentralized ones.
 
-    They report the time of an epoch, which `by_epoch` selects; otherwise this compares the time to
-    the target. It compares the column of least bandwidth and the row of most latency. It leaves out
-    the corner that both share, because the page shows nothing about it.
+    BAGUA reports the time of an epoch, which `by_epoch` selects; otherwise the time to the target
+    is compared. The comparison uses the column of the lowest bandwidth and the row of the highest
+    latency. It leaves out the corner that both share, because the page shows nothing about it.
     """
     least = min(cell.place[1] for cell in cells)
     most = max(cell.place[0] for cell in cells)
