@@ -1,8 +1,8 @@
 """The capstone: train to a target loss as fast as possible, on a clock that nobody can cheat.
 
 A student's function runs unchanged; its computations and messages are written on a *tape*
-(`recorder`). The referee plays the tapes of all ranks again, on another draw of the problem, on a
-network with a virtual clock (`player`, `referee`). The score is that of the second run: its time,
+(`recorder`). The referee plays the tapes of all ranks again, on a different draw of the problem, on
+a network with a virtual clock (`player`, `referee`). The score comes from the second run: its time,
 from a price list (`operators`), its bytes, its loss. Nothing else in a student's process can count,
 because it is not on the tape. As with a CUDA graph, the tape does not depend on the numbers.
 

@@ -15,10 +15,10 @@ from course_lib.capstone.tape import TapeError
 MAX_CONSTANT = 8_192
 """Bytes of all constants of one rank: indices and masks, not weights."""
 FREE_NAMES = 32
-"""An operator may name so many numbers and tensors for free: its launch pays for them.
+"""An operator may name this many numbers and tensors for free, because its launch pays for them.
 Each further one counts as eight bytes. A fused Adam of four parameters names 30."""
 _FREE_SIZES = 4
-"""Free dimensions of a tensor; each further one, with its stride, counts as a number."""
+"""Free dimensions of a tensor; each further dimension, with its stride, counts as a number."""
 
 
 class Constants:

@@ -2,7 +2,7 @@
 
 The list says what is allowed, not what is forbidden: an operator without a price would be free.
 Most operators here move memory and do a few operations per element, so their memory traffic is
-their price. Those that multiply matrices are priced by their floating-point operations.
+their price. Operators that multiply matrices are priced by their floating-point operations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_
 _OPTIMIZERS = {"_fused_sgd_": 3, "_fused_adam_": 6, "_fused_adamw_": 6}
 """Name → the number of lists of tensors that it takes."""
 _UNSAFE = {"embedding_dense_backward", "_foreach_copy"}
-"""These access memory out of bounds if an index or a length is wrong; so do the norms."""
+"""These operators access memory out of bounds if an index or a length is wrong. So do the
+normalisation operators, such as ``native_batch_norm``."""
 _COUNTED = """mm addmm addmm_ bmm baddbmm baddbmm_ convolution convolution_backward linalg_qr"""
 """Matrix operators, also in place: their floating-point operations are counted."""
 
@@ -105,7 +106,7 @@ def operator_called(name: str) -> Callable[..., Any]:
 
 
 def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check for some of PyTorch's kernels that they stay in bounds; they do not check it.
+    """Check that some of PyTorch's kernels stay in bounds, because they do not check it themselves.
 
     Raises:
         ValueError: the operator would read or write beyond its tensors.

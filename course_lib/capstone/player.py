@@ -60,7 +60,7 @@ class Player:
 
     Args:
         tape: the tape.
-        given: the buffers 0, 1, …: the shapes are those of the recording, the numbers are not.
+        given: the buffers 0, 1, …, with the shapes of the recording but with different numbers.
         device: the device, which sets the cost of computation.
 
     """
@@ -240,8 +240,8 @@ class Player:
         context = here()
         if context.rank not in members or not set(members) <= set(range(context.world_size)):
             raise TapeError(_NONSENSE)
-        # The message carries what the tensors hold now. Received data lie elsewhere until the wait:
-        # using a tensor before that gains no time.
+        # The message carries what the tensors hold now. Received data stay in other memory until
+        # the wait, so using a tensor before that gains no time.
         inputs = [self._tensor(each).clone() for each in puts]
         targets = [self._tensor(each) for each in gets]
         outputs = inputs if gets == puts else [torch.empty_like(each) for each in targets]
@@ -280,7 +280,7 @@ class Player:
 
 
 def _gets(operation: Operation) -> bool:
-    """Return whether it writes this rank's tensors; a broadcast at its root does not."""
+    """Return whether the operation writes this rank's tensors; a broadcast at its root does not."""
     here = operation.peer == operation.rank
     return not {"broadcast": here, "reduce": not here}.get(operation.kind, False)
 

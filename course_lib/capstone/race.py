@@ -1,8 +1,8 @@
 """The race: the problem, the network, and the target.
 
 Every seed gives a new problem: clusters of points with a label each, and fresh noise. So nobody can
-know the weights in advance. One draw tells nothing about the next, except how hard it is, which is
-the same for all.
+know the weights in advance. One draw tells nothing about the next, except how hard it is: all draws
+are equally hard.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
         mine: this rank's ``x``, ``y`` and ``weights``.
 
     Raises:
-        TapeError: it did something that a tape cannot hold.
+        TapeError: the function did something that a tape cannot hold.
 
     """
     x, y = mine["x"].clone(), mine["y"].clone()

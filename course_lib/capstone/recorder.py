@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused or func.namespace in _NOT_COMPUTING:
             return func(*args, **kwargs)
-        if _is_composite(func):  # in inference mode it comes whole; its parts have prices
+        if _is_composite(func):  # inference mode does not decompose it; only its parts have prices
             with self:
                 return func.decompose(*args, **kwargs)
         if func.is_view or func._overloadpacket is torch.ops.aten.set_:

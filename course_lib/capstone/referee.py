@@ -37,7 +37,7 @@ class Score:
         seconds: the score: virtual seconds until the last rank is done.
         losses: the loss of rank 0's weights on held-out rows, one number per draw.
         equal: whether all ranks have the same bits at the end.
-        flops: floating-point operations of the rank with most.
+        flops: floating-point operations of the rank with the most.
         sent: bytes that each rank sends.
         received: bytes that each rank receives.
         gradients: gradients that rank 0 computed.
@@ -99,7 +99,7 @@ Plays = Callable[[dict[str, Any], list[Tensor], list[str]], dict[str, Any]]
 
 
 def in_a_process(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> Any:
-    """Call `play` in a process of its own: a tape may crash it."""
+    """Call `play` in a separate process, because a tape may crash it."""
     with Ranks(1, on="cpu", timeout=SECONDS) as host:
         try:
             host.start()

@@ -25,7 +25,7 @@ def rehearse(
 
     Raises:
         RanksError: a rank failed.
-        TapeError: it did something that is not allowed, or that cannot be repeated.
+        TapeError: a rank did something that is not allowed, or that cannot be repeated.
 
     """
     mine = draw(race, f"{seed} written").inputs()

@@ -40,7 +40,7 @@ class Tape:
     """The work of one rank.
 
     Attributes:
-        lines: as above.
+        lines: the lines of the tape, in the form that this module's docstring describes.
         weights: the tensors that hold the trained weights at the end.
         claimed: the bytes that the rank says it has sent; -1 if it gives no such number.
 
@@ -51,7 +51,7 @@ class Tape:
     claimed: int = -1
 
     def encode(self) -> Tensor:
-        """Return it as bytes, uint8.
+        """Return the tape as bytes, uint8.
 
         Raises:
             TapeError: the tape is too long.

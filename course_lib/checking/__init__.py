@@ -1,28 +1,28 @@
 """Checks: cases, oracles and reports.
 
-For students: `check`, `predict` and `guess`. For course authors: `task` and what it is made of.
+For students: `check`, `predict` and `guess`. For course authors: `task` and its parts.
 Read in this order:
 
 - `cases`: a check is data
-- `compare`: what a judge judges with
-- `answers`: the form of an answer, without which no judge sees it
-- `on_ranks`: what runs beside the student's code: forms of arguments, what is left behind, how much
-  memory is held, and the bytes in which plain values cross
-- `side_effects`: what a function must leave as it was, compared where the verdict is made
-- `judges`: the common ones
-- `traffic`, `expectations`: what is sent, and what it must be like
+- `compare`: functions with which a judge compares values
+- `answers`: the form of an answer; a judge sees an answer only if it has the right form
+- `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
+  what a call leaves behind, how much memory it holds, and plain values as bytes
+- `side_effects`: what a function must not change, compared where the verdict is made
+- `judges`: the common judges
+- `traffic`, `expectations`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines
-- `shared`: inputs, programs and judges that several assignments need; those of one assignment alone
+- `shared`: inputs, programs and judges that several assignments need; those of a single assignment
   are in its folder, `assignments/NN_name`
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
-- `limits`: of a case, in a notebook and in the grader
-- `run_check`: runs its cases, wherever the ranks are
+- `limits`: the limits of a case, in a notebook and in the grader
+- `run_check`: runs the cases of a check on any kind of ranks
 - `causes`: which failing cases have the same cause, and which of them is the simplest
-- `report`: how it went, for the student and for the grader; `report_html`: the same in a notebook
+- `report`: the result, for the student and for the grader; `report_html`: the same in a notebook
 - `runners`, `local`: `check`, on ranks of this machine
-- `predictions`: a number, locked before a run shows it; `guesses`: one of a few options, which the
-  run below answers; `puzzles`: a line that the reader fills in
-- `program`: what of a check goes to the ranks
+- `predictions`: a number, locked before a run shows it; `guesses`: a choice among a few options,
+  which the run below decides; `puzzles`: a line that the reader fills in
+- `program`: the part of a check that goes to the ranks
 - `mutants`: wrong solutions, which must fail
 """
 

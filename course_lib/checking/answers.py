@@ -1,19 +1,19 @@
-"""The form of an answer, as data: a judge sees only what has it.
+"""The form of an answer, as data: a judge sees only answers that have the right form.
 
-A form is written like the answer itself. A dict stands for a dict with these keys, a list for one
-of this length, and ``None`` for None; in place of values stand:
+A form is written like the answer itself. A dict stands for a dict with these keys, a list for a
+list of this length, and ``None`` for None. In place of values, a form has:
 
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
-    NAMED                    a dict whose keys are text, whatever is in it
+    NAMED                    a dict whose keys are text, with any values
     VECTOR                   a vector of integers (int64)
     ListOf(form)             a list of any length, up to 1000
-    ANYTHING                 anything: for a judge that compares what ranks have
-    Kind(words, test)        whatever passes the test
+    ANYTHING                 anything: for a judge that compares the values of ranks
+    Kind(words, test)        any value that passes the test
 
-A form may also be a function ``form(case, inputs, rank)`` that returns one. A judge says which form
-it sees: ``@sees(form)``. `equals` and what is made of it sees anything, since it compares with the
-oracle's value place by place, and says where something has another form.
+A form may also be a function ``form(case, inputs, rank)`` that returns a form. A judge declares
+which form it sees with ``@sees(form)``. `equals`, and every judge built from it, sees anything: it
+compares the answer with the oracle's value element by element, and says where the form differs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.compare import describe, expect_tensor
 
 _LARGEST = 2**63
-"""A judge may count with integers below it."""
+"""A judge may calculate with integers whose absolute value is below this."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Values that pass a test: ``words`` says what they are, ``many`` what several of them are."""
+    """Values that pass a test; ``words`` names one of them, ``many`` names several."""
 
     words: str
     test: Callable[[Any], bool]
@@ -88,15 +88,16 @@ def sees(form: Any) -> Callable[[J], J]:
 
 
 def form_seen_by(judge: Any, case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    """Return the form that a rank's answer must have for this judge; one that does not say: any."""
+    """Return the form that a rank's answer must have for this judge; by default `ANYTHING`."""
     form = getattr(judge, "sees", ANYTHING)
     return form(case, inputs, rank) if callable(form) else form
 
 
 def expect_containers(value: Any, right: Any, name: str) -> None:
-    """Raise `Wrong` where `right` has a dict or a list and the value has something else.
+    """Raise `Wrong` if `right` has a dict or a list at a place where the value has something else.
 
-    What is in them, and how much, `expect_equal` says: it knows what it looks like.
+    This compares only the kinds of containers. `expect_equal` compares the values in them and their
+    number, because it also recognises known mistakes.
     """
     if isinstance(right, dict) and right:
         if not isinstance(value, dict):
@@ -126,9 +127,10 @@ def expect_form(value: Any, form: Any, name: str) -> None:
 
     Args:
         value: what a rank returned; anything.
-        form: what it must be like. Keys of its dict are words of the message; ``{}`` in one stands
-            for the position in the list, or the key in the dict, behind it.
-        name: whose it is: ``rank 2``; empty where there is one rank only.
+        form: the form that the value must have. The message uses the keys of its dict as words;
+            ``{}`` in a key stands for the position in the list, or the key in the dict, that
+            follows.
+        name: whose value it is: ``rank 2``; empty if there is only one rank.
 
     """
     whose = f"{name}: " if name else ""
@@ -146,7 +148,7 @@ def expect_form(value: Any, form: Any, name: str) -> None:
 
 
 def _expect_items(value: Any, form: Any, name: str) -> None:
-    """Raise `Wrong` unless the value has the form; the next ``{}`` in `name` is its number."""
+    """Raise `Wrong` unless the value has the form; its items replace ``{}`` by number or key."""
     if isinstance(form, Mapping):
         if not isinstance(value, dict) or value.keys() != form.keys():
             raise _unlike(value, form, name)

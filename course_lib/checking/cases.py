@@ -5,11 +5,12 @@ of them) pass between them:
 
     inputs(case, generator)   where the verdict is made: draws one input per rank
     program(function, mine)   on every rank: calls the student's function with this rank's input
-    judge(case, inputs, outputs)   where the verdict is made: raises `Wrong`, or is content
-    expects   likewise: look at what was sent, not at what came out
+    judge(case, inputs, outputs)   where the verdict is made: raises `Wrong` if a value is wrong
+    expects   where the verdict is made: look at what was sent, not at the values
 
-So the same check runs in a notebook, and in the autograder with the ranks in a sandbox that never
-sees another rank's input, an expected value or a hidden case. `task` makes one from less.
+So the same check runs in a notebook and in the autograder. In the autograder, each rank is in a
+sandbox that never sees another rank's input, an expected value or a hidden case. `task` is a
+shorter way to make a check.
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ from course_lib.checking.on_ranks.wire import Plain
 from course_lib.ranks import Network, Trace
 
 NETWORK = Network(latency=20e-6, bandwidth=10e9)
-"""The network of a check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. No send
-leaves before its receive, so that a program that may deadlock does."""
+"""The network of a check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. A send
+waits for its receive, so a program that may deadlock always does."""
 
 VALUES, COMMUNICATION = "values", "communication"
 
 
 class Wrong(Exception):
-    """A judge's finding: what is wrong, and a hint about the mistake that it looks like.
+    """A judge's finding: what is wrong, and a hint about the likely mistake.
 
     Attributes:
         message: which rank, which element, expected and got.
         hint: one sentence, or empty.
-        known: a known mistake that could be the reason → its hint if this looks like it, else
-            empty. The first hint among them is `hint`, until `causes.agreed` has seen all cases.
-        otherwise: the hint where no known mistake is named.
+        known: a known mistake that could be the reason → its hint if the finding looks like it,
+            else empty. `hint` is the first hint among them, until `causes.agreed` has seen all
+            cases.
+        otherwise: the hint if no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
-        expected: the value that should have come out, where the message is about one value.
-        got: the value in its place.
+        expected: the expected value, if the message is about one value.
+        got: the value that the rank returned instead.
 
     """
 
@@ -68,7 +70,7 @@ class Wrong(Exception):
     def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
         """Return the same finding with more known mistakes before its own, and with a hint.
 
-        The hint is for a finding that has none for the case that no known mistake is named.
+        If the finding has no hint for the case that no known mistake is named, it gets `hint`.
         """
         return Wrong(
             self.message,
@@ -80,7 +82,10 @@ class Wrong(Exception):
         )
 
     def otherwise_said(self, hint: str) -> Wrong:
-        """Return the same finding with another hint, if any, where no known mistake is named."""
+        """Return the same finding with this hint for the case that no known mistake is named.
+
+        If the hint is empty, the finding keeps its own.
+        """
         changed = self.besides()
         changed.otherwise = hint or self.otherwise
         changed.hint = next((each for each in self.known.values() if each), changed.otherwise)
@@ -89,16 +94,16 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Form:
-    """In which form a case's arguments come: what a right function does not depend on.
+    """The form of a case's arguments; a right function does not depend on it.
 
     Attributes:
         groups: the process groups, each a list of ranks; every rank is in one of them. Empty: all
             ranks are one group, and ``group=None`` stands for it.
-        dtype: of all floating-point tensors.
-        layout: of all tensors in memory: ``contiguous``, ``transposed`` (those of two or more
-            dimensions) or ``strided``: every second number of longer rows.
-        iterable: what several things come as: ``list``, ``generator`` or ``tuple``.
-        training: whether a model comes in training mode.
+        dtype: the dtype of all floating-point tensors.
+        layout: the layout of all tensors in memory: ``contiguous``, ``transposed`` (only tensors
+            of two or more dimensions) or ``strided`` (every second number of longer rows).
+        iterable: the type of a collection of arguments: ``list``, ``generator`` or ``tuple``.
+        training: whether a model is in training mode.
 
     """
 
@@ -114,13 +119,14 @@ class Case:
     """One situation in which a student's function must be right.
 
     Attributes:
-        name: what a person reads, for example ``3 ranks, 10 rows``.
+        name: a readable name, for example ``3 ranks, 10 rows``.
         world_size: number of ranks.
-        parameters: whatever `Check.inputs` needs to draw the inputs.
-        form: in which form the arguments come.
-        network: of the virtual clock.
-        after: a case that the same ranks go through before it, so that what is kept from one call
-            to the next shows. Neither its values are judged, nor what is sent for them.
+        parameters: everything that `Check.inputs` needs to draw the inputs.
+        form: the form of the arguments.
+        network: the network of the virtual clock.
+        after: a case that the same ranks run before this one, to show whether the function keeps
+            something from one call to the next. Neither its values nor its communication are
+            judged.
 
     """
 
@@ -133,7 +139,7 @@ class Case:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The process groups that the function works in: all ranks, or the form's."""
+        """The process groups that the function works in: the form's groups, or all ranks."""
         return self.form.groups or (tuple(range(self.world_size)),)
 
     def members(self, rank: int) -> tuple[int, ...]:
@@ -148,15 +154,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Observed:
-    """The outcome of a run of one case: the outputs, and the communication behind them.
+    """The outcome of a run of one case: the outputs, and the communication that led to them.
 
     Attributes:
         outputs: one plain value per rank.
-        trace: every operation of the case; ``None`` where nothing was recorded.
-        network: of the virtual clock that the trace's times are of; ``None`` on real ranks, whose
-            times mean nothing to a check.
-        touched: which ranks used the buffer of an operation before its ``wait()``, a sentence each;
-            known on simulated ranks alone. A rank's own word: it can only lose by it.
+        trace: every operation of the case; ``None`` if nothing was recorded.
+        network: the network of the virtual clock that gave the trace's times; ``None`` on real
+            ranks, whose times mean nothing to a check.
+        touched: one sentence for each use of an operation's buffer before its ``wait()``, with the
+            rank; known only on simulated ranks. The ranks report this themselves, but such a
+            report can only make a result worse.
 
     """
 
@@ -168,12 +175,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A demand on a case's communication; `expectations` makes them.
+    """A demand on a case's communication; the functions of `expectations` make them.
 
     Attributes:
-        test: ``test(case, observed, trace)`` raises `Wrong`, or is content.
-        part: the part of the points that it decides about.
-        counts_memory: whether the ranks must count the memory of their tensors for it.
+        test: ``test(case, observed, trace)`` raises `Wrong` if the demand is not met.
+        part: the part of the points that the demand decides about.
+        counts_memory: whether the ranks must count the memory of their tensors for this demand.
 
     """
 
@@ -184,7 +191,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Check:
-    """One task's demands, in a form that a machine can examine.
+    """The demands of one task, in a form that a program can check.
 
     Attributes:
         function: name of the student's function.
@@ -192,14 +199,14 @@ class Check:
         inputs: ``inputs(case, generator)`` draws one plain value per rank.
         judge: ``judge(case, inputs, outputs)`` raises `Wrong`; both lists are in rank order.
         cases: the public cases.
-        seconds: time limit of one case; ``None``: the table's, `limits.CASE_SECONDS`.
-        expects: what the communication of every case must be like.
+        seconds: time limit of one case; ``None``: `limits.CASE_SECONDS`.
+        expects: the demands on the communication of every case.
         worth: part → its share of the points, for example ``{"values": 3, "communication": 1}``.
             By default there is one part: all or nothing.
-        computes: ``computes(mine)``: of the program with this input, seconds → how often it says
-            that it computes so long (`course_lib.ranks.compute`). Nothing else that a rank says of
-            its time counts in the grader, and a case in which some of it is missing has failed. By
-            default a check has no use for that time.
+        computes: ``computes(mine)`` returns the computation that the program declares with this
+            input, by calls of `course_lib.ranks.compute`: seconds of a call → number of such
+            calls. The grader ignores any other time that a rank declares, and a case fails if some
+            of this time is missing. By default a check does not use that time.
 
     """
 
@@ -215,6 +222,6 @@ class Check:
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:
-    """Return the random numbers of one case: the same for the same seed, check and case."""
+    """Return the random generator of one case: the same for the same seed, check and case."""
     digest = hashlib.sha256(f"{seed}/{check}/{case.name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

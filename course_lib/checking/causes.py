@@ -1,8 +1,8 @@
-"""The causes of failing cases, and how hard each case is to look at.
+"""Find the causes of failing cases, and say how hard it is to find a mistake in each case.
 
-A known mistake is named only if it explains what it could explain, in all failing cases together.
-Two failures have the same cause if their reasons are the same words once numbers, ranks and places
-are left out. A cause is told once, for its simplest case; the others are named.
+A known mistake is named only if it explains all failing cases that it could explain. Two failures
+have the same cause if their reasons are the same text without numbers, ranks and positions. The
+report explains a cause once, for its simplest case, and only names the other cases.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from course_lib.checking.on_ranks.effects import tensors_in
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _LEFT_OUT = (
-    (r"\bb?float\d+\b", "float"),  # one dtype is as good as another
+    (r"\bb?float\d+\b", "float"),  # all dtypes count as the same
     (rf"(?<![\w.]){_NUMBER}(?: ?(?:B|[KMG]iB|ns|µs|ms|s)\b)?", "#"),
-    (r"\[#(?:, #)*\]", ""),  # the place of an element
+    (r"\[#(?:, #)*\]", ""),  # the position of an element
     (r"#(?:(?:, |-| and | → rank )#)+", "#"),
     (r" \(#\)", ""),
     (r"\b[Rr]anks?\b", "rank"),
@@ -28,7 +28,7 @@ _LEFT_OUT = (
 
 
 def cause_of(reason: str) -> str:
-    """Return the reason without numbers, ranks and places; what is said of each rank, once."""
+    """Return the reason without numbers, ranks and positions; keep equal sentences only once."""
     for pattern, instead in _LEFT_OUT:
         reason = re.sub(pattern, instead, reason)
     parts = (part.rstrip(".") for part in re.split(r"[.;] ", reason))
@@ -36,16 +36,16 @@ def cause_of(reason: str) -> str:
 
 
 def agreed(findings: Sequence[Wrong]) -> list[str]:
-    """Return the hint of each failing case, so that no two of them tell different stories.
+    """Return the hint of each failing case, so that no two hints contradict each other.
 
-    A mistake may look like the one of a single case by chance. So one is named if it explains all
-    the cases that it could explain. If no mistake does, the one that explains most is named, with
-    a word that it does not explain all; but where every case has the same other hint, that one is
-    told. Where two mistakes may be named, the one that explains more is.
+    In a single case, a known mistake may fit by chance. So a mistake is named if it explains all
+    the cases that it could explain. If no mistake does, the mistake that explains most cases is
+    named, with a note that it does not explain all of them. But if every case has the same other
+    hint, that hint is given. If two mistakes may be named, the one that explains more cases is.
     """
     could, explains = Counter[str](), Counter[str]()
     for finding in findings:
-        # Each once, in their order: of two that explain as much, the first one is named.
+        # Count each mistake once, in order: if two explain equally many, the first one is named.
         could.update(dict.fromkeys(map(cause_of, finding.known), 1))
         fits = [cause_of(words) for words, hint in finding.known.items() if hint]
         explains.update(dict.fromkeys(fits, 1))
@@ -64,7 +64,7 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
 
 
 _TRAITS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
-    # A case's name says in which layout and dtype its tensors come, where that matters.
+    # A case's name contains the layout and dtype of its tensors if they matter.
     (
         "tensors that are not contiguous",
         lambda case: (
@@ -80,9 +80,10 @@ _TRAITS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
 
 
 def in_common(failed: Sequence[Case], passed: Sequence[Case]) -> str:
-    """Return what all failed cases have and no passed one has, in words; mostly nothing.
+    """Return in words what all failed cases have and no passed case has; usually empty.
 
-    Two must have failed, and two passed: a single case may be special in many ways.
+    At least two cases must have failed and two must have passed, because a single case may be
+    special in many ways.
     """
     if len({case.name.partition(", after ‘")[0] for case in failed}) < 2 or len(passed) < 2:
         return ""
@@ -92,13 +93,14 @@ def in_common(failed: Sequence[Case], passed: Sequence[Case]) -> str:
 
 
 def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:
-    """Return how hard it is to find a mistake in a case; the smaller, the simpler.
+    """Return how hard it is to find a mistake in a case; a smaller tuple is a simpler case.
 
-    First counts in how many ways it is unusual: another dtype than float32, tensors that are not
-    contiguous, no numbers at all, `degenerate` where the `first` case is not. Several groups and a
-    call before it count twice. Each parameter more than the first case has counts too: of a special
-    case there is more to say. Then comes the number of ranks, then the number of digits of how many
-    numbers there are: 6 and 9 are alike.
+    The first number counts how unusual the case is. It counts a dtype other than float32, tensors
+    that are not contiguous, inputs without any numbers, and a case that is `degenerate` although
+    the `first` case is not. Several groups and an earlier call count twice. Each parameter more
+    than the first case has also counts, because a special case needs more parameters. The second
+    number is the number of ranks. The third is the number of digits in the count of the inputs'
+    numbers, so 6 numbers and 9 numbers are equally hard.
     """
     numbers = sum(tensor.numel() for tensor in tensors_in(list(inputs)))
     form = case.form
@@ -115,10 +117,10 @@ def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, 
 
 
 def degenerate(case: Case, among: Iterable[Case]) -> bool:
-    """Return whether mistakes may hide in a case because numbers coincide in it.
+    """Return whether mistakes may hide in a case because some of its numbers coincide.
 
-    One rank is its own neighbour, and a mean over one is a sum. So are nodes of one rank, a single
-    node, and as many nodes as each has ranks.
+    With one rank, the rank is its own neighbour, and a mean equals a sum. Nodes of one rank, a
+    single node, and as many nodes as ranks per node also hide mistakes.
     """
     size = case.network.node_size
     if size is not None and size > 0:

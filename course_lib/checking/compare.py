@@ -1,4 +1,4 @@
-"""Comparing what a rank returned with what is right, in words that help."""
+"""Compare the value that a rank returned with the right value, and explain the difference."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ def expect_close(
 
     Args:
         got: what a rank returned; anything.
-        expected: what is right.
-        what: names the value, with its rank: ``rank 2: weight.grad``.
+        expected: the right value.
+        what: the name of the value, with its rank: ``rank 2: weight.grad``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        lookalikes: results of well-known mistakes; the one that `got` equals becomes the hint.
+        lookalikes: well-known mistake → its result; a mistake whose result equals `got` becomes
+            the hint.
 
     """
     tensor = expect_tensor(got, expected, what)
@@ -59,8 +60,8 @@ def expect_close(
     error = (tensor.double() - expected.double()).abs()
     apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol)
     error = torch.where(error.isnan(), torch.inf, error)
-    # Shown is the element that is furthest beyond what is allowed it. Large integers may differ
-    # and be the same in float64.
+    # Show the element that exceeds its allowed error the most. Two different large integers may be
+    # equal in float64.
     beyond = (error - atol - rtol * expected.double().abs()).masked_fill(~apart, -torch.inf)
     index = [int(i) for i in torch.unravel_index(beyond.argmax(), error.shape)]
     wrong = int(apart.sum())
@@ -82,7 +83,7 @@ def expect_close(
 
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
-    """Return a hint if a wrong number is the one that `torch.empty` gives on the ranks."""
+    """Return a hint if a wrong number is the number that `torch.empty` gives on the ranks."""
     told = "In a check, memory of torch.empty holds {} until something is written into it."
     if got.is_floating_point():
         found = bool(got.isnan() & ~expected.isnan())
@@ -95,7 +96,7 @@ def _never_written(got: Tensor, expected: Tensor) -> str:
 
 
 _ROUNDED = "a number that was rounded on the way"
-"""A known mistake as well: who rounds is nearly right in every case."""
+"""This is also a known mistake: a function that rounds is nearly right in every case."""
 _NARROWER = {
     torch.float64: (torch.bfloat16, torch.float16, torch.float32),
     torch.float32: (torch.bfloat16, torch.float16),
@@ -103,7 +104,7 @@ _NARROWER = {
 
 
 def _rounded(got: Tensor, expected: Tensor) -> str:
-    """Return a hint if the numbers are nearly right, and roundings are what is between."""
+    """Return a hint if the numbers are nearly right and rounding explains the difference."""
     got, exact = got.detach().double(), expected.double()
     scale = float(exact.abs().max())
     error = float((got - exact).abs().max())
@@ -187,17 +188,17 @@ def expect_equal(
 ) -> None:
     """Raise `Wrong` unless `got` has the structure of `right` and its values.
 
-    `right` is made of tensors, numbers, text, None, lists, tuples and dicts. Keys of its dicts
-    are words of the message; ``{}`` in one stands for the position in the list behind it.
+    `right` consists of tensors, numbers, text, None, lists, tuples and dicts. The message uses the
+    keys of its dicts as words; ``{}`` in a key stands for the position in the list that follows.
 
     Args:
         got: what a rank returned; anything.
-        right: what it should have returned.
-        what: whose it is: ``rank 2``.
+        right: what the rank should have returned.
+        what: whose value it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        lookalikes: mistake → what it gives, of the structure of `right` or a part of it. One is
-            named if it gives all that is wrong.
+        lookalikes: mistake → its result, with the structure of `right` or a part of it. A mistake
+            is named if it explains every wrong value.
 
     """
     expected, values = dict(leaves(right)), dict(leaves(got, like=right))
@@ -218,7 +219,7 @@ def expect_equal(
 
 
 def _expect_leaf(value: Any, wanted: Any, name: str, options: dict[str, Any]) -> None:
-    """Raise `Wrong` unless a value is that one tensor, number, text or None."""
+    """Raise `Wrong` unless a value equals the wanted tensor, number, text or None."""
     if isinstance(wanted, Tensor):
         expect_close(value, wanted, name, **options)
     elif isinstance(wanted, float):
@@ -238,11 +239,12 @@ def _known_mistakes(
     lookalikes: Mapping[str, Any] | None,
     options: dict[str, Any],
 ) -> dict[str, str]:
-    """Return each known mistake with a hint if it gives all that is wrong in an answer, else empty.
+    """Return known mistake → a hint if the mistake explains all wrong values, else nothing.
 
-    One value may be that of a mistake by chance. A mistake that gives some of the values only must
-    give the `first` wrong one, and says nothing about those that it lacks. Those that give the
-    whole of what is wrong come first.
+    A single value may equal a mistake's value by chance, so all wrong values must. A mistake may
+    give only some of the values: it must give the `first` wrong value, and the values that it does
+    not give are not compared. Mistakes that equal the wrong values as a whole come before mistakes
+    that equal only their wrong elements.
     """
     if lookalikes is None:
         return {}
@@ -267,7 +269,7 @@ def _known_mistakes(
 
 
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
-    """Return whether some elements are right, and several wrong ones are those of a mistake."""
+    """Return whether some elements are right, and all others, more than one, equal a mistake's."""
     tensors = [each for each in (value, mistake, right) if isinstance(each, Tensor)]
     if len(tensors) < 3 or len({(each.shape, each.dtype) for each in tensors}) > 1:
         return False
@@ -298,14 +300,14 @@ def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
 
 
 def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
-    """Return two numbers in `digits` digits, or in as many as it takes to tell them apart."""
+    """Return two numbers with `digits` digits, or with more if they look equal otherwise."""
     while digits < 17 and f"{a:.{digits}g}" == f"{b:.{digits}g}":
         digits += 1
     return f"{a:.{digits}g}", f"{b:.{digits}g}"
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, in a few words."""
+    """Return a description of a value, in a few words."""
     if value is None:
         return "None (is a return missing, or was it never set?)"
     if isinstance(value, Tensor):

@@ -1,9 +1,9 @@
-"""Expectations: what a case's communication must be like, and the memory it takes, as data.
+"""Expectations: demands on a case's communication and memory, as data.
 
 Each function makes one `Expectation`, for `Check.expects`. A limit is a number, or a function of
-the case and the rank. A failing one says what was expected, what was sent instead, by whom to
-whom, and on which line. Where nothing was recorded, nothing is expected; what is said of time holds
-on a virtual clock only.
+the case and the rank. The message of a failing expectation says what was expected, what was sent
+instead, by which rank to which rank, and on which line. If nothing was recorded, nothing is
+checked. Expectations about time are checked only on a virtual clock.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def _limit(limit: Limit, case: Case, rank: int) -> int:
 def sends_at_most(
     limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
 ) -> Expectation:
-    """Expect a rank to send at most so many bytes; see `traffic` for what counts.
+    """Expect a rank to send at most this many bytes; see `traffic` for how they are counted.
 
     Args:
         limit: bytes of one rank in one case.
-        kinds: count operations of these kinds only.
-        besides: count operations of these kinds not.
-        hint: what to say to those who send more.
+        kinds: count only operations of these kinds.
+        besides: do not count operations of these kinds.
+        hint: the hint if a rank sends more.
 
     """
     return _bytes("sends", sent, limit, kinds, besides, hint)
@@ -54,15 +54,15 @@ def sends_at_most(
 def receives_at_most(
     limit: Limit, *, kinds: Iterable[str] | None = None, besides: Iterable[str] = (), hint: str = ""
 ) -> Expectation:
-    """Expect a rank to receive at most so many bytes; see `sends_at_most`."""
+    """Expect a rank to receive at most this many bytes; see `sends_at_most`."""
     return _bytes("receives", received, limit, kinds, besides, hint)
 
 
 def receives_at_least(limit: Limit, *, kinds: Iterable[str] | None = None) -> Expectation:
-    """Expect a rank to receive as many bytes as it cannot know by itself.
+    """Expect a rank to receive at least the bytes that it cannot know by itself.
 
-    A rank with the right numbers and fewer bytes got them past the counter: from a file, the store,
-    or memory that ranks of one process share.
+    If a rank has the right numbers but received fewer bytes, it got the numbers without messages:
+    from a file, the store, or memory that the ranks of one process share.
     """
     hint = "A rank must get numbers of other ranks in messages, not from files or shared memory."
     return _bytes("receives", received, limit, kinds, (), hint, at_least=True)
@@ -97,7 +97,7 @@ def _bytes(
 
 
 def calls(**counts: int | Callable[[Case, int], int]) -> Expectation:
-    """Expect a rank to call each named operation exactly so often: ``calls(all_reduce=1)``."""
+    """Expect a rank to call each named operation exactly this often: ``calls(all_reduce=1)``."""
 
     def test(case: Case, rank: int, trace: Trace) -> None:
         for kind, wanted in counts.items():
@@ -112,7 +112,7 @@ def calls(**counts: int | Callable[[Case, int], int]) -> Expectation:
 
 
 def calls_at_most(hint: str = "", /, **counts: int | Callable[[Case, int], int]) -> Expectation:
-    """Expect a rank to call each named operation at most so often."""
+    """Expect a rank to call each named operation at most this often."""
 
     def test(case: Case, rank: int, trace: Trace) -> None:
         for kind, wanted in counts.items():
@@ -128,7 +128,7 @@ def calls_at_most(hint: str = "", /, **counts: int | Callable[[Case, int], int])
 
 
 def only_calls(*kinds: str) -> Expectation:
-    """Expect no operations but these."""
+    """Expect no operations except these."""
 
     def test(case: Case, rank: int, trace: Trace) -> None:
         if others := [e for e in operations(trace, rank) if e.kind not in kinds]:
@@ -139,9 +139,10 @@ def only_calls(*kinds: str) -> Expectation:
 
 
 def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
-    """Expect messages between a rank and its neighbours only, and no collectives.
+    """Expect messages only between a rank and its neighbours, and no collectives.
 
-    `neighbours(case, rank)`: the ranks, of the whole, that `rank` may exchange messages with.
+    `neighbours(case, rank)`: the global numbers of the ranks with which `rank` may exchange
+    messages.
     """
 
     def test(case: Case, rank: int, trace: Trace) -> None:
@@ -168,9 +169,9 @@ def launches_in_order(
     """Expect a rank to launch its operations in this order.
 
     Args:
-        order: ``order(case, rank)``: what `of` gives for one after the other.
-        of: what tells operations apart; by default their bytes.
-        kinds: look at operations of these kinds only.
+        order: ``order(case, rank)``: the values of `of` for the operations, in their order.
+        of: the value that distinguishes operations; by default their bytes.
+        kinds: look only at operations of these kinds.
 
     """
     wanted = None if kinds is None else tuple(kinds)
@@ -193,16 +194,17 @@ def time_within(
 ) -> Expectation:
     """Expect the case to take at most the time of a formula on the virtual clock.
 
-    A difference of half a percent decides nothing: 44.06 µs is within 44.03 µs. The bytes of
-    a few numbers take a thousandth of a message's latency, and which chunk is longer by one shows
-    in the time. A message too many makes several percent in every case; bytes too many make as much
-    in a case with many numbers, which a check of time needs.
+    A difference of half a percent does not count: 44.06 µs is within 44.03 µs. The reason is that
+    the bytes of a few numbers take a thousandth of a message's latency, so the time depends
+    slightly on which chunk is longer by one number. One message too many costs several percent in
+    every case. Too many bytes cost as much only in a case with many numbers, so a check of time
+    needs such a case.
 
     Args:
         seconds: ``seconds(case, network)``, in virtual seconds.
-        rel: allowed relative error, for formulas that need another.
-        exactly: whether less time is wrong as well.
-        hint: what to say to those who need more.
+        rel: allowed relative error, for formulas that need a different one.
+        exactly: whether less time is also wrong.
+        hint: the hint if the ranks need more time.
 
     """
 
@@ -229,9 +231,9 @@ def time_within(
 
 
 def overlaps(kind: str, fraction: float) -> Expectation:
-    """Expect at least this fraction of each rank's time in `kind` to pass while it computes.
+    """Expect each rank to compute during at least this fraction of its time in `kind`.
 
-    Holds on a virtual clock only, with computation that the program declares (`compute`).
+    This is checked only on a virtual clock, for computation that the program declares (`compute`).
     """
 
     def run(case: Case, observed: Observed, trace: Trace) -> None:
@@ -254,15 +256,15 @@ def overlaps(kind: str, fraction: float) -> Expectation:
 
 
 def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
-    """Expect a rank to hold at most so many bytes of tensors at once; see `held` for what counts.
+    """Expect a rank to hold at most this many bytes of tensors at once; see `held` for what counts.
 
-    For checks that `task` makes. The count is the rank's own, like its values: it begins with the
-    first call of the student's function, and ends with the program. It is a rank's word, of which
-    the examiner knows one bound: what comes back was held.
+    This works only in checks that `task` makes. The rank itself counts: from the first call of the
+    student's function until the program ends. The examiner cannot verify the count, except that it
+    must be at least the bytes of the values that the rank returns.
 
     Args:
         limit: bytes of one rank in one case.
-        hint: what to say to those who hold more.
+        hint: the hint if a rank holds more.
 
     """
 

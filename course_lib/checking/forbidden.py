@@ -1,4 +1,4 @@
-"""Classes and functions of PyTorch that do what a task asks for: whoever uses one is told so."""
+"""Refuse classes and functions of PyTorch that do what a task asks the student to write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZERS: tuple[Any, ...] = (
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    # It runs among the globals of the function that it stands in for.
+    # This code runs with the globals of the function that it replaces.
     import sys
 
     raise RuntimeError(
@@ -29,10 +29,11 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 def refusing(*made: type | FunctionType) -> ExitStack:
-    """Return a context in which these raise RuntimeError: classes when made, functions when called.
+    """Return a context that refuses these classes and functions.
 
-    A function is refused under whatever name someone has imported it: its code is replaced. Who
-    goes around a class's ``__init__`` cannot iterate over what was made.
+    Making an object of the classes, or calling the functions, raises RuntimeError. A function is
+    refused under every name under which it was imported, because its code is replaced. If someone
+    bypasses a class's ``__init__``, the object cannot be iterated over.
     """
 
     def refuse(self: Any, *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Guesses: one of a few options, which the run below it answers.
+"""Guesses: a choice among a few options; the run below it shows which option is right.
 
     idle = guess("four ranks, four micro-batches: what share of the time is idle?",
                  {"none": 0.0, "a quarter of the 75 %": 0.75 / 4, "43 %": 3 / 7},
@@ -6,10 +6,11 @@
     …                                                     # the run
     idle.score(simulate(gpipe(4, 4)).bubble, why=["…", "…", "…"])
 
-Each option stands for a way to think, and says what the run would show if that were right. Nobody
-writes down which option is right: the measured value decides, also after the numbers above it have
-been changed. As with `predict`, the first guess counts, ``None`` says nothing yet, and on the
-student's desk each guess and its score is a line of ``predictions.jsonl``.
+Each option stands for a way of thinking, and gives the value that the run would show if the option
+were right. No page states which option is right: the measured value decides, even after a reader
+has changed the numbers above. As with `predict`, the first guess counts, and ``None`` means that
+there is no guess yet. On the student's desk, each guess and each score is a line of
+``predictions.jsonl``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from course_lib.checking.predictions import FILE, agrees, plain, shown
 from course_lib.learner import diary
 
 Rule = float | str | Callable[[Any], object]
-"""The value that a run shows if an option is right, or a function of the value that says so."""
+"""The value that a run shows if an option is right, or a function that tests the run's value."""
 _locked: dict[str, int] = {}
-# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
 div.course-guess { border-left: 3px solid var(--jp-brand-color1, #4a90d9); line-height: 1.45;
   color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
@@ -45,13 +46,13 @@ div.course-guess code { background: #8882; padding: .1em .4em; }
 
 
 class Guess:
-    """A question with numbered options, of which one is guessed.
+    """A question with numbered options, and the reader's guess.
 
     Attributes:
         question: what was asked.
         options: the texts of the options.
         mine: the number of the guessed option, from 1 on; ``None``: no guess.
-        actual: what was run, once it is known; else ``None``.
+        actual: the value that the run showed, once it is known; else ``None``.
 
     """
 
@@ -65,16 +66,16 @@ class Guess:
         self._holds: tuple[bool, ...] = ()
 
     def score(self, actual: Any, *, why: Sequence[str] = (), within: float = 0.05) -> Guess:
-        """Let what was executed decide which option is right; show it, and keep the result.
+        """Decide by the run's value which option is right; show the guess, and record the result.
 
         Args:
-            actual: a number, a tensor of one element, or a text.
-            why: a sentence for each option, in their order: why a wrong one tempts, why a right
-                one holds.
-            within: relative error up to which a number is that of an option.
+            actual: the run's value: a number, a tensor of one element, or a text.
+            why: a sentence for each option, in their order: why a wrong option is tempting, or why
+                a right option holds.
+            within: relative error up to which a number counts as equal to the number of an option.
 
         Raises:
-            ValueError: `why` has not one sentence for each option.
+            ValueError: `why` does not have one sentence for each option.
 
         """
         if why and len(why) != len(self.options):
@@ -101,7 +102,7 @@ class Guess:
         return self._holds[self.mine - 1]
 
     def _verdict(self) -> str:
-        """Return what became of the guess, in words."""
+        """Return the state of the guess, or its result, in words."""
         if self.actual is None:
             if self.mine is None:
                 return "Put the number of your option in place of None, as in mine=2."
@@ -131,13 +132,13 @@ class Guess:
         """Show nothing as a cell's value: `guess` and `score` have shown it already."""
 
     def _repr_html_(self) -> str:
-        """Return it for a notebook; an answer that nobody guessed at stays folded."""
+        """Return the guess as HTML for a notebook; without a guess, the answer stays folded."""
         body = f"<p><strong>{escape(self.question)}</strong></p><ol>{self._items()}</ol>"
         body += f"<p>{escape(self._verdict())}</p>"
         if self.actual is not None and self.mine is None:
             asked = f"Answered by the run: <em>{escape(self.question)}</em>"
             body = f"<details><summary>{asked}</summary>{body}</details>"
-        # Both classes keep a dollar sign from being read as the begin of a formula.
+        # Both classes prevent a dollar sign from being read as the start of a formula.
         kept = "course-guess tex2jax_ignore mathjax_ignore"
         return f'{_STYLE}<div class="{kept}">{body}</div>'
 
@@ -156,17 +157,17 @@ class Guess:
 def guess(
     question: str, choices: Mapping[str, Rule] | Sequence[float | str], mine: int | None = None
 ) -> Guess:
-    """Show a question with numbered options, and lock which one is guessed; the first guess counts.
+    """Show a question with numbered options, and lock the guessed option; the first guess counts.
 
     Args:
-        question: what is asked; the same question is the same guess.
-        choices: the options: the text of each → what the run shows if it is right, which is a
-            number, a text, or a function that is true of what the run shows. A list: its values
-            are their own texts.
+        question: what is asked; a second guess at the same question does not count.
+        choices: the text of each option → the value that the run shows if the option is right: a
+            number, a text, or a function that is true for the run's value. In a list, each value
+            is also the option's text.
         mine: the number of the guessed option, from 1 on; ``None``: no guess yet.
 
     Raises:
-        ValueError: there are fewer than two options, or none has the number `mine`.
+        ValueError: there are fewer than two options, or no option has the number `mine`.
 
     """
     options = choices if isinstance(choices, Mapping) else {shown(each): each for each in choices}

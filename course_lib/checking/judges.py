@@ -1,7 +1,7 @@
 """The common judges: equal to one process, equal to the library, equal on all ranks.
 
-A judge is a function of a case, the inputs and the values of all ranks; it raises `Wrong`. Where a
-case has several groups, each group is judged by itself.
+A judge is a function of a case, the inputs and the values of all ranks; it raises `Wrong` if a
+value is wrong. If a case has several groups, each group is judged separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Explain = Callable[[Case, Sequence[Any], int, Any], str]
 """``explain(case, inputs, me, value)``: a hint on the wrong value of member `me`, or nothing."""
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
-"""Allowed relative error by dtype: some hundred roundings."""
+"""Allowed relative error by dtype: enough for some hundred roundings."""
 
 
 def equals(
@@ -41,20 +41,21 @@ def equals(
     tolerance: Mapping[str, float] | None = None,
     absolute: Mapping[str, float] | None = None,
 ) -> Judge:
-    """Judge by what one process computes from all inputs of the group.
+    """Return a judge that compares with what one process computes from all inputs of the group.
 
     Args:
-        oracle: gives the right value. Its keys are the words of the report:
+        oracle: gives the right value. The report uses its keys as words:
             ``{"gradient of parameter {}": [...]}`` says "rank 2: gradient of parameter 1".
-        mistakes: words → what that mistake gives; it may have some of the oracle's keys only. The
-            one that gives all that is wrong in a rank's answer becomes the hint.
-        named: gives more mistakes, words → value, where the words depend on the case. They are
-            looked at first.
-        explain: looks at a wrong answer where no known mistake is named, and returns a hint or
-            an empty string.
-        tolerance: dtype → allowed relative error, where it is not that of `TOLERANCE`.
-        absolute: dtype → allowed absolute error, where it is not a tenth of the relative one. What
-            is a sum of larger terms that cancel needs more: they were rounded at their own size.
+        mistakes: words → the value that this mistake gives; the value may have only some of the
+            oracle's keys. A mistake that explains every wrong value of a rank's answer becomes the
+            hint.
+        named: gives more mistakes, words → value, if the words depend on the case. These mistakes
+            come first.
+        explain: looks at a wrong answer if no known mistake is named, and returns a hint or an
+            empty string.
+        tolerance: dtype → allowed relative error, if it differs from `TOLERANCE`.
+        absolute: dtype → allowed absolute error, if it is not a tenth of the relative error. A sum
+            of larger terms that cancel needs more, because each term was rounded at its own size.
 
     """
 
@@ -65,7 +66,7 @@ def equals(
             everybody = replace(case, form=replace(case.form, groups=()))
             try:
                 return oracle(everybody, inputs, rank)
-            except Exception:  # an oracle need not know what more ranks would give
+            except Exception:  # an oracle need not have a value for more ranks
                 return None
 
         return {
@@ -101,7 +102,7 @@ def equals(
 
 
 class _Lazy(dict[str, Any]):
-    """Mistakes, computed when somebody looks: mostly nobody does."""
+    """Known mistakes, whose values are computed only when they are read; most are never read."""
 
     def __init__(
         self,
@@ -122,7 +123,10 @@ class _Lazy(dict[str, Any]):
 
 
 def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
-    """Judge by what the same program gives with a function of the library, on simulated ranks."""
+    """Return a judge that compares with the program's values for a library function.
+
+    The judge runs the program with the library function on simulated ranks.
+    """
 
     @sees(ANYTHING)
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
@@ -155,7 +159,7 @@ def same_on_all_ranks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) 
 def _same_bits(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return same(a, b)
-    return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
+    return type(a) is type(b) and repr(a) == repr(b)  # here NaN equals NaN
 
 
 def form_of(case: Case) -> dict[str, Any]:

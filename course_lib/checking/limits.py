@@ -1,7 +1,8 @@
 """The limits of a case: one table for a check in a notebook and for the grader.
 
-They are far above what the course's own solutions need (in brackets, the most that one takes) and
-far below what would hurt the process that carries the messages of ranks it does not trust.
+The limits are far above what the course's own solutions need; the largest need of a solution is in
+brackets. They are far below what would harm the process that carries the messages of untrusted
+ranks.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from typing import TYPE_CHECKING
 
 from course_lib.ranks.for_graders import Bounds
 
-if TYPE_CHECKING:  # it imports torch, which is not needed to know the limits
+if TYPE_CHECKING:  # `cases` imports torch, which the limits do not need
     from course_lib.checking.cases import Check
 
 CASE_SECONDS = 10.0
-"""Seconds of one case, unless its check asks for others. In the grader those count during which the
-ranks do not wait for a core."""
+"""Seconds of one case, unless its check has its own limit. The grader does not count seconds during
+which the ranks wait for a core."""
 MAX_TIMEOUTS = 2
-"""After so many cases that outran their time, the rest of a check is not run."""
+"""After this many cases that exceeded their time, the rest of a check is not run."""
 MAX_EMPTY = 64
-"""Operations of one rank without a single byte, in one case (8). Counted bytes bound what ranks
-can tell one another; the order and the moment of what has none would be free."""
+"""Operations without a single byte, of one rank in one case (8). The limits on bytes bound the
+information that ranks can exchange; the order and the timing of empty operations would be free."""
 MAX_TEXT = 64 * 1024
-"""Characters of what one process of a student's says at once: an output, a traceback."""
+"""Characters of one text from a process that runs student code: an output or a traceback."""
 MAX_DETAIL = 16 * 1024
-"""Characters of what a report says of one case."""
+"""Characters of a report's text about one case."""
 MAX_ANSWERS = 128 * 2**20
-"""Bytes of what the ranks of a case return, together (1 MB)."""
+"""Bytes of all values that the ranks of a case return, together (1 MB)."""
 
 CARRIED = Bounds(
     frame=64 * 2**20,
@@ -37,10 +38,10 @@ CARRIED = Bounds(
     groups=256,
     text=256,
 )
-"""What the examiner carries in one case. (8.3 MB at once; one rank has 601 operations, 28 of them
-at once, asks 1212 things, and makes 3 groups.)"""
+"""What the examiner carries for the ranks in one case. (8.3 MB at once. One rank has 601
+operations, 28 of them at once; it sends 1212 frames and makes 3 groups.)"""
 
 
 def seconds_of(check: Check, case_seconds: float = CASE_SECONDS) -> float:
-    """Return the time limit of one case of a check; `case_seconds` where it has none of its own."""
+    """Return the time limit of one case; `case_seconds` if the check has no limit of its own."""
     return case_seconds if check.seconds is None else check.seconds

@@ -36,17 +36,18 @@ def check(
     on: Literal["simulated", "cpu", "gpu"] = "cpu",
     case: str | None = None,
 ) -> CheckReport:
-    """Examine `function` on several ranks of this machine and show how it went.
+    """Check `function` on several ranks of this machine and show the result.
 
-    It runs on simulated ranks first, which are exact; if it is right there, on real ones. A
-    notebook also shows what the ranks did over time in a case that failed.
+    The check first runs on simulated ranks, which are exact. If the function is right there, the
+    check then runs on real ranks. A notebook also shows what the ranks did over time in a case that
+    failed.
 
     Args:
-        name: ``assignment/check``, as it stands under the task; the assignment's number will do.
+        name: ``assignment/check``, as written under the task; the assignment's number is enough.
         function: what you wrote.
-        on: the real ranks; ``"simulated"``: none.
-        case: the name of one case, as a report has it: only that one is run, and nothing is noted
-            in your progress.
+        on: the kind of real ranks; ``"simulated"``: no real ranks.
+        case: the name of one case, as in a report. Only this case is run, and the result is not
+            recorded in your progress.
 
     Returns:
         The report.
@@ -54,7 +55,7 @@ def check(
     Raises:
         CheckFailed: a case failed; the report above it says which, and why.
         LookupError: there is no such check or case, or the check's file was not found.
-        TypeError: `function` is none.
+        TypeError: `function` is not a function.
 
     """
     if not callable(function):
@@ -82,7 +83,7 @@ def find_check(name: str) -> tuple[str, Check]:
     """Return a check and its full name; ``3/broadcast`` is ``03_collectives/broadcast``.
 
     Raises:
-        LookupError: there is none; the message has the names that there are.
+        LookupError: there is no such check; the message lists the existing names.
 
     """
     said, slash, short = name.partition("/")
@@ -122,12 +123,12 @@ def examine(
     """Run a check on simulated ranks and, if it passes, on real ones; return the report.
 
     Args:
-        name: of the check, with its assignment.
+        name: the name of the check, with its assignment.
         check: the check.
-        function: the student's.
-        on: the real ranks.
-        say: told what is going on, before it begins.
-        echo: takes what simulated ranks print.
+        function: the student's function.
+        on: the kind of real ranks.
+        say: called with a description of each step before the step begins.
+        echo: called with the text that simulated ranks print.
 
     """
     most = max(case.world_size for case in check.cases)
@@ -140,21 +141,21 @@ def examine(
             for place in dict.fromkeys(("simulated", on))
         }
         for run in runners.values():
-            run.start(check)  # a core that simulated ranks leave idle can do that for the real ones
+            run.start(check)  # real ranks start on a core that simulated ranks leave idle
         places: tuple[str, ...] = ()
         for place, run in runners.items():
             places = (*places, WORDS[place])
             told = _telling(run, say, WORDS[place])
             report = replace(run_check(name, check, told, seed="public"), places=places)
             if not report.passed:
-                # What passes on simulated ranks and fails on real ones failed there.
+                # A function that fails only on real ranks failed there, so name only these ranks.
                 return replace(report, places=places[-1:])
             run.end()
         return report
 
 
 def _telling(run: Runner, say: Callable[[str], None], where: str) -> Runner:
-    """Return the runner, which says before each case which one it is."""
+    """Return a runner that announces each case before it runs the case."""
 
     def told(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
         number = next(i for i, each in enumerate(check.cases, 1) if each is case)
@@ -165,11 +166,11 @@ def _telling(run: Runner, say: Callable[[str], None], where: str) -> Runner:
 
 
 class _Shown:
-    """Where a check shows itself; a context, after which no half line is left.
+    """The display of a check's progress and report; a context that leaves no unfinished line.
 
-    In a notebook it is one output, which changes: it says what is going on, then it is the report,
-    then the report with its picture. In a terminal it is a line that overwrites itself, and then
-    the report. Where nobody reads along, it is the report alone.
+    In a notebook, the display is one output that changes: it shows the progress, then the report,
+    then the report with its picture. In a terminal, it is a progress line that overwrites itself,
+    followed by the report. If there is neither a notebook nor a terminal, it is only the report.
     """
 
     def __init__(self) -> None:
@@ -179,7 +180,7 @@ class _Shown:
         self._line = False
 
     def say(self, text: str) -> None:
-        """Say what is going on."""
+        """Show a message about the progress."""
         if self._notebook:
             self._show({"text/plain": text})
         elif sys.stderr.isatty():
@@ -188,7 +189,7 @@ class _Shown:
             self._line = True
 
     def echo(self, text: str) -> None:
-        """Pass on what the ranks printed."""
+        """Print the text that the ranks printed."""
         self._end_line()
         print(text, end="", flush=True)
 
@@ -220,7 +221,7 @@ class _Shown:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end_line()
-        # When a person interrupts, the line says what took so long: then it stays.
+        # If a person interrupts the check, the line stays: it says what took so long.
         if self._handle is not None and kind is not None and issubclass(kind, Exception):
             self._handle.update({}, raw=True)
 
@@ -228,8 +229,8 @@ class _Shown:
 def find_assignment(name: str) -> Path:
     """Return the folder that holds the assignment's ``checks.py``.
 
-    It is looked for beside the notebook, then in ``assignments/`` of the folders above it, then
-    beside the installed course.
+    The search begins in the notebook's folder. It goes on in ``assignments/`` of this folder and of
+    each folder above it, and ends in the installed course.
     """
     here = Path.cwd()
     candidates = [here, here / name]
@@ -247,7 +248,7 @@ def find_assignment(name: str) -> Path:
 
 
 def _full_name(said: str) -> str:
-    """Return an assignment's name; its number will do, as in ``3`` or ``03``."""
+    """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
     if not said.isdecimal():
         return said
     known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
@@ -277,8 +278,8 @@ def load_module(path: Path, beside: Path | None = None) -> ModuleType:
 
     Args:
         path: the file.
-        beside: the folder of its neighbours, if that is not its own. Hidden cases import the judges
-            that students get.
+        beside: the folder of its neighbours, if it is not the file's own folder. Files with hidden
+            cases need it, to import the judges that students get.
 
     """
     package = _package_of(beside or path.parent, anew=beside is None)
@@ -294,7 +295,7 @@ def load_module(path: Path, beside: Path | None = None) -> ModuleType:
 def _package_of(folder: Path, anew: bool) -> str:
     """Return the name of the package that the modules of a folder belong to, one for each folder.
 
-    `anew`: forget what was imported of it, since its files may have been edited.
+    `anew`: forget the modules already imported from it, because its files may have been edited.
     """
     folder = folder.resolve()
     path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
@@ -306,6 +307,6 @@ def _package_of(folder: Path, anew: bool) -> str:
         package = ModuleType(name)
         package.__path__ = [str(folder)]
         sys.modules[name] = package
-        # The ranks cannot import what only this process knows by name.
+        # The ranks cannot import this package by name, because only this process knows the name.
         cloudpickle.register_pickle_by_value(package)
     return name

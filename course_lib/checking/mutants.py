@@ -23,7 +23,7 @@ EVERYWHERE = ("simulated", "cpu", "grader")
 """Where checks run: on simulated ranks, on CPU ranks, and in the grader's sandbox."""
 
 VIRTUAL = ("simulated", "grader")
-"""Where time is exact, a message waits for its receiver, and an unwaited handle is found."""
+"""Where time is exact, a message waits for its receiver, and a missing ``wait()`` is found."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Mutant:
     mistake: str
     function: Function
     reason: str | None
-    """Text that must be said of a failed case, see `says`; ``None`` if the solution is right."""
+    """Text that the report has for a failed case, see `says`; ``None`` for a right solution."""
     where: tuple[str, ...] = EVERYWHERE
     """The places in which it fails."""
 
@@ -45,7 +45,7 @@ class Mutant:
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = [each for each in definition.decorator_list if not _marks(each)]
-        for node in ast.walk(definition):  # one that keeps something calls itself by its name
+        for node in ast.walk(definition):  # a function that keeps state refers to its own name
             if isinstance(node, ast.Name) and node.id == definition.name:
                 node.id = self.task
         definition.name = self.task
@@ -53,10 +53,11 @@ class Mutant:
 
 
 def says(report: CheckReport, reason: str) -> bool:
-    """Return whether this is said of a failed case: ``✗``, its name, why, and all about it.
+    """Return whether the report says `reason` about a failed case.
 
-    For a hidden case this is ``✗ hidden case`` and why. It may also be what the failed cases have
-    in common.
+    The text about a case is ``✗``, its name, its reason and its details. For a hidden case it is
+    ``✗ hidden case`` and the reason. `reason` may also be in the sentence about what the failed
+    cases have in common.
     """
     return reason in report.only or any(
         reason in " ".join(f"✗ {_said_of(result)}".split())
@@ -84,13 +85,13 @@ def source_of(function: Function) -> str:
 
 
 def edited(function: Function, *edits: tuple[str, str]) -> Function:
-    """Return a function of the same text but for the edits, each an (old, new) piece of it.
+    """Return a function with the same text except for the edits, each an (old, new) pair of pieces.
 
-    Each place that has the old piece gets the new one. A piece of several lines is whole lines,
-    without their indentation.
+    Every occurrence of the old piece is replaced by the new one. A piece of several lines consists
+    of whole lines, without their indentation.
 
     Raises:
-        ValueError: the text does not have the old piece; the mutant would be none.
+        ValueError: the text does not have the old piece, so the mutant would equal the function.
 
     """
     text = source_of(function)
@@ -117,7 +118,7 @@ def _indented(lines: str, found: re.Match[str]) -> str:
 
 
 def edits_of(function: Function) -> Callable[[str], None]:
-    """Return what defines mutants in the module of `function`, each as edits of its text.
+    """Return a function that defines mutants in the module of `function`, as edits of its text.
 
     ``edits_of(step__by_hand)(text)`` reads mutants such as these from the text::
 
@@ -131,13 +132,14 @@ def edits_of(function: Function) -> Callable[[str], None]:
           → for param in reversed(params):
           →     param -= lr * param.grad
 
-    A mutant's first line is its mistake, the places in which it fails if it is not found in all,
-    and what the report must contain. An edit is ``old → new``, or lines of old ones and then lines
-    of new ones with an arrow each, as `edited` takes them; ``…`` in the new piece stands for the
-    old one. Mutants whose first lines follow each other have the same edits.
+    A mutant's first line has its mistake, the places in which it fails (if it does not fail in all
+    of them), and the text that the report must contain. An edit is ``old → new``, or several old
+    lines followed by several new lines with an arrow each; see `edited`. ``…`` in the new piece
+    stands for the old piece. If first lines follow each other, their mutants have the same edits.
 
     Raises:
-        ValueError: a first line is none, a mutant is there already, or an edit's old piece is not.
+        ValueError: a first line has the wrong form, a mutant exists already, or the text does not
+            have an edit's old piece.
 
     """
     task = function.__name__.partition("__")[0]
@@ -165,7 +167,7 @@ _Edits = list[tuple[str, str]]
 
 
 def _entries(text: str) -> list[tuple[list[re.Match[str]], _Edits]]:
-    """Return the first lines and the edits of each mutant, or of several with the same edits."""
+    """Return first lines and edits; mutants with the same edits are in the same entry."""
     entries: list[tuple[list[re.Match[str]], list[str]]] = []
     for line in text.strip("\n").splitlines():
         if line.startswith("  ") and entries:
@@ -181,7 +183,7 @@ def _entries(text: str) -> list[tuple[list[re.Match[str]], _Edits]]:
 
 
 def _edits(lines: list[str]) -> _Edits:
-    """Return the edits that the lines below a first line say; code begins in their column 4."""
+    """Return the edits in the lines below a first line; the code begins in column 4."""
     edits: list[tuple[list[str], list[str]]] = []
     for line in lines:
         if edits and line.startswith("  →"):
@@ -202,8 +204,8 @@ def _edits(lines: list[str]) -> _Edits:
 def fails(reason: str, *, only: Sequence[str] = EVERYWHERE) -> Callable[[Function], Function]:
     """Mark a wrong solution; the check's report must contain `reason`.
 
-    `only`: the places in which it fails, where it is not found in all. Time is exact on a virtual
-    clock alone, gloo keeps small messages and so hides deadlocks, and only the grader hides
+    `only`: the places in which it fails, if it does not fail in all of them. Time is exact only on
+    a virtual clock. Gloo buffers small messages and so hides deadlocks. Only the grader hides
     modules.
     """
 

@@ -1,12 +1,12 @@
-"""Predictions: a number, locked before the run that shows it, and scored against what was run.
+"""Predictions: a number, locked before the run that shows it, and compared with the run's value.
 
     bytes_sent = predict("bytes that a rank sends", 3_000_000)
     …                                                     # the run
     bytes_sent.score(trace.bytes_sent(0))
 
-Who predicts before looking learns more from what they see, also from a wrong prediction. Nothing
-asks for one, and nothing goes on or stops because of it: ``predict("…", None)`` says nothing yet.
-On the student's desk each prediction and its score is one line of ``predictions.jsonl``.
+Readers who predict before they look learn more from the result, even if the prediction is wrong. A
+prediction is optional, and nothing depends on it: ``predict("…", None)`` makes none yet. On the
+student's desk, each prediction and each score is one line of ``predictions.jsonl``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Prediction:
     Attributes:
         question: what was asked.
         guess: a number or a text; ``None``: no guess.
-        actual: what was run, once it is known; else ``None``.
+        actual: the value that the run showed, once it is known; else ``None``.
 
     """
 
@@ -37,10 +37,10 @@ class Prediction:
         self.actual: float | str | None = None
 
     def score(self, actual: Any, *, within: float = 0.05) -> Prediction:
-        """Compare the guess with what was executed, keep the result, and return it to be shown.
+        """Compare the guess with the run's value, record the result, and return the prediction.
 
         Args:
-            actual: a number, a tensor of one element, or a text.
+            actual: the run's value: a number, a tensor of one element, or a text.
             within: relative error up to which a number is right.
 
         """
@@ -82,11 +82,11 @@ class Prediction:
 def predict(question: str, guess: float | str | None) -> Prediction:
     """Lock a guess at what a run will show; the first guess counts.
 
-    Running the cell again with another guess says so and keeps the first, until the kernel starts
-    anew. A guess of ``None`` locks nothing.
+    If the cell runs again with a different guess, this prints a message and keeps the first guess,
+    until the kernel is restarted. A guess of ``None`` locks nothing.
 
     Args:
-        question: what is asked, with its unit; the same question is the same prediction.
+        question: what is asked, with its unit; each question has only one prediction.
         guess: a number or a text.
 
     """
@@ -104,7 +104,7 @@ def predict(question: str, guess: float | str | None) -> Prediction:
 
 
 def record() -> list[dict[str, Any]]:
-    """Return what the file beside the desk's records holds; empty without a desk."""
+    """Return the entries of the desk's file of predictions; empty without a desk."""
     desk = diary.find_desk(Path.cwd())
     return [] if desk is None else diary.kept(FILE, desk)
 
@@ -117,7 +117,7 @@ def agrees(guess: float | str, actual: float | str, within: float) -> bool:
 
 
 def plain(value: Any) -> float | str:
-    """Return a number, a tensor of one element, or a text as what a record can hold."""
+    """Return a number, a tensor of one element, or a text as a value that a record can hold."""
     if isinstance(value, str):
         return value
     if hasattr(value, "item"):

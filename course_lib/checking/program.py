@@ -1,7 +1,7 @@
-"""A check's program as bytes: what the ranks are given to run, and nothing else of the check.
+"""Pack a check's program as bytes for the ranks, without the other parts of the check.
 
-The function travels with the names that it uses, and without its file, so that where a student's
-code runs there is no judge and no oracle to ask.
+The function is sent with the names that it uses, but without its file. So a student's code finds no
+judge and no oracle where it runs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from course_lib.ranks.explain.pickling import dumps
 
 _OURS = "course_lib.checking."
 _THERE = f"{_OURS}on_ranks"
-"""The rank's side, which is where the program arrives: all of it is there, and nothing else."""
+"""The part of `checking` that is on the ranks: all of it is there, and no other part is."""
 
 
 def pack_program(program: Callable[..., Any]) -> bytes:
-    """Return the program as bytes, with what it uses of its assignment's files and of `checking`.
+    """Return the program as bytes, with everything that it uses of its assignment and `checking`.
 
-    They run code where they are read: on ranks, never where a grade is decided.
+    Reading these bytes runs code. They are read on ranks, never where a grade is decided.
     """
-    theirs = getattr(program, "program", program).__module__  # of a task: the author's program
+    theirs = getattr(program, "program", program).__module__  # in a task, the author's program
     ours = {name for name in sys.modules if name.startswith(_OURS)}
     by_value = {name for name in ours if not name.startswith(_THERE)} | {theirs}
     by_value -= cloudpickle.list_registry_pickle_by_value()

@@ -7,9 +7,9 @@
         cases=[{"rank": r, "step": s, "K": 4} for r in range(4) for s in range(3)],
     )
 
-`truth` calls what the page has run, or the reference implementation. So nobody has to write the
-answer's formula down, and a page with other numbers has another answer. In a lecture the line is
-``...``, and the answer stands below in ``<details>``, with the reason.
+`truth` uses what the page has run, or calls the reference implementation. So the author does not
+have to write down the answer's formula, and a page with different numbers has a different answer.
+In a lecture, the line is ``...``. The answer and its reason are below it, in ``<details>``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 
 
 class Puzzle:
-    """How a line does in all cases.
+    """The result of a reader's line in all cases.
 
     Attributes:
-        question: what the line is to say.
+        question: what the line should return.
         total: the number of cases.
-        right: in how many of them the line says what is so; ``None``: it is not filled in.
+        right: the number of cases in which the line is right; ``None``: it is not filled in.
 
     """
 
@@ -57,13 +57,13 @@ def puzzle(
     truth: Callable[..., Any],
     cases: Iterable[Mapping[str, Any]],
 ) -> Puzzle:
-    """Compare one line of the reader with what is so, case by case; return how it does.
+    """Compare the reader's line with the right value in each case, and return the result.
 
     Args:
-        question: what the line is to say.
-        mine: the line, as a function of what each case gives by keyword. One that returns ``...``
-            is not filled in.
-        truth: what is so in a case: a number, a text, a tensor, or a list of these.
+        question: what the line should return.
+        mine: the line, as a function; it gets the arguments of each case by keyword. A line that
+            returns ``...`` is not filled in.
+        truth: returns the right value of a case: a number, a text, a tensor, or a list of these.
         cases: the arguments of each case, the simplest first.
 
     Raises:
@@ -95,7 +95,7 @@ def puzzle(
 
 
 def _same(said: Any, expected: Any) -> bool:
-    """Tell whether two values are the same, numbers up to a rounding."""
+    """Return whether two values are the same; numbers may differ by rounding."""
     said, expected = _plain(said), _plain(expected)
     if isinstance(said, list) and isinstance(expected, list):
         return len(said) == len(expected) and all(map(_same, said, expected))
@@ -105,7 +105,7 @@ def _same(said: Any, expected: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers, texts and lists: a tensor or a range of the same numbers means the same."""
+    """Return tensors, sets, tuples and ranges as lists, and other values as they are."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, set | frozenset):

@@ -18,7 +18,7 @@ _IN = " " * 6
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How one case went."""
+    """The result of one case."""
 
     name: str
     passed: bool
@@ -29,33 +29,34 @@ class CaseResult:
     seconds: float
     hidden: bool = False
     parts: Mapping[str, bool] = field(default_factory=dict)
-    """Part of the points → whether this case grants it; empty: those that `passed` grants."""
+    """Part of the points → whether this case grants it; for a part not listed, `passed` decides."""
     ran: bool = True
-    """Whether it was run at all; `reason` says why not."""
+    """Whether the case was run at all; if it was not, `reason` says why."""
     trouble: str = ""
     """For the author: the exception that escaped a judge. Else empty."""
     summary: str = ""
-    """The reason without what `detail` says as well; empty: the same."""
+    """The reason without the text that `detail` also has; empty: it is the same as `reason`."""
     expected: str = ""
-    """The one value that should have come out, where the reason is about one."""
+    """The expected value, if the reason is about a single value."""
     got: str = ""
-    """The value in its place."""
+    """The value that came instead of the expected one."""
     difficulty: Sequence[int] = ()
     """How hard it is to find a mistake in the case: see `causes.difficulty_of`."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """How a check went, case by case.
+    """The result of a check, case by case.
 
     Attributes:
         worth: part → its share of the points; empty: all or nothing.
         places: where all cases ran, for example ``simulated ranks``.
-        trace: of the simplest case that failed and took time: one rank alone communicates in none.
+        trace: the trace of the simplest case that failed and took time. A case with a single rank
+            takes no time, because it does not communicate.
         traced: that case's name.
         function: name of the student's function.
-        alone: whether one case was asked for, of several.
-        common: what all visible cases that failed have, and none that passed; or empty.
+        alone: whether only one case of the check was requested.
+        common: what all visible failed cases have and no passed case has; or empty.
 
     """
 
@@ -76,9 +77,9 @@ class CheckReport:
 
     @property
     def causes(self) -> list[list[CaseResult]]:
-        """The failed cases, a list for each cause: its simplest case, then the others in order.
+        """The failed cases, a list for each cause: its simplest case, then its others in order.
 
-        The lists stand in the order of their first ones, from simple to hard.
+        The lists are sorted by their first cases, from simple to hard.
         """
         return _by_cause(self.results)
 
@@ -88,7 +89,7 @@ class CheckReport:
         return next((cases[0].reason for cases in self.causes), "")
 
     def title_of(self, result: CaseResult) -> str:
-        """Return a case's name; of a hidden one its number."""
+        """Return a case's name, or the number of a hidden case."""
         if not result.hidden:
             return result.name
         number = next(i for i, each in enumerate(self.results, 1) if each is result)
@@ -109,13 +110,13 @@ class CheckReport:
 
     @property
     def only(self) -> str:
-        """Which cases fail, where they have something in common; else an empty string."""
+        """Which cases fail, if they have something in common; else an empty string."""
         told = f"All failing cases, and no passing case, have {self.common}."
         return told if self.common else ""
 
     @property
     def points(self) -> str:
-        """The share of the points, where a failed check has parts; else an empty string."""
+        """The share of the points, if a failed check has parts; else an empty string."""
         if self.passed or not self.worth:
             return ""
         told = ", ".join(f"{p} {'✓' if earned else '✗'}" for p, earned in self.parts.items())
@@ -123,7 +124,7 @@ class CheckReport:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Part of the points → whether it is earned: whether every case grants it."""
+        """Part of the points → whether it is earned, that is, whether every case grants it."""
         return {
             part: bool(self.results)
             and all(result.parts.get(part, result.passed) for result in self.results)
@@ -147,10 +148,10 @@ class CheckReport:
 
     @cached_property
     def picture(self) -> tuple[bytes, str] | None:
-        """The timeline of the case `traced`: a PNG, drawn when asked for, and the same in words."""
+        """The timeline of the case `traced`: a PNG, drawn at the first use, and its description."""
         if self.trace is None or not self.trace.operations:
             return None
-        from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
+        from course_lib.ranks.trace.figure import png_of  # import matplotlib only if needed
 
         try:
             figure = self.trace.plot()
@@ -164,7 +165,7 @@ class CheckReport:
         explained = False
         for first, *others in self.causes:
             lines.append(f"  ✗ {self.title_of(first)}")
-            # One full explanation is help, ten are noise; of a hidden case it would be a leak.
+            # One full explanation helps, ten do not. For a hidden case it would reveal the case.
             full = bool(first.detail) and not explained and not first.hidden
             lines += _wrapped(first.summary if full and first.summary else first.reason)
             if full:
@@ -180,8 +181,8 @@ class CheckReport:
 def _by_cause(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
     """Return the failed results, a list for each cause.
 
-    Cases that were not run come last, and hidden ones behind visible ones, in their own order: how
-    hard they are is not to be read from a report.
+    Cases that were not run come last. Hidden cases come after visible ones and keep their own
+    order, so that a report does not reveal how hard they are.
     """
 
     def place(result: CaseResult) -> tuple[Any, ...]:
@@ -214,5 +215,5 @@ class CheckFailed(AssertionError):
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        """Tell IPython what to show: nothing that the report above it has said."""
+        """Return what IPython shows: a line that does not repeat the report above it."""
         return ["CheckFailed: the report above says what failed, and why"]

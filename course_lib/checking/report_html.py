@@ -1,8 +1,8 @@
 """A report as a notebook shows it: the simplest failing case open, the others folded.
 
 Names of cases, reasons and values may repeat what a student's code returned, so all text is
-escaped: none of it can add a tag. Colours are JupyterLab's, which has a light and a dark theme;
-elsewhere they are shades that fit both.
+escaped, and none of it can add a tag. The colours come from JupyterLab, which has a light and a
+dark theme. Outside JupyterLab, the colours are shades that fit both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
 div.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
   line-height: 1.45; overflow-wrap: break-word; }
@@ -41,8 +41,8 @@ def html_of(report: Any, picture: tuple[bytes, str] | None = None) -> str:
     """Return the report as HTML that runs nothing and fetches nothing.
 
     Args:
-        report: a `CheckReport`, which shows itself with this.
-        picture: a PNG of what the ranks did in the case `report.traced`, and the same in words.
+        report: a `CheckReport`, which calls this function to show itself.
+        picture: a PNG of what the ranks did in the case `report.traced`, and its description.
 
     """
     good = [result for result in report.results if result.passed]
@@ -55,7 +55,7 @@ def html_of(report: Any, picture: tuple[bytes, str] | None = None) -> str:
         drawn = picture if any(each.name == report.traced for each in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
     parts += [f"<p>{_told(told)}</p>" for told in (report.only, report.points) if told]
-    # Both classes keep a dollar sign from being read as the begin of a formula.
+    # Both classes prevent a dollar sign from being read as the start of a formula.
     kept = "course-report tex2jax_ignore mathjax_ignore"
     return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'
 
@@ -84,7 +84,7 @@ def _cause(report: Any, results: list[Any], picture: tuple[bytes, str] | None, f
 
 
 def _reason(result: Any, reason: str) -> str:
-    """Return the reason, with what was expected beside what came out where it is about a value."""
+    """Return the reason; if it is about a value, with a table of the expected and the got value."""
     pair = f"expected {result.expected}, got {result.got}"
     before, found, after = reason.partition(pair)
     if not (result.expected and found):

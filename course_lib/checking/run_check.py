@@ -1,4 +1,4 @@
-"""Run a check's cases, wherever the ranks are, and explain what comes back."""
+"""Run a check's cases on any kind of ranks, and explain the results."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, 
 from course_lib.ranks.trace.timeline import unit_of
 
 Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
-"""Runs a case's program on its ranks: returns what was observed, or only one output per rank, or
-raises `RanksError`, whose `trace` attribute may hold what was recorded until then."""
+"""Runs a case's program on its ranks. It returns what was observed, or only a list with one output
+per rank. Or it raises `RanksError`; the error's `trace` attribute may hold what was recorded until
+then."""
 
 MAX_REASON = 2000
-"""Characters of a reason: what a student returns may be in it."""
+"""Characters of a reason, which may contain a value that a student's function returned."""
 _KEPT = "Each of the two calls is right alone, but something is kept from the call before."
 _NOT_WRITTEN = re.compile(r" raised NotImplementedError(?: +(\(.*\)))?\.?$")
-"""What is said of the cells as they are handed out, which raise it without a word."""
+"""Matches the error of a cell in which the student has not written anything: as handed out, the
+cells raise this exception without a message."""
 _PROGRAMS_OWN = (
     "This computation is in the check's own program, which calls your function: do not skip or "
     "shorten it."
@@ -62,8 +64,8 @@ def run_check(
         run: runs one case on its ranks.
         seed: the inputs are drawn from it; the same seed draws the same inputs.
         hidden: further cases, whose inputs and names stay out of the report's text.
-        progress: called after every case. Its result names no known mistake yet: which one it is
-            shows when all cases have run.
+        progress: called with the result after every case. This result names no known mistake yet,
+            because the mistake is chosen only after all cases have run.
 
     """
     results: list[CaseResult] = []
@@ -92,7 +94,7 @@ def run_check(
             results[place] = replace(results[place], reason=_reason(findings[place], hint))
     ran = [(i, case) for i, case in enumerate(check.cases) if results[i].ran]
     failed, passed = ([ic for ic in ran if results[ic[0]].passed == good] for good in (False, True))
-    # Where a known mistake is named in each case, they may have the rest in common by chance.
+    # If every case names a known mistake, other common properties of the cases may be chance.
     named = all(i in findings and any(findings[i].known.values()) for i, _ in failed)
     common = "" if named else in_common([case for _, case in failed], [case for _, case in passed])
     options: dict[str, Any] = {"function": check.function, "common": common}
@@ -108,9 +110,9 @@ def _reason(wrong: Wrong, hint: str) -> str:
 
 
 def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
-    """Return whether both calls of a case with a call before it have passed as cases of their own.
+    """Return whether both calls of a case with an earlier call have passed as separate cases.
 
-    `task` names such a case after the two: ``3 ranks, after ‘2 ranks’``.
+    `task` names such a case after its two calls: ``3 ranks, after ‘2 ranks’``.
     """
     if case.after is None:
         return False
@@ -119,7 +121,7 @@ def _right_alone(case: Case, results: Iterable[CaseResult]) -> bool:
 
 
 def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
-    """Return a hint if the call before a case has failed as a case of its own, else nothing."""
+    """Return a hint if the earlier call of a case has failed as a separate case, else nothing."""
     before = case.after.name if case.after is not None else None
     if not any(result.name == before and not result.passed for result in results):
         return ""
@@ -129,7 +131,7 @@ def _fails_before(case: Case, results: Iterable[CaseResult]) -> str:
 
 
 class _Examination:
-    """One case: run, judged, explained."""
+    """Runs, judges and explains one case."""
 
     def __init__(
         self,
@@ -192,7 +194,8 @@ class _Examination:
     def _judge(self, observed: Observed) -> None:
         """Raise `Wrong` for the first finding: handles, then values, then communication.
 
-        What was sent counts only where the values are right: sending nothing is no merit.
+        Communication counts only if the values are right: a function that sends nothing must not
+        earn points for that.
         """
         self.trace = observed.trace
         if self.trace is not None:
@@ -206,13 +209,13 @@ class _Examination:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
         try:
-            # Drawn again, so that no judge relies on what a program on the ranks changed.
+            # Draw the inputs again, because a program on the ranks may have changed the others.
             self._check.judge(self._case, self._inputs(), observed.outputs)
         except Wrong as wrong:
             after, trace = self._case.after is not None, self.trace
             hint = self._kept if after else _outside_the_group(self._case, trace)
             raise wrong.besides(hint) from None
-        except (OSError, MemoryError):  # no answer's doing
+        except (OSError, MemoryError):  # not caused by an answer
             raise
         except Exception:
             self._trouble = traceback.format_exc()
@@ -232,7 +235,7 @@ class _Examination:
         trace = self.trace
         if trace is not None and self._case.after is not None:
             trace = after_the_barrier(trace)
-            # The ranks leave the barrier one after the other: their time is not a formula's.
+            # The ranks leave the barrier one after the other, so a formula does not give the time.
             observed = replace(observed, network=None)
         if outside := _outside_the_group(self._case, trace):
             findings[COMMUNICATION] = Wrong(outside)
@@ -252,7 +255,7 @@ class _Examination:
 
 
 def _together(findings: Sequence[Wrong]) -> Wrong:
-    """Return one finding that tells all of them."""
+    """Return one finding that contains all of them."""
     first, *others = findings
     also = [f"Also: {_reason(other, other.hint).rstrip('.')}." for other in others]
     hint = " ".join([each for each in (first.hint, *also) if each])
@@ -277,7 +280,7 @@ def _expect_few_empty(trace: Trace) -> None:
 def _computed_too_little(
     computes: Callable[[Any], Mapping[float, int]], inputs: Sequence[Plain], trace: Trace
 ) -> str:
-    """Return what is wrong if a rank has not computed what the check's program lets it compute."""
+    """Return what is wrong if a rank computed less than the check's program makes it compute."""
     for rank, mine in enumerate(inputs):
         expected = sum(seconds * times for seconds, times in computes(mine).items())
         events = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
@@ -291,7 +294,7 @@ def _computed_too_little(
 
 
 def _outside_the_group(case: Case, trace: Trace | None) -> str:
-    """Return what is wrong if a rank of one group meets ranks of another, else nothing."""
+    """Return what is wrong if a rank communicates with ranks of other groups, else nothing."""
     for event in trace.operations if trace is not None and case.form.groups else ():
         group = case.members(event.rank)
         if event.kind not in ("send", "recv") and not set(event.group) <= set(group):
@@ -317,7 +320,7 @@ _BESIDE_PYTORCH = {
     "view size is not compatible": " (.reshape works, and makes a copy: to change such a tensor "
     "in place, write the result back with tensor.copy_.)",
 }
-"""Words of PyTorch's → more, where its own advice leads into the next mistake."""
+"""Words of a PyTorch message → text to add, because PyTorch's advice leads to the next mistake."""
 
 
 _LENGTHS = re.compile(
@@ -336,7 +339,7 @@ def _beside_pytorch(summary: str) -> str:
 
 
 def _in_one_line(error: RanksError) -> str:
-    """Return the error with what the ranks wait for, where that is the point."""
+    """Return the error in one line; if no rank failed, with what the ranks wait for."""
     waiting = [f"Rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
     if isinstance(error, RankError) or not waiting:
         return error.summary + _beside_pytorch(error.summary)

@@ -1,7 +1,7 @@
-"""Where a student's own checks run: on simulated ranks first, then on real ones of this machine.
+"""Run a student's own checks: on simulated ranks first, then on real ranks of this machine.
 
-Simulated ranks are threads, exact and fast. They run in a process of their own, so that a function
-that ends its process, or never returns, costs the student a line of the report and not the kernel.
+Simulated ranks are threads; they are exact and fast. They run in a separate process. So if a
+function ends its process or never returns, the report says so and the kernel goes on.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from course_lib.ranks.for_graders import cell_labels, end_soon, pack_call, prelo
 
 Place = Literal["simulated", "cpu", "gpu"]
 _START = 300.0
-"""Seconds that the process of simulated ranks gets to start, on the busiest machine."""
+"""Seconds that the process of simulated ranks has to start, enough for a very busy machine."""
 _GRACE = 5.0
-"""Seconds that the process of simulated ranks gets beyond their own limit."""
+"""Seconds that the process of simulated ranks has in addition to the limit of the ranks."""
 _MAX_PRINTED = 20_000
 
 
@@ -48,11 +48,12 @@ class LocalRunner:
     """Runs cases of one function on ranks of this machine; keeps the ranks between cases.
 
     Args:
-        function: the student's.
+        function: the student's function.
         on: the kind of ranks.
-        quiet: whether what the ranks print is thrown away.
-        ranks: those to use, by world size, and to keep more in; whoever gives them closes them.
-        echo: takes what simulated ranks print.
+        quiet: whether to discard what the ranks print.
+        ranks: world size → ranks to use; the runner adds the ranks that it starts. The caller must
+            close all of them.
+        echo: called with the text that simulated ranks print.
 
     """
 
@@ -74,10 +75,10 @@ class LocalRunner:
         self._sealed: tuple[Check, _Sealed] | None = None
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
-        """Return what was observed.
+        """Run one case and return what was observed.
 
         Raises:
-            RanksError: the case failed; its `trace` holds the operations until then.
+            RanksError: the case failed; the error's `trace` holds the operations until then.
 
         """
         mine = [encode(value) for value in inputs]
@@ -102,22 +103,22 @@ class LocalRunner:
             self._ranks_of(case.world_size, seconds_of(check)).start()
 
     def end(self) -> None:
-        """Have its own processes end, all at once, and do not wait for it: leaving this does."""
+        """Ask the runner's own processes to end, without waiting; leaving the context waits."""
         if self._own:
             end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
 
     def _ranks_of(self, world_size: int, seconds: float) -> Ranks:
         if world_size not in self._ranks:
-            # The fork server imports our modules once, so that the ranks need not.
+            # The fork server imports our modules once, so the ranks need not import them.
             preload(name for name in list(sys.modules) if name.startswith(__package__))
             self._ranks[world_size] = Ranks(world_size, on="gpu" if self._on == "gpu" else "cpu")
         self._ranks[world_size].timeout = seconds
         return self._ranks[world_size]
 
     def _host_of(self, check: Check) -> Ranks:
-        """Return the process of simulated ranks, which has imported all that they need."""
+        """Return the process of simulated ranks, after it has imported all that they need."""
         if 1 not in self._ranks:
-            # On a busy machine that takes many seconds, which are no case's.
+            # On a busy machine, the imports take many seconds, which must not count for a case.
             self._ranks_of(1, _START).run(_import_the_rest)
         return self._ranks_of(1, seconds_of(check) + _GRACE)
 
@@ -164,10 +165,11 @@ class LocalRunner:
 
 
 class _Sealed:
-    """A program and a function on their way to ranks, which get them open: a call of one argument.
+    """A program and a function as pickled bytes; a rank unpickles them to a call of one argument.
 
-    They are the same for all cases, and pickling them takes as long as a short case: it is done
-    once. A process on the way, such as that of simulated ranks, passes on the bytes.
+    The program and the function are the same for all cases, and pickling them takes as long as a
+    short case. So they are pickled only once. An intermediate process, such as the process of
+    simulated ranks, passes on the bytes.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -175,7 +177,7 @@ class _Sealed:
 
     @classmethod
     def of(cls, check: Check, function: Callable[..., Any], quiet: bool) -> _Sealed:
-        """Return them sealed; raise TypeError if they cannot be sent."""
+        """Pickle the check's program and the function; raise TypeError if they cannot be sent."""
         return cls(pack_call(_examined, (check.program, function, quiet), {}, 1, dumps)[0])
 
     def __reduce__(self) -> Any:
@@ -205,7 +207,7 @@ def _import_the_rest() -> None:
 def _simulated(
     sealed: bytes, mine: list[bytes], network: Network, seconds: float
 ) -> dict[str, Any]:
-    """Run a case on simulated ranks, in a process of its own; tell all as plain values."""
+    """Run a case on simulated ranks, in a separate process; return everything as plain values."""
     ranks = Ranks(len(mine), on="simulated", network=network, timeout=seconds, misuse="warn")
     outputs: list[bytes] = []
     failure = None
@@ -219,7 +221,7 @@ def _simulated(
         "outputs": outputs,
         "events": [tuple(event) for event in ranks.trace.events],
         "error": failure,
-        # Handles that nobody waits for, the events tell.
+        # The events show the handles that nobody waits for, so they are left out here.
         "touched": [line for line in told if " before its wait(): " in line],
         "printed": printed.getvalue()[:_MAX_PRINTED],
     }
@@ -227,7 +229,7 @@ def _simulated(
 
 @contextmanager
 def _told_of_misuse() -> Iterator[list[str]]:
-    """Collect what is said about misused handles; other warnings are shown as ever."""
+    """Collect the warnings about misused handles; show other warnings as usual."""
     told: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", MisuseWarning)
@@ -252,7 +254,7 @@ def _error(kind: str, summary: str, states: Sequence[RankState], detail: str) ->
 
 
 def _of_a_case(error: RanksError, check: Check) -> RanksError:
-    """Return the error as it is told of a case, whose limit is the check's to give."""
+    """Return the error as the report of a case shows it: a timeout has the check's time limit."""
     if isinstance(error, errors.RankTimeout):
         return _timed_out(check, error.states)
     return error

@@ -1,8 +1,9 @@
-"""What a right function leaves as it was: compared where the verdict is made.
+"""Find what a function has changed and must not change; this runs where the verdict is made.
 
-A rank tells what it has left behind (`effects`). Here that is compared with what the rank was sent,
-and with what it told before. Each effect has a sentence. Most of them may explain a wrong value, so
-they are told before it; those of `LATE` cannot.
+A rank reports the state that a call leaves behind (`effects`). This module compares the report with
+what was sent to the rank, and with the state that the rank reports from before the call. Each
+effect has a sentence. Most effects may explain a wrong value, so they are reported before it; the
+effects of `LATE` cannot.
 """
 
 from __future__ import annotations
@@ -69,31 +70,31 @@ SENTENCES = {
 
 _ON_MODULES = ("mode", "structure", "requires_grad", "hooks")
 NAMES = ("the model", "the parameters", "the matrix")
-"""What programs watch beside their input."""
+"""What programs watch in addition to their input."""
 
 
 LATE = ("aliases", "history", "overwritten", "random")
-"""Effects that explain no wrong value: the value is told before them. Dropout that draws is a model
-in the wrong mode."""
+"""Effects that cannot explain a wrong value, so a wrong value is reported before them. If dropout
+draws random numbers, the mistake is a model in the wrong mode."""
 
 Effect = tuple[str, Wrong]
-"""Its code in `SENTENCES`, and the finding."""
+"""The effect's code in `SENTENCES`, and the finding."""
 
 
 def effects_of(
     told: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int
 ) -> list[Effect]:
-    """Return what the function on this rank did not leave as it was, the most telling first.
+    """Return what the function on this rank changed and must not change, most helpful effect first.
 
     Args:
-        told: by the rank.
-        own: what it was sent.
-        value: what its program returned.
+        told: the rank's report.
+        own: the input that was sent to the rank.
+        value: the value that the rank's program returned.
         may_change: the keys of `own` that the function may change or return.
-        rank: which it is.
+        rank: the number of the rank.
 
     Raises:
-        Wrong: `told` is not what a rank tells.
+        Wrong: `told` does not have the form of a rank's report.
 
     """
     watched = own if isinstance(own, dict) else {"its input": own}
@@ -113,8 +114,9 @@ def raise_first(effects: Sequence[Sequence[Effect]], *, explaining: bool) -> Non
     """Raise the first finding of the first rank that has one.
 
     Args:
-        effects: of each rank.
-        explaining: whether to look at those that may explain a wrong value, or at those of `LATE`.
+        effects: the effects of each rank.
+        explaining: whether to look at effects that may explain a wrong value; if not, look at the
+            effects of `LATE`.
 
     """
     for of_one_rank in effects:
@@ -126,10 +128,11 @@ def raise_first(effects: Sequence[Sequence[Effect]], *, explaining: bool) -> Non
 def _effects(
     told: Any, watched: Mapping[str, Any], own: Any, value: Any
 ) -> Iterator[tuple[str, str]]:
-    """Yield the effects and the name of what each befell.
+    """Yield the code of each effect, and the name of what the effect changed.
 
     Raises:
-        ValueError: `told` is not what a rank tells; also the other errors of looking into it.
+        ValueError: `told` does not have the form of a rank's report. Reading it may also raise
+            other errors, such as KeyError.
 
     """
     sent = {name: list(tensors_in(each)) for name, each in watched.items()}
@@ -182,7 +185,7 @@ def _named(told: Any) -> list[tuple[str, Any]]:
 
 
 def _as_many(told: Any, tensors: Any) -> list[Any]:
-    """Return what was told of some tensors, if it is as many."""
+    """Return the report about some tensors if it has one item per tensor, else raise ValueError."""
     if not isinstance(told, list) or len(told) != len(list(tensors)):
         raise ValueError("of other tensors")
     return told
@@ -194,7 +197,7 @@ def _all_same(tensors: Any, others: Any) -> bool:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same bits of the same form; NaN equals NaN."""
+    """Return whether two tensors have the same shape, dtype and values; NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_floating_point():

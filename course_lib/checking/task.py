@@ -1,11 +1,11 @@
 """`task`: the short way to write a check, with the common judges, forms and effects.
 
-An author writes what a case is, what a rank calls, and what is right; the rest is drawn, watched
-and compared here:
+An author writes what a case is, what a rank calls, and which values are right. This module draws
+the inputs, looks for side effects, and compares the values:
 
     "average_gradients": task(
         function="average_gradients",
-        inputs=…,            draws what each rank has, in float32
+        inputs=…,            draws what each rank has, in float64
         program=…,           program(function, mine, given): calls it, returns plain values
         judges=(equals(mean, mistakes), same_on_all_ranks),
         expects=(only_calls("all_reduce"), sends_at_most(gradient_bytes)),
@@ -53,22 +53,25 @@ def task(
 
     Args:
         function: name of the student's function.
-        inputs: ``inputs(case, generator)`` draws one plain value per rank, mostly a dict. It
-            draws in float64, and floating-point tensors become those of the case's dtype: so they
-            use all of its bits, and an answer that went through a narrower one is not right.
+        inputs: ``inputs(case, generator)`` draws one plain value per rank, usually a dict. It draws
+            in float64; then floating-point tensors are converted to the case's dtype. So they use
+            all bits of this dtype, and an answer that went through a narrower dtype is wrong.
         program: ``program(function, mine, given)`` runs on every rank.
-        judges: look at all values, one after the other; the first finding counts. One
-            that says which form of answers it sees (`answers.sees`) sees no other.
+        judges: look at the values of all ranks, one judge after the other; the first finding
+            counts. If a judge declares a form of answers (`answers.sees`), it sees only answers of
+            this form.
         cases: the public cases; see `in_many_forms`. They are run in the order of `from_plain`.
-        expects: what the communication must be like, and the memory that is held.
-        may_change: keys of the input that the function may change or return. All others must be
-            what they were.
+        expects: the demands on the communication and on the memory of tensors.
+        may_change: keys of the input that the function may change or return. It must not change
+            the others.
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case; by default `limits.CASE_SECONDS`.
-        in_turn: pairs (i, j) of places in `cases` as they stand here: one more case, case j on
-            ranks that have just gone through case i. The two should differ in all arguments, or in
-            nothing but the drawn numbers: who keeps something from the first call is found out.
-        computes: ``computes(own)``: how long the program says that a rank computes; see `Check`.
+        in_turn: pairs (i, j) of positions in `cases` as given here. Each pair makes one more case:
+            case j on ranks that have just run case i. The two cases should differ in all arguments,
+            or only in the drawn numbers. Then a function that keeps something from the first call
+            fails.
+        computes: ``computes(own)``: how long the program declares that a rank computes; see
+            `Check`.
 
     """
 
@@ -129,10 +132,10 @@ def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True)
 class _TaskJudge:
-    """Opens what the ranks' programs returned, looks for effects, lets the judges look.
+    """Unpacks what the ranks' programs returned, looks for side effects, and calls the judges.
 
-    No judge looks before all answers have the form that each of them sees. An effect that may
-    explain a wrong value, such as a changed input, is told before the value.
+    The judges are called only if all answers have the forms that the judges declare. An effect that
+    may explain a wrong value, such as a changed input, is reported before the value.
     """
 
     judges: tuple[Judge, ...]
@@ -157,7 +160,7 @@ class _TaskJudge:
 
 
 def _open(rank: int, output: Any) -> tuple[Any, Any]:
-    """Return a rank's value and what it left, if it has the form that `RankProgram` gives it."""
+    """Return the value and the report in a rank's answer, if it has the form of `RankProgram`."""
     match output:
         case {"refused": str(reason), **rest} if not rest:
             raise Wrong(f"rank {rank}: {reason[:300]}")
@@ -183,10 +186,10 @@ def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[C
 
 
 def _with_its_form(case: Case, inputs: Inputs) -> Case:
-    """Return the case, whose name says in which dtype and layout its tensors come.
+    """Return the case with the dtype and layout of its tensors in its name.
 
-    It says so only where that changes an input: numbers of Python have none, and a vector cannot be
-    transposed.
+    They are in the name only if they change an input: Python's numbers have no dtype and no layout,
+    and a vector cannot be transposed.
     """
     plain, form, special = Form(), case.form, []
 
@@ -207,9 +210,9 @@ def _with_its_form(case: Case, inputs: Inputs) -> Case:
 def from_plain(cases: Sequence[Case]) -> tuple[Case, ...]:
     """Return the cases in the order in which they are run.
 
-    First come plain ones (contiguous float32, one group), and among them those that are not
-    `degenerate`. Then come other layouts, other dtypes, several groups, and a call before. So a
-    mistake is met where nothing else is special.
+    First come plain cases (contiguous float32, one group), and among them the cases that are not
+    `degenerate`. Then come other layouts, other dtypes, several groups, and an earlier call. So a
+    mistake shows first in a case in which nothing else is special.
     """
 
     def special(case: Case) -> tuple[int, bool]:
@@ -233,13 +236,13 @@ def in_many_forms(
     modes: Sequence[bool] = (True, False),
     groups: bool = True,
 ) -> tuple[Case, ...]:
-    """Return the cases with forms drawn for them, each form as often as the others.
+    """Return the cases with forms; each form is used as often as the others.
 
-    A right function depends on none of them. The first case that is not `degenerate` is plain, as
-    are those before it: float32, contiguous, one group, a list. Of the cases with three ranks or
-    more, every second one works in two groups at once: the ranks in the middle, and those around
-    them. Even and odd ranks would do for a function that guesses who is in its group. A form that a
-    case already has stays.
+    A right function does not depend on the form. The first case that is not `degenerate` is plain
+    (float32, contiguous, one group, a list), and so are all cases before it. Of the cases with
+    three ranks or more, every second one works in two groups at once: the ranks in the middle, and
+    the ranks around them. With groups of even and odd ranks, a function that guesses the members
+    of its group could pass. A case that already has a form keeps it.
     """
     order = sorted(range(len(cases)), key=lambda place: degenerate(cases[place], cases))
     plain = next((place for place in order if cases[place].form == Form()), 0)

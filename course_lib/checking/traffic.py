@@ -1,8 +1,9 @@
-"""What ranks send and receive, counted from a trace: what expectations are about.
+"""Count from a trace what ranks send and receive; the expectations use these counts.
 
-Of a message, its sender sends the tensor and its receiver receives it. Of a collective, a rank
-*sends* what it hands over and *receives* what it is left with, whatever algorithm carries it: an
-all-reduce of n bytes is n bytes sent and n received, an all-gather among K ranks n and K·n.
+In a message, the sender sends the tensor and the receiver receives it. In a collective, a rank
+*sends* the data that it hands over and *receives* the data that it has at the end; the algorithm
+does not matter. For an all-reduce of n bytes, a rank sends n bytes and receives n. For an
+all-gather among K ranks, it sends n and receives K·n.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SAID = 4
 
 
 def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> list[Event]:
-    """Return the rank's operations in the order of their launch, of these kinds only if given."""
+    """Return the rank's operations in the order of their launch; if given, only of these kinds."""
     wanted = None if kinds is None else set(kinds)
     return [
         event
@@ -27,7 +28,7 @@ def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> l
 
 
 def after_the_barrier(trace: Trace) -> Trace | None:
-    """Return what follows the one barrier of all ranks; None if it is not the only one."""
+    """Return what follows the only barrier of all ranks; None unless there is exactly one."""
     barriers = [
         event
         for event in trace.operations
@@ -70,7 +71,7 @@ def received(event: Event) -> int:
 
 
 def told(events: Sequence[Event]) -> str:
-    """Return operations in words, like ones together: who, what, to whom, on which line."""
+    """Return operations in words, equal ones together: how many, what, to whom, on which line."""
     groups: dict[tuple[str, int | None, str], list[int]] = {}
     for event in events:
         groups.setdefault((event.kind, event.peer, event.where), []).append(event.bytes)

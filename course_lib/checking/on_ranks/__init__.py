@@ -1,9 +1,9 @@
-"""The part of a check that runs beside the student's code, on the ranks.
+"""The part of a check that runs on the ranks, in the same process as the student's code.
 
-The sandbox shows this folder and nothing else of `course_lib.checking`, so it imports nothing else
-of it: no case, no judge, no oracle.
+The sandbox shows this folder and no other part of `course_lib.checking`. So this package imports no
+other part: no case, no judge, no oracle.
 
-- `given`: what a check's program is given on a rank, and the forms of a function's arguments
-- `effects`, `held`: what a call left behind, and how much memory is held
-- `wire`, `frames`: plain values, as bytes, to and from ranks that nobody trusts
+- `given`: what a check's program gets on a rank, and the forms of a function's arguments
+- `effects`, `held`: what a call leaves behind, and how much memory it holds
+- `wire`, `frames`: plain values, as bytes, to and from untrusted ranks
 """

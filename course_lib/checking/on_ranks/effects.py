@@ -1,10 +1,10 @@
-"""What a function leaves behind: the rank's side, which tells what is there and judges nothing.
+"""Report what a function leaves behind; this runs on the rank and judges nothing.
 
-All of it comes from a process that belongs to the student's code, which may tell anything. So it
-tells things and no verdicts: the tensors that came in, as they are now; addresses; states before
-and after. `side_effects`, where the verdict is made, compares them with what was sent. What has to
-be told falsely, one by one, is as much work as to leave it as it was: whoever sends back copies
-that he took beforehand could have worked on copies.
+The report comes from a process that belongs to the student's code, which may report anything. So it
+contains facts and no verdicts: the input's tensors as they are now, addresses, and states before
+and after the call. `side_effects`, where the verdict is made, compares the facts with what was
+sent. To falsify every fact is as much work as to change nothing: a student who sends back copies
+made before the call could have worked on copies.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from course_lib.checking.on_ranks.wire import NotPlainError, encode
 
 
 class Watch:
-    """Notes what is there before the student's function runs; tells what is there afterwards.
+    """Records the state before the student's function runs, and reports the state afterwards.
 
     Args:
-        watched: name → what must stay as it was; its tensors are those of now, whatever comes in
-            their containers later.
+        watched: name → the value that must not change. Its tensors are collected at once, so
+            later changes of the containers do not matter.
 
     """
 
     def __init__(self, watched: Mapping[str, Any]) -> None:
-        # A case before this one may have left them changed, and have ended by an exception.
+        # An earlier case may have changed these settings, and may have ended with an exception.
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
@@ -40,17 +40,17 @@ class Watch:
         self._states = {name: _state_of(name) for name in GENERATORS}
 
     def add_module(self, name: str, module: nn.Module) -> None:
-        """Watch what is not for a training step to change: mode, structure, hooks."""
+        """Watch what a training step must not change: mode, structure, hooks."""
         self._modules[name] = module, aspects(module)
 
     def add_parameters(
         self, name: str, parameters: Sequence[Tensor], *, values: bool = True
     ) -> None:
-        """Watch parameters whose gradients, and without `values` they too, may be changed."""
+        """Watch parameters. Their gradients may change; without `values`, they may change, too."""
         self._parameters[name] = parameters, values, _of_parameters(parameters, values)
 
     def told(self, output: Any) -> dict[str, Any]:
-        """Return what is there now, and of some what was there before. `output`: of the program."""
+        """Return the state now, and partly the state before; `output` is what the program gave."""
         return {
             "inputs": {name: sent_back(tensors) for name, tensors in self._tensors.items()},
             "addresses": {
@@ -75,7 +75,7 @@ class Watch:
 
 
 def sent_back(tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return copies of the tensors; ``None`` for one that has become nothing that can be sent."""
+    """Return copies of the tensors; ``None`` for a tensor that can no longer be sent."""
     return [_copy(tensor) for tensor in tensors]
 
 
@@ -88,7 +88,7 @@ def _copy(tensor: Tensor) -> Tensor | None:
 
 
 def _addresses(tensors: Iterable[Tensor]) -> list[int]:
-    """Return where the memory of each tensor begins; 0 of one without numbers."""
+    """Return where the memory of each tensor begins; 0 for a tensor without numbers."""
     return [t.untyped_storage().data_ptr() if t.numel() else 0 for t in tensors]
 
 
@@ -114,7 +114,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def aspects(module: nn.Module) -> dict[str, Any]:
-    """Return what of a module is not for a function to change, by its code in `SENTENCES`."""
+    """Return what a function must not change of a module, by its code in `SENTENCES`."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     parameters = dict(module.named_parameters())
     return {
@@ -147,7 +147,7 @@ GENERATORS: dict[str, Callable[[], bytes]] = {
     "Python": lambda: repr(random.getstate()).encode(),
     "NumPy": _numpy_state,
 }
-"""Name → what gives its state."""
+"""Name of a generator → a function that returns its state."""
 
 
 def _state_of(name: str) -> str:

@@ -28,8 +28,8 @@ class Frame(IntEnum):
     DONE = 3
     """From the notebook process: the answer. From a node: how one of its ranks ended."""
     FUNCTION = 4
-    """From the notebook process, and on to the ranks: a student's function, in bytes that only they
-    may read."""
+    """From the notebook process, passed on to the ranks: a student's function, as bytes that only
+    ranks may read."""
     INPUT = 5
     """To a rank: its input; it then runs the program."""
     OUTPUT = 6
@@ -40,13 +40,13 @@ class Frame(IntEnum):
     """From a rank, before its output: which buffers it used before their ``wait()``; see
     `Observed.touched`."""
     READY = 9
-    """From either: it stands, with all that it was given; from here on the student's code runs."""
+    """From any of these processes: it has everything that it needs; now the student's code runs."""
     PROGRAM = 8
     """To a rank: the check's program."""
 
 
 def header(kind: int, payload: bytes) -> bytes:
-    """Return what stands in front of the payload. ``kind`` is the protocol's, in [0, 2**32)."""
+    """Return the header of the payload. ``kind`` is defined by the protocol, in [0, 2**32)."""
     return _FRAME.pack(_FRAME_MAGIC, kind, len(payload))
 
 
@@ -61,8 +61,8 @@ def recv_frame(sock: socket.socket, max_bytes: int = MAX_BYTES) -> tuple[int, by
 
     Raises:
         EOFError: the other end closed the stream between two frames.
-        WireError: it closed the stream inside a frame, sent something that is not a frame, or
-            announced more than ``max_bytes``; nothing is allocated for those.
+        WireError: the other end closed the stream inside a frame, sent something that is not a
+            frame, or announced more than ``max_bytes``; then no memory is allocated.
     """
     start = _receive(sock, _FRAME.size)
     if not start:
@@ -98,10 +98,11 @@ def _parse_header(header: bytes | bytearray, max_bytes: int) -> tuple[int, int]:
 
 
 class FrameReader:
-    """Frames out of a stream that arrives in pieces: for one who reads many sockets at once.
+    """Reads frames from a stream that arrives in pieces, for a process that reads many sockets.
 
-    It never holds more than one frame of ``max_bytes`` and the last piece. After a ``WireError``
-    the stream has no meaning any more, and every further ``feed`` raises it again.
+    A reader never holds more than one frame of ``max_bytes`` and the last piece. After a
+    ``WireError`` the stream has no meaning any more, and every further ``feed`` raises the error
+    again.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -111,15 +112,15 @@ class FrameReader:
 
     @property
     def inside_frame(self) -> bool:
-        """Whether a frame has begun that has not ended: an end of stream would cut it."""
+        """Whether a frame has begun but not ended, so that an end of the stream would cut it."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Add the next piece of the stream; return the frames that are complete now.
 
         Raises:
-            WireError: what arrived is not a frame, or announces more than ``max_bytes``. Frames
-                complete before it in the same piece are lost with it.
+            WireError: what arrived is not a frame, or announces more than ``max_bytes``. Complete
+                frames before it in the same piece are lost, too.
         """
         if self._error is not None:
             raise self._error

@@ -1,7 +1,7 @@
-"""The rank's side of a `task`: it dresses the arguments, calls the program, tells what is left.
+"""The rank's side of a `task`: prepare the arguments, call the program, report its side effects.
 
-What goes in and out are plain values. Nothing here decides anything: on ranks that nobody trusts,
-it runs beside the student's code.
+The inputs and outputs are plain values. Nothing here decides anything, because this code runs on
+untrusted ranks, in the same process as the student's code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from course_lib.ranks.explain.lines import is_installed
 
 
 class Given:
-    """What a task's program is given beside its input: the case's forms, ready to hand on.
+    """What a task's program gets in addition to its input: the case's forms, ready to pass on.
 
     Attributes:
         group: the process group of this rank, or ``None`` for all ranks.
-        device: where the input's tensors are, and a model should be.
+        device: the device of the input's tensors; a model should be on it, too.
 
     """
 
@@ -46,7 +46,7 @@ class Given:
         self._training: bool = form["training"]
         self.device = _device()
         self.group = _my_group(form["groups"])
-        # After the groups: PyTorch may draw random numbers for their names.
+        # Watch only after the groups are made: PyTorch may draw random numbers for their names.
         self.watch = Watch(watched)
 
     def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -61,7 +61,7 @@ class Given:
         return mine
 
     def iterable(self, items: Sequence[Any]) -> Iterable[Any]:
-        """Return the items as a list, a tuple or a generator: whatever may be walked once."""
+        """Return the items as a list, a tuple or a generator; iterate over the result only once."""
         if self._iterable == "generator":
             return (item for item in items)
         return tuple(items) if self._iterable == "tuple" else list(items)
@@ -74,7 +74,7 @@ class Given:
 
 
 class _Groups(threading.local):
-    """The groups of this rank that earlier cases made: a process can hold only so many."""
+    """The groups of this rank that earlier cases made; a process can hold only a limited number."""
 
     def __init__(self) -> None:
         self.world: Any = None
@@ -85,7 +85,7 @@ _groups = _Groups()
 
 
 def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Return the group among these that this rank is in; all ranks must ask for the same."""
+    """Return the one of these groups that has this rank; all ranks must pass the same groups."""
     if _groups.world is not dist.group.WORLD:
         _groups.world, _groups.made = dist.group.WORLD, {}
     mine = None
@@ -102,12 +102,13 @@ def _world() -> dist.ProcessGroup | None:
 
 
 class _Strict:
-    """While it is active, two mistakes show that would pass by chance.
+    """A context in which two mistakes are found that would otherwise pass by chance.
 
-    Memory of ``torch.empty`` holds nan, or the largest integer. Otherwise it is often zero: a
-    function that forgets to write into it would be right on some days. And
-    ``init_process_group`` says that there is a group, as PyTorch's own does: ranks of this course
-    let a script join again. It is active for all threads of a process, from the first to the last.
+    Memory of ``torch.empty`` holds nan, or the largest integer. Without this context, it often
+    holds zeros, and a function that forgets to write into it would sometimes be right. And
+    ``init_process_group`` raises an error if there is a group already, as PyTorch's own function
+    does; otherwise the ranks of this course let a script join again. The context is active for all
+    threads of a process, until the last one leaves it.
     """
 
     def __init__(self) -> None:
@@ -148,13 +149,13 @@ Program = Callable[[Callable[..., Any], Any, Given], Any]
 
 @dataclass(frozen=True)
 class RankProgram:
-    """A task's program as a `Check` has it: from plain values to plain values.
+    """A task's program in the form that a `Check` needs: from plain values to plain values.
 
     Args:
-        program: ``program(function, mine, given)``, the author's.
+        program: the author's ``program(function, mine, given)``.
         may_change: keys of the input that the function may change, or return.
-        counts_memory: whether the bytes of tensors that are held are counted, from the first call
-            of the function until the program ends.
+        counts_memory: whether to count the bytes of tensors that are held, from the first call of
+            the function until the program ends.
 
     """
 
@@ -173,7 +174,7 @@ class RankProgram:
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
         watched = own if isinstance(own, dict) else {"its input": own}
         given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
-        world = _world()  # none where a task needs no ranks and nobody made a group
+        world = _world()  # None if a task needs no ranks and nobody made a group
         held = HeldMemory() if self.counts_memory else None
         try:
             with ExitStack() as counting:
@@ -185,7 +186,7 @@ class RankProgram:
             if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
-            # Only the student's lines: ours and PyTorch's lead to them, or come after.
+            # Keep only the student's lines: our lines and PyTorch's lead to them, or come after.
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         try:
             for place, leaf in leaves(value):
@@ -201,19 +202,19 @@ class RankProgram:
         return answer if held is None else {**answer, "held": held.told}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
-        """Run the program with another input; return the tensors that came back."""
+        """Run the program with the input of an earlier call; return the tensors that it gave."""
         own = _laid_out(before["own"], before["form"]["layout"])
         try:
             value = simple(self.program(function, own, Given(before["form"], {})))
         except Exception as error:
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.barrier()  # in the trace, what follows it is the case's own
+            dist.barrier()  # in the trace, the operations after it belong to the case itself
         return list(tensors_in(value))
 
 
 def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function; its first call begins the count, which ends with the stack."""
+    """Return the function; its first call begins the count, which ends when the stack closes."""
     begun: list[HeldMemory] = []
 
     @functools.wraps(function)
@@ -258,7 +259,7 @@ def own_frames(trace: types.TracebackType | None, program: Program) -> types.Tra
 
 
 def _device() -> torch.device:
-    """Return this rank's device: only on GPU ranks somebody has initialised CUDA."""
+    """Return this rank's device: CUDA is initialised only on GPU ranks."""
     return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")  # type: ignore[no-untyped-call]
 
 

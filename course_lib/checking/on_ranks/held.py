@@ -1,11 +1,13 @@
-"""How many bytes of tensors a rank holds at once: counted on the rank, operation by operation.
+"""Count on the rank, operation by operation, how many bytes of tensors it holds at once.
 
-The count is a rank's word: no page of memory that the system counts is as small as these tensors.
-What can be known outside, it may not go below: what comes back was held, all of it at once.
+Only the rank itself can count this, because these tensors are smaller than the pages of memory that
+the system counts. The examiner knows one lower bound: all values that the rank returns were held at
+once.
 
-Counted is the memory of every tensor that an operation has read or written since the count began,
-whoever made it, for as long as it exists; views share theirs. What a rank has and never touches is
-not seen, nor is what stands in lists of numbers. What a program returns counts written out in full.
+The count contains the memory of every tensor that an operation has read or written since the count
+began, no matter who made the tensor, for as long as the memory exists. Views share their memory.
+Tensors that a rank has but never uses are not counted, and neither are lists of numbers. In a
+value that a program returns, every tensor counts as if it had its own memory.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ _SHOWN = 4
 
 
 def held_by(value: Any) -> Iterator[Tensor]:
-    """Yield each tensor that a value holds, once, wherever it does.
+    """Yield each tensor that a value holds, once, at any depth.
 
-    Looked into are containers, the attributes of objects, and functions: their closures, their
-    defaults, and the objects that methods are bound to. Global names are not: they belong to the
-    notebook. Nor are objects of PyTorch's own classes, except for modules.
+    The search goes into containers, the attributes of objects, and functions: their closures, their
+    defaults, and the objects that methods are bound to. It ignores global names, because they
+    belong to the notebook, and objects of PyTorch's own classes, except for modules.
     """
-    seen: dict[int, Any] = {}  # it keeps what it has seen, so that no id is given twice
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -54,7 +56,7 @@ def held_by(value: Any) -> Iterator[Tensor]:
         elif isinstance(each, property):
             waiting += [each.fget, each.fset]
         elif isinstance(each, nn.Module) or _is_own(each):
-            # A class has a view there, and no dict.
+            # The __dict__ of a class is a view, not a dict.
             waiting.append(dict(getattr(each, "__dict__", {})))
             waiting += each.__mro__ if isinstance(each, type) else type(each).__mro__
 
@@ -67,16 +69,16 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_own(each: Any) -> bool:
-    """Return whether a class, or an object's, is nobody's but the student's."""
+    """Return whether a class, or the class of an object, is the student's own."""
     module = (each if isinstance(each, type) else type(each)).__module__
     return module.partition(".")[0] not in ("torch", "course_lib", *sys.stdlib_module_names)
 
 
 class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is active, on the thread that has entered it.
+    """Counts bytes of tensors while it is active, on the thread that has entered it.
 
     Attributes:
-        most: bytes held at once, at most.
+        most: the largest number of bytes held at once.
         largest: shapes and dtypes of the largest tensors at that moment.
 
     """
@@ -94,7 +96,7 @@ class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation; look at what there is before and after it."""
+        """Run the operation; count the tensors before and after it."""
         kwargs = kwargs or {}
         self._look(args, kwargs)
         output = func(*args, **kwargs)
@@ -109,7 +111,7 @@ class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if known is None or known[0]() is None:
                     name = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
                     self._held[memory._cdata] = weakref.ref(memory), name
-        # Asked anew each time: a storage may be resized without an operation.
+        # Read all sizes again each time: a storage may be resized without an operation.
         sizes = []
         for key, (ref, name) in list(self._held.items()):
             if (storage := ref()) is None:

@@ -1,13 +1,14 @@
 """Plain values as bytes: what may cross from student code to the examiner.
 
-No pickle: reading bytes must never run anything. A value becomes a JSON skeleton, in which each
-tensor stands as its dtype and shape, followed by the tensors' bytes in the same order. There are
-no offsets, so nothing can point outside the message or overlap::
+This does not use pickle, because reading bytes must never run code. A value becomes a JSON
+skeleton, followed by the bytes of the tensors. In the skeleton, each tensor is written as its dtype
+and shape; the bytes have the same order. There are no offsets, so nothing can point outside the
+message or overlap::
 
     magic | skeleton length, 4 bytes | skeleton, JSON in UTF-8 | tensor bytes, little-endian
 
-``encode`` runs beside student code and explains what it cannot send. ``decode`` runs in the
-process that decides a grade and trusts nothing: whatever the bytes, it returns plain values or
+``encode`` runs in the process of student code and explains what it cannot send. ``decode`` runs in
+the process that decides a grade and trusts nothing. For any bytes, it returns plain values or
 raises ``WireError``, and builds nothing larger than a small multiple of what it was given.
 """
 
@@ -25,8 +26,8 @@ Plain: TypeAlias = (
 )
 
 ARRAY = "a NumPy array"
-"""Key of the dict that stands for an array, which has its numbers as a tensor."""
-MAX_BYTES = 256 * 2**20  # of one message or frame, where the reader names no other limit
+"""Key of the dict that stands for an array; its value is a tensor with the array's numbers."""
+MAX_BYTES = 256 * 2**20  # of one message or frame, if the reader gives no other limit
 MAX_SKELETON = 2**20  # bytes of JSON: an object costs about 30 times its JSON in memory
 MAX_DEPTH = 64
 MAX_INT_BITS = 1024  # as far as a float reaches; no slow parsing of a million digits
@@ -139,12 +140,12 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
     if math.prod(max(n, 1) for n in tensor.shape) > MAX_EXTENT:
         raise NotPlainError(f"{path} is a tensor of shape {tuple(tensor.shape)}: too large to send")
     try:
-        # A subclass may answer any operation as it likes: take the data without asking it.
+        # A subclass may override any operation: take the data without calling its overrides.
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
             # A tensor of one element may have the stride 0, and counts as contiguous even so.
             flat = plain.contiguous().as_strided((plain.numel(),), (1,))
-            # NumPy has no bfloat16, but everybody has bytes.
+            # NumPy has no bfloat16, so every dtype is sent as bytes.
             return bytes(flat.view(torch.uint8).numpy().data)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
@@ -154,7 +155,9 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> Plain:
-    """Return the value that ``encode`` made ``data`` of. Tensors are on the CPU and own their data.
+    """Return the value that ``encode`` turned into ``data``.
+
+    Tensors are on the CPU and own their data.
 
     Raises:
         WireError: ``data`` is longer than ``max_bytes`` or is not the bytes of a value.
@@ -220,7 +223,7 @@ def _from_skeleton(node: Any, depth: int, blobs: "_Blobs") -> Plain:
 
 
 class _Blobs:
-    """The tensors' bytes, of which each tensor takes the next few."""
+    """The bytes of all tensors; each tensor takes the next of them."""
 
     def __init__(self, rest: memoryview) -> None:
         self.rest = rest
@@ -245,9 +248,9 @@ class _Blobs:
 
 
 def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, numbers, texts and Nones of a plain value, each with its place in words.
+    """Yield the tensors, numbers, texts and Nones of a plain value, each with a name for its place.
 
-    Where `like` has a leaf, the value there is yielded whole, whatever it is.
+    If `like` has a leaf at a place, the value there is yielded as a whole, even if it is a list.
     """
     if like is not None and not isinstance(like, dict | list | tuple):
         yield name, value
@@ -265,9 +268,10 @@ def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, 
 
 
 def without_numbers(place: str) -> str:
-    """Return the place of what should be a list and is none: its items have no number.
+    """Return the name, without ``{}``, of a value that should be a list and is not.
 
-    ``weights of pull 0, parameter {}`` is what `leaves` calls what a pull gives, and is no list.
+    Such a value has no items that could be numbered. For example, `leaves` gives the name
+    ``weights of pull 0, parameter {}`` to the value of a pull that is not a list.
     """
     before, braces, _ = place.partition("{}")
     return (before.rpartition(", ")[0] or before.strip()) if braces else place

@@ -1,8 +1,8 @@
 """Gradients that are averaged over ranks: inputs, program, judge.
 
-A wrong average is a wrong mixture. Member k of a group should hold ``sum_j M[k, j] v_j`` of the
-members' values v_j; nearly every mistake that people make is another matrix M, and so can be named
-when its numbers appear.
+A wrong average is a wrong mixture. Member k of a group should hold ``sum_j M[k, j] v_j``, where v_j
+is the value of member j. Nearly every mistake that people make gives a different matrix M, so the
+mistake can be named when its numbers appear.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from course_lib.checking.judges import Judge, Oracle, equals
 from course_lib.checking.on_ranks.given import Given
 
 Matrix = Callable[[Tensor], Tensor]
-"""From the members' numbers of rows, shape (K,), to the mixture, shape (K, K)."""
+"""A function from the members' numbers of rows, shape (K,), to the mixture, shape (K, K)."""
 
 
 def mean(rows: Tensor) -> Tensor:
-    """Every member counts as much: 1/K."""
+    """Return the mixture in which all members have the same weight: 1/K."""
     return torch.ones_like(rows.outer(rows)) / len(rows)
 
 
 def by_rows(rows: Tensor) -> Tensor:
-    """Every member counts with its rows: B_j / B."""
+    """Return the mixture in which a member's weight is its share of the rows: B_j / B."""
     return (rows / rows.sum()).expand(len(rows), -1)
 
 
 def own(rows: Tensor) -> Tensor:
-    """Every member holds its own value: the identity."""
+    """Return the mixture in which every member holds its own value: the identity."""
     return torch.eye(len(rows), dtype=rows.dtype)
 
 
@@ -47,13 +47,13 @@ MISTAKES: dict[str, Matrix] = {
 
 
 def equals_mean(of: str, words: str, **options: Any) -> Judge:
-    """Judge by the mean over the group of a list of tensors.
+    """Return a judge that compares a list of tensors with their means over the group.
 
     Args:
         of: key of the input whose tensors are averaged; None in the list stays None.
-        words: key of the value that holds the means, and the words of the report: ``{}`` stands for
-            the position, as in ``gradient of parameter {}``.
-        **options: of `equals`.
+        words: key of the value that holds the means. The report uses the key as words: ``{}``
+            stands for the position, as in ``gradient of parameter {}``.
+        **options: options of `equals`.
 
     """
 
@@ -85,7 +85,7 @@ def _mix(row: Tensor, values: Sequence[Tensor]) -> Tensor:
 
 
 def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw the same weights and other gradients for every rank.
+    """Draw the same weights for every rank, and different gradients.
 
     The case has ``shapes``, one per parameter, and may have ``frozen``, positions of parameters
     that have no gradient on any rank.
@@ -106,7 +106,7 @@ def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 
 def gradient_program(average: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``average(params, group=group)`` where params have these gradients; return theirs."""
+    """Call ``average(params, group=group)`` with these gradients; return the gradients after it."""
     params = []
     for weight, gradient in zip(mine["weights"], mine["gradients"], strict=True):
         params.append(nn.Parameter(weight, requires_grad=gradient is not None))
@@ -122,12 +122,12 @@ def gradient_count(case: Case, rank: int) -> int:
 
 
 def gradient_bytes(case: Case, rank: int) -> int:
-    """Return how many bytes they are together."""
+    """Return how many bytes the gradients of a rank have together."""
     frozen = case.parameters.get("frozen", ())
     shapes = [s for i, s in enumerate(case.parameters["shapes"]) if i not in frozen]
     return case.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def unless_alone(limit: Callable[[Case, int], int]) -> Callable[[Case, int], int]:
-    """Return the limit for ranks that have others in their group, and 0 for one alone."""
+    """Return the limit, changed to 0 for a rank that is alone in its group."""
     return lambda case, rank: limit(case, rank) if len(case.members(rank)) > 1 else 0

@@ -1,7 +1,7 @@
-"""Sums of tensors over ranks: exact numbers, and judges that know what people get instead.
+"""Sums of tensors over ranks: exact numbers, and judges that know the results of mistakes.
 
-All numbers are such that no sum of them is rounded, in whatever order it is taken. So every answer
-must be exact, in every dtype, and one that went through another dtype is not.
+All numbers are chosen so that no sum of them is rounded, in any order of the additions. So every
+answer must be exact, in every dtype. An answer that went through a different dtype is not exact.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ EXACT = dict.fromkeys(("float32", "float64", "bfloat16", "int64"), 0.0)
 
 _FEW = 6
 _Of = Callable[[Sequence[Any], int], Tensor]
-"""From the inputs of a group and the number of a member to its tensor."""
+"""A function from the inputs of a group and the number of a member to the member's tensor."""
 
 
 def exact_numbers(case: Case, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
-    """Draw multiples of a power of two: the dtype holds them, and their sums over 8 ranks.
+    """Draw multiples of a power of two; the dtype holds them and their sums over 8 ranks exactly.
 
-    Integers are larger than float64 holds.
+    Integers are larger than float64 can hold exactly.
     """
     if case.form.dtype == "int64":
         return torch.randint(-(2**58), 2**58, tuple(shape), generator=generator)
@@ -41,14 +41,15 @@ AGAIN = " of the second call"
 
 
 def calls_of(case: Case) -> int:
-    """Return how often a case calls the function: once, or as it says, twice."""
+    """Return how often a case calls the function: once, or twice if its ``calls`` says so."""
     return int(case.parameters.get("calls", 1))
 
 
 def called(name: str, mine: Any, call: Callable[[Tensor], Tensor], key: str = "tensor") -> Any:
-    """Return ``{name: call(tensor)}``; of a case with two calls also what the second one gives.
+    """Return ``{name: call(tensor)}``; in a case with two calls, also the result of the second.
 
-    Both are looked at after the second: what is kept from one call to the next shows.
+    Both results are compared after the second call. This shows whether the function keeps
+    something from one call to the next.
     """
     results = {name: call(mine[key])}
     if mine["again"] is not None:
@@ -57,10 +58,10 @@ def called(name: str, mine: Any, call: Callable[[Tensor], Tensor], key: str = "t
 
 
 def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
-    """Return a call that returns what is in the tensor's memory after the function."""
+    """Return a call that runs the function and returns what is then in the tensor's memory."""
 
     def call(tensor: Tensor) -> Tensor:
-        memory = tensor.detach()  # stays where it is if the tensor gets other memory
+        memory = tensor.detach()  # keeps the old memory if the tensor gets other memory
         function(tensor)
         return memory
 
@@ -68,7 +69,7 @@ def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 
 def in_calls(name: str, of: _Of, key: str = "tensor") -> Oracle:
-    """Return the oracle of what `called` returns, from what is right for one call."""
+    """Return the oracle for the results of `called`, made from the right value of one call."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         right = {name: of(inputs, me)}
@@ -80,7 +81,7 @@ def in_calls(name: str, of: _Of, key: str = "tensor") -> Oracle:
 
 
 def tensor_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a ``tensor`` of the case's ``shape`` for every rank, and for a second call one more."""
+    """Draw a ``tensor`` of the case's ``shape`` for every rank, and one more for a second call."""
 
     def draw() -> Tensor:
         return exact_numbers(case, generator, case.parameters["shape"])
@@ -130,10 +131,10 @@ MISTAKES: dict[str, _Of] = {
 
 
 def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
-    """Judge ``{"tensor": …}`` by the sum over the group.
+    """Return a judge that compares ``{"tensor": …}`` with the sum over the group.
 
     Args:
-        mistakes: more of them, named first; see `equals`.
+        mistakes: more known mistakes, which come first; see `equals`.
 
     """
     known = {name: in_calls("tensor", of) for name, of in MISTAKES.items()}
@@ -148,7 +149,7 @@ def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
 
 
 def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
-    """Return whose parts each chunk holds, if each is a sum of some; else nothing."""
+    """Return whose parts unfinished chunks hold, if all chunks are sums of parts; else nothing."""
     k, tensors = len(inputs), [each["tensor"] for each in inputs]
     got = value.get("tensor") if isinstance(value, dict) else None
     if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
@@ -171,7 +172,7 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
 
 
 def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """Return the numbers of the parts that add up to what came, all of them if they do."""
+    """Return the numbers of the parts whose sum is `got`, as many as possible; else None."""
     for count in range(len(parts), 0, -1):
         for some in combinations(range(len(parts)), count):
             if torch.equal(got, torch.stack([parts[i] for i in some]).sum(0).to(got.dtype)):
@@ -180,7 +181,7 @@ def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
 
 
 def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return the tensor as it was before, under words that fit the case's layout."""
+    """Return words about a copy that fit the case's layout → the tensor as before the call."""
     if case.form.layout == "contiguous":
         return {}
     words = (
@@ -191,7 +192,7 @@ def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 
 def equals_chunk_of_sum() -> Judge:
-    """Judge ``{"chunk": …}`` by the chunk with the member's own number of the sum."""
+    """Return a judge that compares ``{"chunk": …}`` with the sum's chunk of the member's number."""
     known = {name: _chunk(of) for name, of in MISTAKES.items() if of is not _own}
     return equals(_chunk(_sum), known, named=_other_chunks, tolerance=EXACT)
 
@@ -201,10 +202,10 @@ def _sum(inputs: Sequence[Any], me: int) -> Tensor:
 
 
 def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return what a member gives that keeps another chunk, or one that is not finished.
+    """Return words → the result of a member that keeps a wrong chunk, or an unfinished one.
 
-    Around a ring a chunk collects the parts of one member after the other: of `parts` members, the
-    last of which is `me`.
+    Around a ring, a chunk collects the parts of one member after the other. The wrong chunk has the
+    parts of `parts` members, the last of which is `me`.
     """
     known: dict[str, Any] = {}
     k = len(inputs)
@@ -229,7 +230,7 @@ def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 
 def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
-    """Return which chunk a member holds with the parts of how many, and what to change."""
+    """Return which chunk a member holds, how many members' parts it has, and what to change."""
     wanted = f"You are number {me} and must keep chunk {me}"
     if parts == k:
         return (

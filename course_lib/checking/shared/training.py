@@ -1,7 +1,7 @@
 """Training steps on each rank's own rows: inputs, program, judge.
 
-The model is a small network of two layers. The judge trains it in one process on all rows, and
-knows what the mistakes that people make would give.
+The model is a small network of two layers. The judge trains it in one process on all rows. It also
+knows the results of the mistakes that people make.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from course_lib.checking.shared.averaging import MISTAKES, Matrix, by_rows, mean
 STEPS = 2
 FEATURES, HIDDEN, CLASSES = 32, 16, 3
 SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
-"""Of the model's parameters."""
+"""Shapes of the model's parameters."""
 NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 UPDATE_MISTAKES: dict[str, Matrix] = {
@@ -57,27 +57,27 @@ LOSS_MISTAKES: dict[str, Matrix] = {
 
 
 LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
-"""Losses whose targets are labels; those of others are as many numbers as there are outputs."""
+"""Losses whose targets are labels. The targets of other losses have one number per output."""
 
 
 def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of this name as a task promises it: a mean, and nothing to choose."""
+    """Return the loss of this name as a task promises it: a mean, without options."""
 
     def loss_fn(input: Tensor, target: Tensor) -> Tensor:
         value: Tensor = getattr(F, name)(input, target)
         return value
 
-    loss_fn.__qualname__ = name  # what tests tell functions apart by
+    loss_fn.__qualname__ = name  # tests distinguish functions by this name
     return loss_fn
 
 
 def targets_of(loss: str, scores: Tensor) -> Tensor:
-    """Return targets for the loss of this name, made of a number per row and output."""
+    """Return targets for the loss of this name, made from one number per row and output."""
     return scores.argmax(1) if loss in LABELS else scores
 
 
 def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of a float64 model, in float64 whatever the rows are in."""
+    """Return the loss of a float64 model, in float64 for rows of any dtype."""
     return loss_of(loss)(model(x.double()), y.double() if y.is_floating_point() else y)
 
 
@@ -90,11 +90,12 @@ def make_model(weights: Sequence[Tensor]) -> nn.Module:
 
 
 def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw the same weights and other rows for every rank, for two steps.
+    """Draw the same weights for every rank, and different rows, for two steps.
 
-    The case has ``rows``, a number per rank; in the second step each has one more. It may have
-    ``lr`` (default 0.5), ``loss``, the name of a function of ``torch.nn.functional``, and
-    ``filled``: whether every ``.grad`` holds something before, the same on all ranks.
+    The case has ``rows``, the number of rows of each rank; in the second step, each rank has one
+    row more. It may have ``lr`` (default 0.5), ``loss``, the name of a function of
+    ``torch.nn.functional``, and ``filled``: whether every ``.grad`` holds numbers before the first
+    step, the same on all ranks.
     """
 
     def randn(*shape: int) -> Tensor:
@@ -132,17 +133,22 @@ def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
 
 
 def fill(model: nn.Module, gradients: Sequence[Tensor] | None) -> None:
-    """Put copies of these gradients into ``.grad`` of what is not frozen; None: leave it empty."""
+    """Put copies of these gradients into ``.grad`` of parameters that are not frozen.
+
+    If `gradients` is None, leave ``.grad`` as it is.
+    """
     for param, gradient in zip(model.parameters(), gradients or (), strict=gradients is not None):
         param.grad = gradient.clone() if param.requires_grad else None
 
 
 def equals_sgd(*keys: str, **options: Any) -> Judge:
-    """Judge what `step_program` returns by plain SGD of one process on the rows of all members.
+    """Return a judge that compares with plain SGD of one process on the rows of all members.
+
+    The judge looks at the values that `step_program` returns.
 
     Args:
-        *keys: first words of the values' keys that it looks at: ``parameter``, ``loss``.
-        **options: of `equals`.
+        *keys: first words of the keys of these values: ``parameter``, ``loss``.
+        **options: options of `equals`.
 
     """
 
@@ -167,7 +173,7 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     for kept in ("B", "B_k/B"):
         name = f"a second step with the {kept} of the first step: count the rows anew in every call"
         mistakes[name] = steps(kept=kept)
-    # What is left of the last gradient was averaged alone, or comes once more from every rank.
+    # The old gradient in .grad counts once if the ranks average it, or once per rank if they sum.
     for times in (1, 2, 3, 4):
         name = "a step that still contains the previous step's gradient: zero_grad is missing"
         mistakes[name + " " * (times - 1)] = steps(carry=times, at_first=times)
@@ -177,7 +183,7 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
 
 
 def looking_at(keys: Sequence[str], judge: Judge) -> Judge:
-    """Return the judge, which sees only what begins with these keys."""
+    """Return the judge, restricted to the values whose keys begin with one of `keys`."""
 
     @sees(NAMED)
     def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
@@ -199,11 +205,12 @@ def _steps(
     at_first: float,
     kept: str,
 ) -> list[dict[str, Any]]:
-    """Return what each member k ends with if it takes ``w -= lr * sum_j update[k, j] g_j`` a step.
+    """Return the results of each member k if its step is ``w -= lr * sum_j update[k, j] g_j``.
 
-    g_j is the gradient of member j on its rows, at its own weights; `carry` times the last step's
-    mixture is still in it, and in the first step `at_first` times what ``.grad`` held before.
-    `kept` is what later steps take from the first one's rows: ``B``, ``B_k/B`` or nothing.
+    g_j is the gradient of member j on its rows, at its own weights. The sum also contains `carry`
+    times the sum of the last step. In the first step, it contains `at_first` times the old content
+    of ``.grad``. `kept` is what later steps reuse from the rows of the first step: ``B``, ``B_k/B``
+    or nothing.
     """
     models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
     last: list[list[Any]] = [
