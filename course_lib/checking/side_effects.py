@@ -101,7 +101,7 @@ def effects_of(
     watched = {name: each for name, each in watched.items() if name not in may_change}
     try:
         found = list(_effects(told, watched, own, value))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError):
         raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
     made = []
     for code, name in found:

@@ -376,8 +376,12 @@ def timed(fn: Callable[[], object]) -> float:
 
 
 def not_before(ranks: Ranks, fn: Callable[[], object], model: float) -> None:
-    """Fail if the slowest rank takes less than the model's time."""
-    assert max(ranks.run(timed, fn)) >= model - MAX_LAG
+    """Fail if the slowest rank takes less than the model's time.
+
+    On a busy machine a rank may begin a few milliseconds after the others, and so measure less. A
+    network that forgot a message would be at least a sixth faster.
+    """
+    assert max(ranks.run(timed, fn)) >= 0.9 * model
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
