@@ -1,34 +1,34 @@
-"""The autograder: nbgrader's passes, and all that is needed to grade untrusted ranks.
+"""The autograder: nbgrader's passes, and everything that grading untrusted ranks needs.
 
 A submission's path through ``nbgrader autograde``:
 
 1. `passes.vet` sets aside files that no student needs to submit. `passes.rebuild` makes the
-   released notebook with the student's sources and nothing else of theirs.
+   released notebook again, with the student's sources and nothing else from the student.
 2. nbgrader's own sanitizing passes
 3. `passes.examine` runs the cells and each check, and writes points and report into the notebook.
    Before that, `passes.canary` tests that this machine gives known solutions the right points.
 
    - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
      `case` with its ranks and their network, the `verdict`
-   - `inside`: the other side of both, in the sandbox, where nothing is trusted
-   - `sandbox`: bubblewrap, and what can be seen from there
+   - `inside`: the programs that run in the sandbox, where nothing is trusted
+   - `sandbox`: bubblewrap, and what student code can see there
 
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
-A class goes through the same passes in two phases. `pool` examines it in many processes, without a
-gradebook. `passes.book` then puts the results in place of step 3.
+A class goes through the same passes in two phases. First, `pool` examines all submissions in many
+processes, without a gradebook. Then `passes.book` replaces step 3: it uses these results.
 
-Around it: `collection` takes in submissions. `late_policy` is a policy for nbgrader. `exporting`
-writes grades for other systems. `class_report` says how a class did, and why. `similarity` finds
-solutions that look alike. `inquiries` keeps questions about grades. `leaderboard` ranks the entries
-of the capstone by the time they take on the grader's clock.
+The other packages and modules: `collection` takes in submissions. `late_policy` is a policy for
+nbgrader. `exporting` writes grades for other systems. `class_report` says how a class did, and why.
+`similarity` finds solutions that look alike. `inquiries` keeps questions about grades.
+`leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
 
-`commands` has the commands: `grade`, `regrade`, `replay` and `status` are for a class, `demo`
-shows it all on a class of six, `release` makes what students get from what instructors write.
-`course` finds the course folder and reads its configuration. `settings` lists the options of an
-examination. `gradebook` checks that nbgrader's
-gradebook can be used. `files` writes files completely or not at all. `foreign_text` makes text
-harmless that somebody else wrote. `web_page` is the look of the grader's own pages.
+`commands` has the commands. `grade`, `regrade`, `replay` and `status` are for a class. `demo` shows
+the whole process with a class of six. `release` makes the students' notebooks from the
+instructors'. `course` finds the course folder and reads its configuration. `settings` lists the
+options of an examination. `gradebook` checks that nbgrader's gradebook can be used. `files` writes
+files completely or not at all. `foreign_text` makes text that somebody else wrote harmless.
+`web_page` defines the look of the grader's own pages.
 """
 
 from course_lib._later import without

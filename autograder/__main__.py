@@ -29,19 +29,19 @@ COMMANDS = {
     "similar": "list pairs of solutions that look alike, and show them side by side",
     "inquiries": "manage students' questions about their grades, and the answers",
 }
-"""The line of each command in `autograder --help`. The module of that name in `autograder.commands`
-has DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
+"""Each command's line in `autograder --help`. `autograder.commands` has a module for each command.
+The module defines DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
 
 
 _GRADEBOOK = {
     **dict.fromkeys(("status", "export"), False),
     **dict.fromkeys(("collect", "grade", "regrade", "release", "feedback"), True),
 }
-"""Commands that open the gradebook of the course, and whether they write to it."""
+"""The commands that open the gradebook of the course → whether they write to it."""
 
 
 class _Version(argparse.Action):
-    """Like argparse's own ``version``, but the text is computed only when it is asked for."""
+    """Like argparse's own ``version``, but compute the text only if the user asks for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from autograder.examination.verdict import versions

@@ -1,9 +1,9 @@
-"""The results of a class: from the verdicts of an assignment to a page and a text.
+"""Turn the verdicts of an assignment into a report on the class, as a page and as text.
 
-For each task the report has its points, the share of the class that has all of them, the median
+For each task, the report shows its points, the share of the class that has all of them, the median
 time of its check, and the most frequent reasons for failures. Reasons that differ only in numbers
-are one reason. Predictions are read from what the students' own notebooks show; they give no
-points, so nobody has a reason to forge them.
+count as the same reason. Predictions are read from the output in the students' own notebooks.
+Predictions give no points, so nobody has a reason to forge them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MOST = 10
 """Number of reasons that are listed for a task."""
 _BINS = 10
 _SCORED = re.compile(r"^(?P<question>.{1,200}): (?P<actual>[^:;]+); you predicted (?P<guess>.+): ")
-"""How `course_lib.checking.predictions.Prediction` shows a guess whose run is over."""
+"""The line that `course_lib.checking.predictions.Prediction` shows for a guess after its run."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a task failed: the words of one report, and the students who got such a report."""
+    """A reason why a task failed: the words of one report, and the students with such a report."""
 
     words: str
     students: tuple[str, ...]
@@ -40,16 +40,16 @@ class Reason:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """One task, over the class.
+    """The results of one task in the class.
 
     Attributes:
         task: its name.
-        points: that it gives.
-        passed: number of students with all of them.
-        partly: number of students with some of them.
+        points: the points that it can give.
+        passed: number of students with all points.
+        partly: number of students with some of the points.
         mean: mean points.
         seconds: median duration of its check.
-        reasons: for failures, the most frequent first.
+        reasons: the reasons for failures, the most frequent first.
 
     """
 
@@ -64,7 +64,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Guesses:
-    """One prediction, over the class: its right answer where a run gave one, and the guesses."""
+    """One prediction in the class: the right answer that the runs gave, and the guesses."""
 
     question: str
     actual: str
@@ -73,13 +73,13 @@ class Guesses:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """An assignment over the class.
+    """The results of an assignment in the class.
 
     Attributes:
         assignment: its name.
         scores: student → points from checks.
-        max_score: that the checks can give.
-        tasks: in the notebook's order.
+        max_score: the points that the checks can give.
+        tasks: the tasks, in the notebook's order.
         guesses: a row for each prediction that somebody made.
         ungraded: students whose submission has no verdict yet.
 
@@ -93,7 +93,7 @@ class ClassReport:
     ungraded: tuple[str, ...]
 
     def histogram(self) -> list[tuple[str, int]]:
-        """Return the number of students in each tenth of the points, full points apart."""
+        """Count the students in each tenth of the points; full points are counted separately."""
         width = self.max_score / _BINS
         counts = Counter(
             min(int(score / width), _BINS) if width else 0 for score in self.scores.values()
@@ -111,8 +111,9 @@ def class_report(
 
     Args:
         assignment: its name.
-        verdicts: student → the verdicts that count, one for each notebook; none: not graded yet.
-        notebooks: student → the submitted notebooks, for the predictions in them.
+        verdicts: student → the verdicts that count, one for each notebook. No verdicts mean that
+            the submission is not graded yet.
+        notebooks: student → the submitted notebooks, which show the predictions.
 
     """
     graded = {student: found for student, found in verdicts.items() if found}
@@ -151,7 +152,7 @@ def _task(task: str, checks: Mapping[str, CheckVerdict], seconds: float) -> Task
 
 
 def _why(check: CheckVerdict) -> str:
-    """Return the reason of the first failure that the student reads of."""
+    """Return the reason of the first failure in the student's report."""
     first = check.first_failure
     return "" if first is None else printable(" ".join(str(first["reason"]).split()))
 

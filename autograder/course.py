@@ -10,11 +10,11 @@ from traitlets.config.loader import PyFileConfigLoader
 
 
 class CourseNotFound(LookupError):
-    """There is no course folder at or above the place of the search, or it cannot be used."""
+    """The search found no course folder at or above its start, or the folder cannot be used."""
 
 
 _PATTERNS = "?*[%$"
-"""In a path, nbgrader reads these as patterns, and SQLAlchemy and traitlets as codes."""
+"""Characters that a path must not have: nbgrader, SQLAlchemy and traitlets would interpret them."""
 
 
 class SourcesMissing(LookupError):
@@ -22,7 +22,7 @@ class SourcesMissing(LookupError):
 
 
 def find_course(start: Path | None = None) -> Path:
-    """Return the nearest folder, from `start` upwards, that holds ``nbgrader_config.py``."""
+    """Return the nearest folder, from `start` upwards, that contains ``nbgrader_config.py``."""
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
         if (folder / "nbgrader_config.py").is_file():
@@ -59,7 +59,7 @@ def find_sources(root: Path) -> Path:
     """Return the folder of the assignments' sources, which a student's copy may lack.
 
     Raises:
-        SourcesMissing: it lacks them.
+        SourcesMissing: this copy of the course has no such folder.
 
     """
     name: str = load_config(root).CourseDirectory.source_directory
@@ -73,10 +73,10 @@ def find_sources(root: Path) -> Path:
 
 
 def handed_out(source: Path) -> Path:
-    """Return what students get of an assignment, its checks among it: ``assignments/NN_name``.
+    """Return the folder that students get, including the checks: ``assignments/NN_name``.
 
     Args:
-        source: its folder under ``instructor/``, which has the rest.
+        source: the assignment's folder under ``instructor/``, which has the rest.
 
     """
     return source.parents[1] / "assignments" / source.name
@@ -84,14 +84,14 @@ def handed_out(source: Path) -> Path:
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of the course by its configuration; all paths are absolute.
+    """The folders of the course, according to its configuration; all paths are absolute.
 
     Attributes:
         source: the assignments as instructors write them.
         release: the assignments as students get them.
-        submitted: the submissions: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
-        autograded: nbgrader's graded copies of them.
-        data: the folder of the gradebook, and of all other files of the grader.
+        submitted: the submissions, as STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+        autograded: nbgrader's graded copies of the submissions.
+        data: the folder of the gradebook and of all other files of the grader.
 
     """
 
@@ -109,7 +109,7 @@ class Folders:
         return cls(**paths, data=paths["autograded"].parent)
 
     def graded(self, assignment: str, student: str = "") -> Path:
-        """Return the folder of the verdicts by their content, and of the graded notebooks."""
+        """Return the folder of the graded notebooks and of the verdicts, named by their content."""
         return self.data / "graded" / assignment / student
 
     def notebooks(self, assignment: str) -> list[str]:

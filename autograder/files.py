@@ -1,4 +1,4 @@
-"""Write a file completely or not at all, whatever happens meanwhile."""
+"""Write a file completely or not at all, even if the program is interrupted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str, encoding: str = "utf-8", errors: str = "strict") -> None:
-    """Write a file, and make its folder if needed; readers find the old content or the new one.
+    """Write a file, and make its folder if needed. Readers see the old content or the new one.
 
     Args:
         path: the file.
         text: its content; line ends are kept.
-        encoding: of the file.
+        encoding: the file's encoding.
         errors: how to handle a character that cannot be encoded, as for `str.encode`.
 
     """

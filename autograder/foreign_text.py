@@ -8,7 +8,7 @@ _STARTS_A_FORMULA = ("=", "+", "-", "@")
 
 
 def printable(text: str) -> str:
-    """Return text on one line, without characters that move the cursor or reverse others."""
+    """Return text on one line, without characters that move the cursor or reverse other text."""
     return "".join(c if _is_shown(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -18,5 +18,5 @@ def _is_shown(character: str) -> bool:
 
 
 def no_formula(text: str) -> str:
-    """Return text that a spreadsheet reads as text, even if spaces come before a formula."""
+    """Return text that a spreadsheet never reads as a formula, even if it begins with spaces."""
     return f"'{text}" if text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA) else text

@@ -14,20 +14,20 @@ from pathlib import Path
 
 _SQLITE = "sqlite:///"
 _PATIENCE = 5.0
-"""Seconds to wait for another program that writes, as long as nbgrader's own commands wait."""
+"""Seconds to wait while another program writes; nbgrader's own commands wait as long."""
 
 
 class GradebookUnusable(RuntimeError):
-    """The gradebook is damaged, locked, or may not be written; the message says what to do."""
+    """The gradebook is damaged, locked or read-only; the message says what to do."""
 
 
 def make_sure_of(url: str, *, writes: bool) -> None:
-    """Check that a gradebook can be read, and written if the command `writes`.
+    """Check that a gradebook can be read, and also written if the command `writes`.
 
-    A gradebook that does not exist yet is fine, and so is one that is no SQLite file.
+    A gradebook that does not exist yet passes the check, and so does one that is no SQLite file.
 
     Raises:
-        GradebookUnusable: it cannot be used.
+        GradebookUnusable: the gradebook cannot be used.
 
     """
     path = Path(url.removeprefix(_SQLITE))
@@ -55,7 +55,7 @@ def make_sure_of(url: str, *, writes: bool) -> None:
 
 
 def told(error: Exception, path: str | Path) -> str:
-    """Return one sentence on what is wrong with the gradebook at `path`, and what to do."""
+    """Return one sentence that says what is wrong with the gradebook at `path`, and what to do."""
     why = str(error).splitlines()[0]
     if "locked" in why:
         return (

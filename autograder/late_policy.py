@@ -1,4 +1,4 @@
-"""A late policy: a share of the points for each day that has begun, after some free days.
+"""A late policy: take off a share of the points for each day begun, after some free days.
 
 In ``nbgrader_config.py``::
 

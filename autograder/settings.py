@@ -1,4 +1,4 @@
-"""How submissions are examined: the one list of options, for nbgrader's pass and for the pool."""
+"""List the options of an examination, once for both nbgrader's pass and the pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from traitlets.config import Config
 
 ATTEMPTS = 3
-"""Number of attempts for a submission that the machine failed."""
+"""Number of attempts to examine a submission if the machine fails."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Settings:
 
     cell_seconds: float = 30.0
     case_seconds: float = 0.0
-    """0 stands for `course_lib.checking.limits.CASE_SECONDS`: importing that imports torch."""
+    """0 means `course_lib.checking.limits.CASE_SECONDS`. It is not imported: that imports torch."""
     submission_seconds: float = 60.0
     memory_gib: float = 3.0
     on: str = ""

@@ -28,7 +28,7 @@ summary { cursor: pointer; }
 
 
 def web_page(title: str, body: str) -> str:
-    """Return a page of this title and HTML; it allows no script and no request."""
+    """Return a page with this title and this HTML body; it allows no script and no request."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">

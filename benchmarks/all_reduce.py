@@ -1,11 +1,11 @@
-"""Every all-reduce beside gloo's, from 1 KB to 256 MB; shared memory also beside a plain copy.
+"""Compare all all-reduces with gloo's, from 1 KB to 256 MB; shared memory also with a plain copy.
 
     python benchmarks/all_reduce.py [--rounds 7] [--write]
 
-All are timed in turn on the same ranks, in an order that is reversed every round; a time is that of
-the slowest rank, and a ratio is taken within its round. Messages between ranks of one machine are
-copies that the ranks' own cores make, and all-reduces differ in the number of their messages more
-than in their bytes: the advantage of a ring shows on a network (`predicted_vs_measured`), not here.
+All are timed in turn on the same ranks, in an order that is reversed every round. The slowest rank
+gives the time, and ratios are taken within a round. Messages between ranks of one machine are
+copies that the ranks' own cores make. All-reduces differ more in the number of their messages than
+in their bytes. So the advantage of a ring shows on a network (`predicted_vs_measured`), not here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def slowest(kind: Callable[[], object], repeats: int) -> float:
 
 
 def ratio(times: Times, name: str, to: str = "gloo") -> float:
-    """Return the median over the rounds of one time by the other."""
+    """Return the median over the rounds of one time divided by the other."""
     return statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
 
 

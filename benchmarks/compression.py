@@ -1,12 +1,13 @@
-"""Compression: codecs beside a copy of memory, training on a slow link beside PyTorch's hooks.
+"""Compare codecs with a copy of memory, and training on a slow link with PyTorch's hooks.
 
     python benchmarks/compression.py [--rounds 7] [--only-codecs] [--only-training] [--write]
 
-One thread per rank. The codecs work on a bucket of 25 MiB, DDP's default, beside a copy of it, and
-decode to memory that is there, as a copy does. They are timed in the thread's own CPU seconds, in
-which other programs' turns do not count; what those do to cache and memory still does.
-The training runs on 4 CPU ranks on an emulated link of 100 MB/s, until the loss on what was held
-back is below a bound: the time includes what worse gradients cost in steps.
+Each rank has one thread. The codecs are compared with a copy of a bucket of 25 MiB, DDP's default.
+Like the copy, they decode to memory that exists already. They are timed in the thread's own CPU
+seconds, which do not include the time of other programs. But the effect of other programs on cache
+and memory is included. The training runs on 4 CPU ranks on an emulated link of 100 MB/s, until the
+loss on held-out data is below a bound. So the time includes the additional steps that worse
+gradients cost.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def codecs(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
         measured = {"copy": seconds(lambda: copy.copy_(x))}
         measured["torch.topk 1 %"] = seconds(lambda: x.abs().topk(ELEMENTS // 100))
         for name, codec in CODECS.items():
-            # The best of two: the first call after another codec finds the cache full of its work.
+            # Take the best of two: before the first, the cache is full of the last codec's data.
             measured["copy"] = min(measured["copy"], seconds(lambda: copy.copy_(x)))
             measured[f"{name}: encode"] = min(
                 seconds(lambda codec=codec: codec.encode(x)) for _ in range(2)
@@ -126,7 +127,7 @@ def train(ddp: Callable[..., Any], register: Callable[[Any], None]) -> tuple[int
         optimizer.zero_grad()
         F.cross_entropy(model(images[rows]), labels[rows]).backward()
         optimizer.step()
-        if step % 10 == 0:  # replicas are equal: no message, and all ranks stop together
+        if step % 10 == 0:  # replicas are equal, so all ranks stop together without a message
             pause = time.perf_counter()
             with torch.no_grad():
                 test_loss = float(F.cross_entropy(net(test_images), test_labels))
@@ -137,17 +138,17 @@ def train(ddp: Callable[..., Any], register: Callable[[Any], None]) -> tuple[int
 
 
 def ours(make: Callable[[], Compressor]) -> Callable[[Any], None]:
-    """Return what registers our hook."""
+    """Return the function that registers our hook."""
     return lambda model: model.register_comm_hook(CompressionState(make()), compression_hook)
 
 
 def torch_power_sgd(model: Any) -> None:
-    """Register PyTorch's PowerSGD, from the third step on, as early as it may be."""
+    """Register PyTorch's PowerSGD from the third step on, which is the earliest that it allows."""
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-# One bucket, as PyTorch's with such a cap: with two, its PowerSGD hook hangs on gloo.
+# One bucket, like PyTorch's DDP with such a cap, because its PowerSGD hook hangs on gloo with two.
 OURS = functools.partial(DistributedDataParallel, first_bucket_mb=100)
 
 HOOKS: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
@@ -166,7 +167,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
 
 
 def exchanged(trace: Trace) -> int:
-    """Return the bytes that rank 0 sent for gradients: all but the weights at the start."""
+    """Return the bytes that rank 0 sent for gradients: all except the weights at the start."""
     events = [event for event in trace.events if event.kind != "broadcast"]
     return Trace(events, trace.world_size).bytes_sent(0)
 

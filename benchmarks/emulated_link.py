@@ -1,9 +1,10 @@
-"""Whether operations on an emulated slow network take the time of its model.
+"""Measure whether operations on an emulated slow network take the time of its model.
 
     python benchmarks/emulated_link.py [--rounds 9] [--write]
 
-They never take less, which the tests check. How much more depends on the machine: on how soon it
-wakes a thread, and on whether gloo, which moves the data, is faster than the emulated network.
+They never take less time, which the tests check. How much more time they take depends on the
+machine: on how soon it wakes a thread, and on whether gloo, which moves the data, is faster than
+the emulated network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from course_lib.ranks.costs.collective_time import collective_time
 SLOW = Network(latency=2e-3, bandwidth=40e6)
 MB = 1_000_000
 MOST = 1.1
-"""Target: the median by the model."""
+"""Target: the largest ratio of the median to the model's time."""
 
 
 def all_reduce() -> None:
@@ -43,7 +44,7 @@ def ring() -> None:
 
 
 def two_buckets() -> None:
-    """All-reduce 4 MB twice, and sleep 0.1 s meanwhile: it hides behind the first."""
+    """All-reduce 4 MB twice, and sleep 0.1 s during the first, which hides the sleep."""
     works = [dist.all_reduce(torch.ones(MB), async_op=True) for _ in range(2)]
     time.sleep(0.1)
     for work in works:
@@ -79,7 +80,7 @@ MESH: list[dist.ProcessGroup] = []
 
 
 def late() -> None:
-    """All-reduce 2 MB, for which rank 1 comes 0.1 s late."""
+    """All-reduce 2 MB, with rank 1 starting 0.1 s late."""
     time.sleep(0.1 * dist.get_rank())
     dist.all_reduce(torch.ones(MB // 2))
 
@@ -93,7 +94,7 @@ class Case(NamedTuple):
 
 
 def ring_time(k: int, nbytes: int) -> float:
-    """Return 2(K-1) steps of a K-th of the bytes."""
+    """Return the seconds of 2(K-1) steps with a K-th of the bytes each."""
     return 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
 
 
@@ -117,7 +118,7 @@ def measure(program: Callable[[], None], rounds: int) -> list[float]:
         start = time.perf_counter()
         program()
         seconds.append(time.perf_counter() - start)
-    return seconds[1:]  # in the first, gloo connects the ranks
+    return seconds[1:]  # in the first round, gloo connects the ranks
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
-"""How soon a failure is explained, how soon the next call has its result, and how training goes on.
+"""Time how soon a failure is explained, how soon the next call returns, and how training continues.
 
     python benchmarks/failures.py [--rounds 5] [--write]
 
-On four ranks without a time limit: what ends such a call is that the failure was found. Fresh
-ranks replace those that a failure has cost; the second time is that of the first call on them.
+The first table is about four ranks without a time limit. So such a call ends only because the
+failure is found. New ranks replace the ranks that a failure has cost. The second time is the time
+of the first call on the new ranks.
 
-The second table kills a rank of a training, and measures how long all stand still and how long the
-rank is away. From these times `simulate.failures` computes the share of the time that trains.
+For the second table, a rank of a training is killed. It shows how long all ranks stand still and
+how long the rank is missing. From these times, `simulate.failures` computes the share of the time
+that is spent on training.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from course_lib.train.elastic import Training, supervise
 
 K = 4
 TARGET = 2.0
-"""Seconds until the explanation is there."""
+"""Target: seconds until the explanation."""
 
 
 def ring_of_receives() -> None:
-    """Wait for the neighbour, who waits for the next."""
+    """Wait for the neighbour, which waits for the next rank."""
     dist.recv(torch.empty(1), (dist.get_rank() + 1) % K)
 
 
@@ -85,7 +87,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 def seconds_of(ranks: Ranks, program: Callable[[], object], fails: bool) -> float:
-    """Return how long a call takes, which must fail or must not."""
+    """Return the seconds of a call, which must fail if `fails`, and must not fail otherwise."""
     start = time.perf_counter()
     try:
         ranks.run(program)
@@ -97,9 +99,9 @@ def seconds_of(ranks: Ranks, program: Callable[[], object], fails: bool) -> floa
 
 
 EVERY = 60.0
-"""Seconds between two failures of the four ranks, on average, in the second table: assumed."""
+"""Assumed average seconds between two failures of the four ranks, for the second table."""
 REPAIR = 60.0
-"""Seconds until a rank is back that is not replaced: assumed."""
+"""Assumed seconds until a rank that is not replaced comes back."""
 LOST = {
     "saving": "a checkpoint is saved",
     "restart": "all are killed, until four new processes take a step",
@@ -110,10 +112,10 @@ LOST = {
 
 
 def seconds_lost() -> dict[str, float]:
-    """Return how long each of `LOST` takes, in a training of four ranks."""
+    """Return the seconds of each event in `LOST`, in a training of four ranks."""
     config = TrainConfig(width=16, layers=1, steps=300)
     pids: set[int] = set()
-    times: dict[tuple[int, int], float] = {}  # of a rank's step
+    times: dict[tuple[int, int], float] = {}  # (rank, step) → its time
 
     def kill(step: int, victims: Callable[[int], set[int]], rank: int, pid: int, now: int) -> None:
         times[rank, now] = time.perf_counter()
@@ -134,7 +136,7 @@ def seconds_lost() -> dict[str, float]:
     pids.clear()
     try:
         supervise(K, config, replace=False, on_step=partial(kill, 10, lambda pid: pids))
-    except RuntimeError:  # all have died
+    except RuntimeError:  # all ranks have died
         killed = lost.pop("kill")
     times.clear()
     supervise(K, replace(config, steps=1), on_step=partial(kill, 10, lambda pid: set()))
@@ -148,8 +150,8 @@ def seconds_lost() -> dict[str, float]:
 
 
 def training_goes_on(lost: dict[str, float]) -> str:
-    """Return the second table: times, and the shares that follow from them."""
-    stall = (lost["leaves"] + lost["joins"]) / 2  # the formulas count it twice
+    """Return the second table: the times, and the shares that follow from them."""
+    stall = (lost["leaves"] + lost["joins"]) / 2  # the formulas count the stall twice
     fleet = Fleet(K, K * EVERY, lost["saving"], lost["restart"], stall, REPAIR, replica=1)
     shares = {
         "restart": restarting(fleet),

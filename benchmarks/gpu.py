@@ -1,12 +1,12 @@
-"""All that needs an NVIDIA GPU, in one call of nine minutes at most: `make gpu`.
+"""Run everything that needs an NVIDIA GPU, in one call of at most nine minutes: `make gpu`.
 
     python benchmarks/gpu.py [--out FOLDER]    # results go to benchmarks/results/gpu/
     python benchmarks/gpu.py --emulated        # every part on the CPU: tries the script, no GPU
 
-Needs the checkout and a PyTorch for CUDA, 2.8 or newer. Where pytest, Triton or nbgrader are
-missing, the parts that use them say so. Parts run in the order of their value. Each is a process
-with its own time limit, and `LIMIT` ends them all. A row is written as soon as it is known, and the
-report after each part: a run that is cut off leaves what it has found.
+This needs the checkout and a PyTorch for CUDA, 2.8 or newer. If pytest, Triton or nbgrader are
+missing, the parts that use them say so. The most valuable parts run first. Each part is a process
+with its own time limit, and `LIMIT` ends the whole run. Each row is written as soon as it is known,
+and the report after each part. So a run that is interrupted keeps its results so far.
 
 The functions of the parts are in `gpu_parts`.
 """
@@ -42,10 +42,10 @@ class Part:
     """A part of the run.
 
     Attributes:
-        name: of its files.
-        limit: the seconds it may take.
-        rows: the function of `gpu_parts` that yields what it finds.
-        title: of its section in the report.
+        name: the name of its files.
+        limit: the seconds that it may take.
+        rows: the function of `gpu_parts` that yields its results.
+        title: the title of its section in the report.
 
     """
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="PART", choices=names, help=f"run only one part: {', '.join(names)}"
     )
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds that --only has
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds for --only
     options = parser.parse_args()
     if options.child is not None:
         return run_here(options.only, options.out, options.emulated, options.child)
@@ -101,7 +101,7 @@ def main() -> int:
     chosen = [Outcome(part) for part in PARTS if options.only in (None, part.name)]
     for outcome in chosen:
         rows_of(folder, outcome.part).unlink(missing_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the running part, too
     end = time.monotonic() + LIMIT
     for outcome in chosen:
         seconds = min(outcome.part.limit, end - time.monotonic())
@@ -115,15 +115,15 @@ def main() -> int:
 
 
 def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) -> None:
-    """Run a part in a process of its own, which is ended after `seconds`, with all that it began.
+    """Run a part in a separate process; end it with all its child processes after `seconds`.
 
-    Its rows come in a file, its output in another.
+    The part writes its rows to one file and its output to a different file.
     """
     command = [sys.executable, __file__, "--only", outcome.part.name, "--out", str(folder)]
     command += ["--child", str(seconds), *(["--emulated"] if emulated else [])]
     began = time.monotonic()
     log = folder / f"{outcome.part.name}.log"
-    # A part that is killed cannot remove its temporary files.
+    # A killed part cannot remove its own temporary files.
     with log.open("w") as output, tempfile.TemporaryDirectory(prefix="gpu_part_") as temporary:
         process = subprocess.Popen(
             command,
@@ -151,11 +151,11 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
 
 
 NOT_THERE = 3
-"""Exit status of a part that has nothing to run on."""
+"""Exit status of a part if the machine lacks something that the part needs."""
 
 
 def end_session(session: int) -> None:
-    """Kill what a part left behind: every process of the session that it began."""
+    """Kill every process that a part has left in its session."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -193,7 +193,7 @@ def rows_of(folder: Path, part: Part) -> Path:
 
 
 def report(outcomes: list[Outcome], folder: Path, emulated: bool) -> str:
-    """Return what is known by now, in Markdown."""
+    """Return all results so far, in Markdown."""
     title = "# Emulated on the CPU: no number here is a GPU's" if emulated else "# On a GPU"
     lines = [title, sentence("make gpu" + " ARGS=--emulated" * emulated)]
     for outcome in outcomes:

@@ -1,20 +1,20 @@
-"""The Triton kernels of the course, compiled for GPUs that need not be there: registers and widths.
+"""Compile the course's Triton kernels for GPUs, without a GPU, and count registers and widths.
 
     python benchmarks/gpu_kernels.py [--write]
 
-Compiles every kernel of `course_lib.compression.triton_kernels` for compute capability 8.0 (A100)
-and 9.0 (H100), and reads the machine code (SASS). A row has:
+This compiles every kernel of `course_lib.compression.triton_kernels` for compute capability 8.0
+(A100) and 9.0 (H100), and reads the machine code (SASS). A row has:
 
 - registers of a thread, and the threads that fit on a processor with them (2048 at most)
-- spills: bytes of a thread's stack, and loads and stores of local memory; none is right
+- spills: bytes of a thread's stack, and loads and stores of local memory; there should be none
 - shared memory of a program, in bytes
 - loads and stores of global memory by width. 128 bits at once are four float32 or 16 codes. If a
-  tensor begins anywhere, or 16 does not divide its length, it is loaded number by number
-- multiplications and additions fused into one (FMA), per element. One rounds once where PyTorch
-  rounds twice, so there must be none. Division is made of some, and rounds as PyTorch's does. It is
-  done once per program: so FMAs are counted that come with twice as many elements.
+  tensor is not aligned, or 16 does not divide its length, it is loaded number by number
+- multiplications and additions fused into one (FMA), per element. An FMA rounds once where PyTorch
+  rounds twice, so there must be none. A division consists of some FMAs, and rounds like PyTorch's.
+  It is done once per program. So only the FMAs that are added by twice as many elements count.
 
-Needs Triton (`pip install .[gpu]`), which brings the compiler and the disassembler along. Says
+This needs Triton (`pip install .[gpu]`), which includes the compiler and the disassembler. It says
 nothing about speed.
 """
 
@@ -36,16 +36,16 @@ from typing import Any, NamedTuple
 from machine import RESULTS
 
 LENGTH = 25 * 2**20 // 4
-"""Elements of the bucket for which kernels are compiled: 25 MiB, as PyTorch's DDP has them."""
+"""Elements of the bucket for which kernels are compiled: 25 MiB, as in PyTorch's DDP."""
 CAPABILITIES = (80, 90)
 THREADS = 128  # of a program: Triton's default, four warps
 REGISTERS = 1 << 16  # of a processor
 TYPES = {"n": "i32", "codes": "*u8", "packed": "*u8"}
-"""Triton's types of the kernels' arguments; all others are float32 tensors."""
+"""Triton's types of the kernels' arguments; all other arguments are float32 tensors."""
 
 
 class Case(NamedTuple):
-    """A kernel, with its constants, as it is compiled."""
+    """A kernel with the constants for which it is compiled."""
 
     kernel: str
     constants: dict[str, Any]
@@ -54,14 +54,14 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the kernel, and what its constants switch on."""
+        """Return the kernel's name, with the options that its constants enable."""
         on = [name for name, value in self.constants.items() if value is True]
         parts = [f"{self.constants['PARTS']} parts"] if "PARTS" in self.constants else []
         return " ".join([self.kernel, *parts, *on])
 
 
 def cases() -> list[Case]:
-    """Return every kernel, with every constant that it is launched with for `LENGTH` elements."""
+    """Return every kernel, with every constant with which it is launched for `LENGTH` elements."""
     from course_lib.compression.block_scaled import BLOCK, SMALLEST
     from course_lib.compression.triton_kernels import TILE, cut_blocks
 
@@ -83,7 +83,7 @@ def cases() -> list[Case]:
 
 
 def machine_code(case: Case, fused: bool = False) -> tuple[str, str, int]:
-    """Return what the compiler makes of it: the SASS, a line of its use, bytes of shared memory."""
+    """Compile a case; return the SASS, a line on resource usage, and bytes of shared memory."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -119,13 +119,13 @@ def machine_code(case: Case, fused: bool = False) -> tuple[str, str, int]:
 
 
 def instructions(sass: str) -> Counter[str]:
-    """Return how often each instruction stands in a listing."""
+    """Return how often each instruction occurs in a listing."""
     line = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
     return Counter(line.findall(sass))
 
 
 def widths(found: Counter[str], kind: str) -> dict[int, int]:
-    """Return width in bits → how many instructions of that kind, LDG or STG; the widest first."""
+    """Return width in bits → number of instructions of a kind (LDG or STG), the widest first."""
     counts: Counter[int] = Counter()
     for name, count in found.items():
         if name.partition(".")[0] == kind:
@@ -135,7 +135,7 @@ def widths(found: Counter[str], kind: str) -> dict[int, int]:
 
 
 def fused_operations(found: Counter[str]) -> int:
-    """Return how many instructions multiply and add at once."""
+    """Return the number of instructions that multiply and add at once."""
     return sum(count for name, count in found.items() if name.partition(".")[0] == "FFMA")
 
 
@@ -148,14 +148,14 @@ def twice(case: Case) -> Case:
 
 
 def row(case: Case, fused: bool = False) -> dict[str, Any]:
-    """Compile and return what the module's docstring lists."""
+    """Compile a case; return the values that the module's docstring lists."""
     sass, use, shared = machine_code(case, fused)
     found = instructions(sass)
     registers, stack = (int(n) for n in re.search(r"REG:(\d+) STACK:(\d+)", use).groups())  # type: ignore[union-attr]
     more = fused_operations(found)
     if more:  # then there is a division, or something is wrong
         more = fused_operations(instructions(machine_code(twice(case), fused)[0])) - more
-    in_eights = -(-registers // 8) * 8  # a processor gives them out so, to each thread
+    in_eights = -(-registers // 8) * 8  # a processor allocates registers to threads in eights
     return {
         "kernel": case.name,
         "sm": case.capability,
@@ -172,13 +172,13 @@ def row(case: Case, fused: bool = False) -> dict[str, Any]:
 
 
 def _cache_in(folder: str) -> None:
-    """Have this process compile, not interpret, and keep what it compiles in `folder`."""
+    """Make Triton compile, not interpret, in this process, with its cache in `folder`."""
     os.environ["TRITON_CACHE_DIR"] = folder
     os.environ.pop("TRITON_INTERPRET", None)
 
 
 def rows(chosen: list[Case], fused: bool = False) -> list[dict[str, Any]]:
-    """Compile them; `fused` allows what must not be, to see that it would be found."""
+    """Compile the cases; `fused` allows forbidden FMAs, to test that they would be found."""
     with tempfile.TemporaryDirectory(prefix="kernels_") as folder:
         workers = ProcessPoolExecutor(2, get_context("spawn"), _cache_in, (folder,))
         with workers as pool:

@@ -1,7 +1,7 @@
-"""The parts of `make gpu`: each yields rows, a dictionary from a column to what was found.
+"""The parts of `make gpu`, each of which yields rows: dictionaries from columns to results.
 
-A part asks its `Place` for all that differs between a GPU and a CPU: the device, the backend, how
-to wait, streams, events, memory, sizes. So `--emulated` runs the same lines on a CPU.
+A part gets everything that differs between a GPU and a CPU from its `Place`: the device, the
+backend, how to wait, streams, events, memory, sizes. So `--emulated` runs the same code on a CPU.
 """
 
 from __future__ import annotations
@@ -44,45 +44,45 @@ class NotThere(Exception):
     """The machine lacks something that a part needs; the message says what."""
 
 
-# --- a GPU, and a CPU in its stead ---------------------------------------------------------------
+# --- a GPU, or a CPU in place of it --------------------------------------------------------------
 
 
 class HostStream:
-    """A CPU's only stream: what it was given is done when the call returns."""
+    """A CPU's only stream, on which all work is done when the call returns."""
 
     def wait_stream(self, other: HostStream) -> None:
-        """Return: all is done."""
+        """Return at once, because all work is done."""
 
 
 class HostEvent:
     """A moment of the host's clock."""
 
     def record(self) -> None:
-        """Remember now."""
+        """Store the current time."""
         self.seconds = time.perf_counter()
 
     def elapsed_time(self, later: HostEvent) -> float:
-        """Return the milliseconds from here to `later`."""
+        """Return the milliseconds from this event to `later`."""
         return 1e3 * (later.seconds - self.seconds)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The device, and all that a part asks of it.
+    """The device, and everything that a part needs from it.
 
     Attributes:
         device: "cuda" or "cpu".
         alone: the backend of one rank.
         together: the backend of several ranks that share the device. NCCL before 2.30 refuses them.
-        seconds: that a part has.
+        seconds: the time that a part has.
         synchronize: waits for the device.
-        stream: makes a stream; `current_stream` returns the one in use, `using` enters another.
-        event: makes an event that knows the time.
-        peak: returns the most bytes the device held since `reset_peak`, or None.
+        stream: makes a stream; `current_stream` returns the stream in use, `using` enters a stream.
+        event: makes an event that records the time.
+        peak: returns the largest number of bytes in use since `reset_peak`, or None.
         mebibytes: sizes of tensors.
         models: name → model.
         repeats: how often a call is timed.
-        tests: what pytest is told to choose.
+        tests: pytest's options to choose tests.
         on: the kind of ranks.
 
     """
@@ -106,7 +106,7 @@ class Place:
 
 
 def place(emulated: bool, seconds: float) -> Place:
-    """Return the GPU, or the CPU in its stead."""
+    """Return the GPU, or the CPU in place of it."""
     if emulated:
         return Place(
             device="cpu",
@@ -150,7 +150,7 @@ Rows = Callable[[Place], Iterator[Row]]
 
 
 def environment(emulated: bool) -> dict[str, str]:
-    """Return what the processes of a part have in their environment."""
+    """Return the environment variables for the processes of a part."""
     told = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
     told["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # two ranks on one GPU
     if emulated:
@@ -167,7 +167,7 @@ def _small_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def milliseconds(there: Place, call: Callable[..., object], *arguments: Any) -> float:
-    """Return what one call takes on the device, the median of several, after one not timed."""
+    """Return the median milliseconds of a call on the device, after one call that is not timed."""
     call(*arguments)
     pairs = [(there.event(), there.event()) for _ in range(there.repeats)]
     for start, end in pairs:
@@ -182,7 +182,7 @@ def milliseconds(there: Place, call: Callable[..., object], *arguments: Any) -> 
 
 
 def facts(there: Place) -> Iterator[Row]:
-    """Yield what a reader must know of the machine, and what is missing there."""
+    """Yield the facts that a reader must know about the machine, and the missing programs."""
     known = {
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda,
@@ -225,7 +225,7 @@ def _said(command: list[str]) -> str | None:
 
 @contextmanager
 def loops_by(fused: Any) -> Iterator[None]:
-    """Have the compressors use `fused`, the module with the kernels, or with None plain PyTorch."""
+    """Make the compressors use `fused`, the module with the kernels, or plain PyTorch if None."""
     from course_lib.compression import block_scaled, one_bit
 
     with (
@@ -236,7 +236,7 @@ def loops_by(fused: Any) -> Iterator[None]:
 
 
 def kernels(there: Place) -> Iterator[Row]:
-    """Yield for each compressor and size: equal values?, time, bandwidth beside a copy's."""
+    """Yield per compressor and size: whether values are equal, time, bandwidth vs a copy."""
     from course_lib.compression import OneBit, Uniform8Bit
 
     try:
@@ -249,7 +249,7 @@ def kernels(there: Place) -> Iterator[Row]:
         "1 bit": OneBit(),
     }
     for mebibytes in there.mebibytes:
-        for odd in (0, 1):  # a length that 16 divides, and one that it does not
+        for odd in (0, 1):  # a length that 16 divides, and a length that it does not divide
             n = int(mebibytes * MIB) // 4 + odd
             x, other = torch.randn(n, device=there.device), torch.empty(n, device=there.device)
             copy = milliseconds(there, other.copy_, x)
@@ -275,20 +275,20 @@ def kernels(there: Place) -> Iterator[Row]:
 def _calls(
     compressor: Any, x: Tensor
 ) -> list[tuple[str, Callable[..., object], tuple[Any, ...], int]]:
-    """Return what is timed: name, function, arguments, and the bytes that it must move."""
+    """Return the calls to time: name, function, arguments, and the bytes that each must move."""
     n, residual, total = x.numel(), torch.zeros_like(x), torch.zeros_like(x)
     payload = compressor.encode(x)
     encode, decode = compressor.encode_with_residual, compressor.decode_into
     return [
-        # Reads x and the residual, writes the residual and the payload.
+        # encode reads x and the residual, and writes the residual and the payload.
         ("encode", encode, (x, residual), 12 * n + payload.nbytes),
-        # Reads the payload and what it adds to, writes that.
+        # decode reads the payload and the total, and writes the total.
         ("decode", decode, (payload, total, True), 8 * n + payload.nbytes),
     ]
 
 
 def _same(compressor: Any, x: Tensor, fused: Any) -> bool:
-    """Return whether payload, residual and sum are those of plain PyTorch, bit for bit."""
+    """Return whether payload, residual and sum equal plain PyTorch's, bit for bit."""
     found = []
     for which in (fused, None):
         residual, total = x * 0.25, x * 0.5
@@ -304,7 +304,7 @@ def _same(compressor: Any, x: Tensor, fused: Any) -> bool:
 
 @contextmanager
 def world_of_one(there: Place) -> Iterator[None]:
-    """Be the only rank, without a network."""
+    """Make this process the only rank, without a network."""
     dist.init_process_group(there.alone, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -329,7 +329,7 @@ class Training:
         self.optimizer.step()
 
     def backward(self) -> None:
-        """Forward and backward."""
+        """Do forward and backward."""
         with self.autocast():
             loss = nn.functional.cross_entropy(self.model(self.x), self.y)
         loss.backward()
@@ -343,7 +343,7 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def training(there: Place, case: Model, wrap: Wrap, half: bool = False) -> Training:
-    """Return the same model and batch each time, wrapped."""
+    """Return a training with the same model and batch each time, wrapped by `wrap`."""
     torch.manual_seed(0)
     model, optimizer = wrap(case.make().to(there.device))
     x, y = (each.to(there.device) for each in case.batch(torch.Generator().manual_seed(1)))
@@ -411,9 +411,10 @@ STEPS = 4
 
 
 def one_rank(there: Place) -> Iterator[Row]:
-    """Yield for each way to train: the difference to one process, time, and memory.
+    """Yield for each way to train the difference from one process, time, and memory.
 
-    Compression may differ from one process, and so may bf16 from float32; all else may not.
+    Compression may differ from one process, and bf16 may differ from float32. Every other way must
+    not differ.
     """
     from course_lib.sharded_optimizer import model_state_bytes
 
@@ -442,7 +443,7 @@ def one_rank(there: Place) -> Iterator[Row]:
                         "states by formula (MiB)": model_state_bytes(numbers, 1, 0, 4, 4, 8) / MIB,
                     }
                     del run, weights, vector
-                except Exception as error:  # the other rows are still worth having
+                except Exception as error:  # the other rows are still useful
                     row |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}"}
                 yield row
 
@@ -453,9 +454,10 @@ TESTS = ("tests/gpu", "tests/course_lib/compression/test_triton_kernels.py")
 
 
 def tests(there: Place) -> Iterator[Row]:
-    """Run the tests for GPUs; yield each that fails, and at the end how many there were.
+    """Run the tests for GPUs; yield each failed test, and at the end the number of tests.
 
-    The files are named and no conftest.py is read: others need packages that may be missing here.
+    Only these files run, and no conftest.py is read, because others need packages that may be
+    missing on this machine.
     """
     missing = [name for name in ("pytest", "cloudpickle") if not _importable(name)]
     if missing:
@@ -495,10 +497,10 @@ def _importable(name: str) -> bool:
 
 
 def overlap(there: Place) -> Iterator[Row]:
-    """Yield how much of the copies that stand for communication hides behind backward.
+    """Yield how much of the copies that simulate communication backward hides.
 
-    With one rank a message goes nowhere. So a hook copies each bucket, on the stream
-    that DDP gives to communication, about as long as backward takes.
+    With only one rank, no message is sent. So a hook copies each bucket instead, on the stream that
+    DDP uses for communication, for about as long as backward takes.
     """
     with world_of_one(there):
         for model, case in there.models.items():
@@ -508,7 +510,7 @@ def overlap(there: Place) -> Iterator[Row]:
 def _overlap(there: Place, case: Model) -> Row:
     from course_lib.ddp import DistributedDataParallel, GradBucket
 
-    times = 1  # how often each bucket is copied, in one call: many would keep the host busy
+    times = 1  # how often one call copies each bucket; many calls would keep the host busy
     pieces: dict[int, Tensor] = {}
 
     def copy(gradients: Tensor) -> None:
@@ -537,7 +539,7 @@ def _overlap(there: Place, case: Model) -> Row:
                 copy(gradients)
         now.wait_stream(aside)
 
-    for _ in range(5):  # the first ones take longer, and fill `pieces`
+    for _ in range(5):  # the first runs take longer, and fill `pieces`
         run.backward()
     once = milliseconds(there, only_copies)
     times = 0
@@ -559,7 +561,7 @@ def _overlap(there: Place, case: Model) -> Row:
 
 
 def _rank(number: int, folder: str, there_is: bool, seconds: float, rows: str) -> None:
-    """Be one of two ranks; rank 0 writes the rows of the function named `rows`."""
+    """Run one of two ranks; rank 0 writes the rows of the function named `rows`."""
     there = place(there_is, seconds)
     store = dist.FileStore(f"{folder}/store", 2)
     wait = timedelta(seconds=seconds)
@@ -574,13 +576,13 @@ def _rank(number: int, folder: str, there_is: bool, seconds: float, rows: str) -
 
 
 def on_two_ranks(there: Place, rows: str) -> Iterator[Row]:
-    """Run the function of that name on two ranks that share the device; yield the first's rows."""
+    """Run the function named `rows` on two ranks that share the device; yield rank 0's rows."""
     with tempfile.TemporaryDirectory(prefix="two_ranks_") as folder:
         arguments = (folder, there.on == "cpu", max(5.0, there.seconds - 10), rows)
         ranks = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False)
         path, seen, ended = Path(folder) / "rows", 0, False
         while not ended:
-            ended = ranks.join(timeout=0.5)  # raises what a rank has raised
+            ended = ranks.join(timeout=0.5)  # raises a rank's exception
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             yield from map(json.loads, whole[seen:])
@@ -588,7 +590,7 @@ def on_two_ranks(there: Place, rows: str) -> Iterator[Row]:
 
 
 def peer_memory(there: Place) -> Iterator[Row]:
-    """Yield whether all-reduces in memory that two ranks share are right, and their time."""
+    """Yield whether all-reduces in the two ranks' shared memory are right, and their time."""
     yield from on_two_ranks(there, "_peer_memory")
 
 
@@ -619,7 +621,7 @@ def _peer_memory(there: Place) -> Iterator[Row]:
 
 
 def predicted(there: Place) -> Iterator[Row]:
-    """Yield all-reduces by hand: predicted from the first and last size, and measured."""
+    """Yield times of all-reduces by hand, measured, and predicted from the first and last size."""
     yield from on_two_ranks(there, "_predicted")
 
 
@@ -652,7 +654,7 @@ def _predicted(there: Place) -> Iterator[Row]:
 
 
 def grading(there: Place) -> Iterator[Row]:
-    """Grade the submissions of `autograder demo`, the right ones on real ranks too."""
+    """Grade the submissions of `autograder demo`, and the right ones on real ranks, too."""
     if not _importable("nbgrader"):
         raise NotThere("nbgrader is not installed, and grading needs it")
     command = [sys.executable, "-m", "autograder", "demo", "--on", there.on]

@@ -1,9 +1,10 @@
-"""Submissions per minute, beside stock nbgrader with `mp.spawn` in its test cells.
+"""Compare submissions per minute with stock nbgrader that uses `mp.spawn` in its test cells.
 
     python benchmarks/grading.py [--rounds 2] [--class-size 12] [--stock-size 2] [--write]
 
 Both grade the same solutions of the same assignment with the same cases and oracles. Stock nbgrader
-gets those only that it can grade: one that never ends would cost it minutes, and its points.
+gets only solutions that it can grade. A solution that never ends would cost it minutes, and all of
+the solution's points.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def nbgrader(root: Path, *words: str) -> float:
 
 
 def solutions(released: Path, count: int) -> list[Any]:
-    """Return what is handed in: right, and every third time with a wrong mean of gradients."""
+    """Return the submissions: right ones, and every third with a wrong mean of gradients."""
     mutants = {m.mistake: m for m in mutants_of(load_module(SOURCE / "mutants.py"))}
     untouched, solved = (nbformat.read(path / FILE, as_version=4) for path in (released, SOURCE))
     wrong = [mutants[name] for name in WRONG if name in mutants]
@@ -100,7 +101,7 @@ def make_course(root: Path, stock: bool, count: int) -> None:
 
 
 def check_peer(root: Path) -> None:
-    """Raise if the peer did not find right what is right: then it did not do the same work."""
+    """Raise if the peer rejects right solutions, because then it did not do the same work."""
     path = root / "grading/autograded/student000" / ASSIGNMENT / FILE
     for cell in nbformat.read(path, as_version=4).cells:
         errors = [o for o in cell.get("outputs", ()) if o.output_type == "error"]
@@ -109,7 +110,7 @@ def check_peer(root: Path) -> None:
 
 
 def fresh(root: Path) -> None:
-    """Forget what was graded; the gradebook stays."""
+    """Remove everything that was graded, but not the gradebook."""
     for name in ("graded", "verdicts", "autograded"):
         shutil.rmtree(root / "grading" / name, ignore_errors=True)
 
@@ -120,7 +121,7 @@ def graded(root: Path) -> list[Verdict]:
 
 
 def booking(root: Path) -> list[float]:
-    """Return the seconds that booking each of a graded class takes."""
+    """Return the seconds that booking takes for each submission of a graded class."""
     config = load_config(root)
     folders = Folders.of(root, config)
     books = Books(config, ASSIGNMENT)
@@ -136,7 +137,7 @@ def booking(root: Path) -> list[float]:
 
 
 def life_seconds(fork: Callable[[Sequence[int]], Callable[[], None]]) -> tuple[float, float]:
-    """Return the seconds from the request for a process to its first word, and until it is gone."""
+    """Return the seconds from the request for a process to its first message, and to its end."""
     pairs = [socket.socketpair() for _ in range(2)]
     start = time.monotonic()
     end = fork([theirs.fileno() for _, theirs in pairs])
@@ -155,7 +156,7 @@ Lives = list[tuple[float, float]]
 
 
 def process_seconds() -> tuple[Lives, Lives]:
-    """Return `life_seconds` of cells, and of forks of the same server outside, one by one."""
+    """Return `life_seconds` of cells, and of forks of the same server outside, alternately."""
     run_, config = "autograder.inside.examinee:serve_rank", {"rank": 0, "world_size": 1}
 
     def launch(fd: int) -> subprocess.Popen[bytes]:
@@ -179,7 +180,7 @@ def process_seconds() -> tuple[Lives, Lives]:
 
 
 def cells_of_a_submission() -> int:
-    """Return how many processes run code of one submission: its notebook, and each case's ranks."""
+    """Return the number of processes for one submission: its notebook, and each case's ranks."""
     checks = load_module(handed_out(SOURCE) / "checks.py").CHECKS
     hidden = load_module(SOURCE / "hidden.py", handed_out(SOURCE)).HIDDEN
     cases = [c for name, check in checks.items() for c in (*check.cases, *hidden.get(name, ()))]
@@ -188,7 +189,7 @@ def cells_of_a_submission() -> int:
 
 @dataclass(frozen=True)
 class Told:
-    """Further facts for the table: both classes, the examination, and the machine."""
+    """More facts for the table: both classes, the examination, and the machine."""
 
     count: int
     size: int
@@ -206,10 +207,10 @@ def report(
     *,
     write: bool,
 ) -> None:
-    """Print the table and the series; write them if asked to."""
+    """Print the table and the series; also write them if `write`."""
     cells = cells_of_a_submission()
     ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
-    # Neighbours in time, so that a machine that grows busier meanwhile does not count.
+    # Compare neighbours in time, so that a machine that becomes busier does not matter.
     more = [cell[1] - bare[1] for cell, bare in zip(in_cells, forks, strict=True)]
     share = cells * max(0.0, statistics.median(more)) / told.seconds
     (cell, cell_gone), (bare, bare_gone) = (
@@ -252,7 +253,7 @@ most {100 * SANDBOX:g} %).
 
 
 def main() -> None:
-    """Measure, print, and write if asked to."""
+    """Measure and print; with ``--write``, also write the results."""
     parser = arguments(__doc__, rounds=2)
     parser.add_argument("--class-size", type=int, default=12, help="number of submissions")
     parser.add_argument(

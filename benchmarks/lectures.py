@@ -1,8 +1,8 @@
-"""How long the lectures take, executed from the first cell to the last in a fresh kernel.
+"""Time how long the lectures take, from the first cell to the last in a fresh kernel.
 
     python benchmarks/lectures.py [--rounds 3] [--write]
 
-Start of the kernel included: this is what a student waits for who runs all cells.
+The time includes the start of the kernel. So a student who runs all cells waits as long as this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 
 LECTURES = Path(__file__).parents[1] / "lectures"
 TARGET = 60.0
-"""Seconds for each."""
+"""Target: seconds for each lecture."""
 
 
 def execute(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Where benchmarks ran, how busy the machine was, and where their results go."""
+"""Describe the machine of a benchmark and how busy it was, and publish the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def facts() -> dict[str, Any]:
-    """Return what a reader must know of this machine to compare numbers."""
+    """Return the facts about this machine that a reader needs to compare numbers."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "cores": os.cpu_count(),
@@ -43,9 +43,9 @@ def sentence(made_by: str) -> str:
 
 
 def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser, described by the first line of `doc`, of what every benchmark understands.
+    """Return a parser of the options of every benchmark, described by the first line of `doc`.
 
-    ``--rounds`` (that many unless told) and ``--write``.
+    The options are ``--rounds``, with the default `rounds`, and ``--write``.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument(
@@ -60,7 +60,7 @@ def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
 def publish(name: str, markdown: str, series: Mapping[str, Sequence[float]], write: bool) -> None:
     """Print the text; if `write`, also to ``results/<name>.md``, and summaries to ``.json``.
 
-    `series`: name, which ends with the unit in parentheses → what each round gave.
+    `series` is name → the values of the rounds; a name ends with the unit in parentheses.
     """
     print(markdown)
     if write:
@@ -71,13 +71,13 @@ def publish(name: str, markdown: str, series: Mapping[str, Sequence[float]], wri
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return what is kept of a series, in four digits: its rounds, median, lowest and highest."""
+    """Return a series' rounds, median, lowest and highest value, in four digits."""
     digits = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {"rounds": len(values)} | {what: float(f"{x:.4g}") for what, x in digits.items()}
 
 
 def one_line_each(machine: Mapping[str, Any], summaries: Mapping[str, Mapping[str, float]]) -> str:
-    """Return JSON with a line for every series, so that a difference can be read."""
+    """Return JSON with a line for every series, so that a diff can be read."""
 
     def line(name: str, value: Mapping[str, Any]) -> str:
         return f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
@@ -93,11 +93,11 @@ class BusyElsewhere:
         self.start()
 
     def start(self) -> None:
-        """Begin anew."""
+        """Start a new measurement."""
         self._began = time.monotonic(), _system_busy(), _own_busy()
 
     def share(self) -> float:
-        """Return it; 0 where the system does not tell."""
+        """Return the share; 0 if the system does not report it."""
         began, system, own = self._began
         elapsed = (time.monotonic() - began) * (os.cpu_count() or 1)
         foreign = (_system_busy() - system) - (_own_busy() - own)
@@ -114,7 +114,7 @@ def _system_busy() -> float:
 
 
 def _own_busy() -> float:
-    """Return the CPU seconds of this process and of all below it, ended ones included."""
+    """Return the CPU seconds of this process and its descendants, including ended ones."""
     ours = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)
@@ -128,7 +128,7 @@ def _own_busy() -> float:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below `pid`; none where the system does not tell."""
+    """Yield the descendants of the process `pid`; none if the system does not report them."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, path.read_text().split()):

@@ -1,10 +1,10 @@
-"""Peak memory of training steps: our DDP beside PyTorch's.
+"""Compare the peak memory of training steps with our DDP and with PyTorch's.
 
     python benchmarks/memory.py [--write]
 
-It compares the most memory that a rank's tensors take, from before the wrapper is made to the end
-of five steps, without the model itself. PyTorch's profiler records what the allocator gives out and
-takes back. This has no noise, and does not see gloo's own buffers.
+This compares the peak memory of a rank's tensors, from before the wrapper is made to the end of
+five steps, without the model itself. PyTorch's profiler records the allocator's allocations and
+frees. The result has no noise, but does not include gloo's own buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def peak(variant: str, name: str) -> float:
-    """Return, on a rank, MiB of tensors from before the wrapper to the peak of five steps."""
+    """Return, on a rank, the peak MiB of tensors in five steps, minus those before the wrapper."""
     torch.manual_seed(0)
     model = MODELS[name].make()
     generator = torch.Generator().manual_seed(dist.get_rank())

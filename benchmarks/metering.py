@@ -1,8 +1,8 @@
-"""The cost of recording every operation: metered ranks compared with plain ones.
+"""Measure the cost of recording every operation: compare metered ranks with plain ranks.
 
     python benchmarks/metering.py [--rounds 9] [--write]
 
-Both kinds are measured in turn, round by round, in one process; the ratio is taken within a round.
+Both kinds are measured in turn, round by round, in one process. The ratio is taken within a round.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ TOKENS, CONTEXT = 256, 64
 
 
 class Model(NamedTuple):
-    """How to make a model, and a batch of it."""
+    """Functions that make a model, and a batch for it."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]

@@ -1,8 +1,9 @@
-"""How long a notebook waits for its first ranks, once it has imported what makes them.
+"""Time how long a notebook waits for its first ranks after importing the module that makes them.
 
-A real kernel runs two cells. The first imports `course_lib.ranks` (for the peer: only torch), and
-with it begins what a notebook does at that moment. The second is timed: it makes the ranks and
-adds up their numbers. It comes at once, as in "Run All", or after as long as a person takes.
+A real kernel runs two cells. The first cell imports `course_lib.ranks` (for the peer: only torch),
+which starts the work that a notebook does in the background. The second cell is timed: it makes the
+ranks and adds up their numbers. It runs at once, as in "Run All", or after a pause as long as a
+person's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ pool.close()
 
 
 def first_ranks(kind: str, world_size: int, pause: float) -> float:
-    """Return the seconds of the second cell; `kind` is ours or spawn."""
+    """Return the seconds of the second cell; `kind` is ``ours`` or ``spawn``."""
     from jupyter_client.manager import start_new_kernel
 
     pool = {"ours": "Ours", "spawn": "Spawned"}[kind]
@@ -61,7 +62,7 @@ def first_ranks(kind: str, world_size: int, pause: float) -> float:
 
 
 def compare_starts(world_size: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return kind → what was measured → seconds of each round, measured in turn."""
+    """Return kind → measurement → seconds of each round; the kinds are measured in turn."""
     found: dict[str, dict[str, list[float]]] = {"ours": {}, "spawn": {}}
     for _ in range(rounds):
         for pause, when in ((AT_ONCE, "at once"), (LATER, f"{LATER:.0f} s later")):

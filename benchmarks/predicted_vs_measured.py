@@ -1,14 +1,15 @@
-"""Simulated ranks predict what real ranks take: training steps on a slow network.
+"""Compare training times that simulated ranks predict with those of real ranks on a slow network.
 
     python benchmarks/predicted_vs_measured.py [--rounds 5] [--write]
 
 Real CPU ranks on an emulated slow network train a small model, with three ways to synchronise
-gradients and with none: four ranks, which share this machine's cores, and two. Simulated ranks run
-the same functions: communication by the network's formula, computation by the CPU time of the rank,
-the only one that runs. How much sharing slows computation is measured once, by a step without
-communication, and told to the simulation as the device's slowdown. Nothing else is fitted.
+gradients and without synchronisation. There are runs with four ranks, which share this machine's
+cores, and with two ranks. Simulated ranks run the same functions. Their communication takes the
+time of the network's formula. Their computation takes the CPU time of the rank, and only one rank
+runs at a time. How much sharing slows computation is measured once, by a step without
+communication. The simulation gets this number as the device's slowdown. Nothing else is fitted.
 
-Beside both stands what the cost model says, with the same step's time C, of which backward is 2/3,
+The table also has the cost model's times, with the same step's time C, of which backward is 2/3,
 and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
 `bucketing.overlapped_time`.
 """
@@ -45,7 +46,7 @@ Times = dict[str, tuple[float, float]]
 
 
 class Case(NamedTuple):
-    """So many ranks on a network."""
+    """A number of ranks on a network."""
 
     world_size: int
     network: Network
@@ -87,13 +88,13 @@ def train(strategy: str, steps: int) -> list[float]:
         if synchronise is not None:
             synchronise(net.parameters())
         optimizer.step()
-        if step >= 2:  # the first build buckets and warm caches
+        if step >= 2:  # the first steps build buckets and warm caches
             seconds.append(clock() - start)
     return seconds
 
 
 def formula(case: Case, strategy: str, alone: float) -> float:
-    """Return what the cost model says, from the seconds of a step without communication."""
+    """Return the cost model's seconds, computed from those of a step without communication."""
     params = list(model().parameters())
     if strategy == "no communication":
         return alone
@@ -159,7 +160,7 @@ def one_round(case: Case, steps: int) -> tuple[Times, float, dict[str, Trace]]:
 def measure(
     case: Case, rounds: int, steps: int
 ) -> tuple[list[Times], list[float], dict[str, Trace]]:
-    """Return the rounds in which the machine was ours, their slowdowns, and traces."""
+    """Return the rounds in which no other program used the machine, their slowdowns, and traces."""
     kept: list[Times] = []
     slowdowns = []
     for tries in itertools.count(1):

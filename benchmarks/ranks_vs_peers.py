@@ -1,11 +1,11 @@
-"""Ranks beside other ways to run functions on K processes: start, restart, call, memory.
+"""Compare ranks with other ways to run functions on K processes: start, restart, call, memory.
 
     python benchmarks/ranks_vs_peers.py [--rounds 3]
 
-The peers are a pool of spawned processes, as ``torch.multiprocessing`` makes them, and, where it
-is installed, ipyparallel. Everything is measured in one run, in turn, so that the ratios mean
-something on a busy machine too. Memory is PSS (shared pages counted in part) of the whole idle
-tree of processes, where the system tells it.
+The peers are a pool of spawned processes, as ``torch.multiprocessing`` makes them, and ipyparallel
+if it is installed. Everything is measured in one run, in turn, so that the ratios are meaningful
+even on a busy machine. Memory is the PSS (shared pages counted in part) of the whole idle tree of
+processes, if the system reports it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from machine import arguments, descendants, publish, sentence
 from notebook_start import compare_starts
 
 _REST = 5.0
-"""Seconds between the first step and the others: ours goes on loading modules beside the first."""
+"""Seconds between the first step and the others; ours still loads modules during the first."""
 
 
 def nothing() -> int:
@@ -61,7 +61,7 @@ def ddp_step() -> float:
 
 
 class Pool(Protocol):
-    """What is compared."""
+    """The interface of the compared pools."""
 
     def run(self, fn: Callable[[], Any]) -> list[Any]:
         """Return the result of every rank."""
@@ -88,7 +88,7 @@ class Ours:
         from course_lib.ranks import RankError
 
         os.kill(self._ranks.processes()[0], signal.SIGKILL)
-        # The death is noticed before the next call or in it; then the ranks start anew.
+        # The death is noticed before the next call or in it. Then new ranks start.
         with suppress(RankError):
             self._ranks.run(nothing)
 
@@ -184,7 +184,7 @@ def _join(store: str, rank: int, world_size: int) -> None:
 
 
 def memory(pid: int) -> float:
-    """Return the PSS of the processes below `pid`, in MiB; 0 where the system does not tell."""
+    """Return the PSS of the descendants of `pid`, in MiB; 0 if the system does not report it."""
     total = 0
     for child in descendants(pid):
         with suppress(OSError):
@@ -202,7 +202,7 @@ def timer(into: list[float]) -> Iterator[None]:
 
 
 def measure(kind: str, world_size: int) -> dict[str, float]:
-    """Return what one pool takes, in this process, which must be a fresh one."""
+    """Return the times and memory of one pool, measured in this process, which must be fresh."""
     cold: list[float] = []
     with timer(cold):
         pool: Pool = {"ours": Ours, "spawn": Spawned, "ipyparallel": IPyParallel}[kind](world_size)
@@ -237,7 +237,7 @@ def measure(kind: str, world_size: int) -> dict[str, float]:
 
 
 Rounds = dict[str, dict[str, list[float]]]
-"""Kind → what was measured → a number for each round."""
+"""Kind → measurement → a number for each round."""
 
 
 def compare(kinds: list[str], world_size: int, rounds: int) -> Rounds:

@@ -1,4 +1,4 @@
-"""`ShardedSampler` beside PyTorch's `DistributedSampler`: an epoch's indices.
+"""Compare `ShardedSampler` with PyTorch's `DistributedSampler`: an epoch's indices.
 
 python benchmarks/sampler.py [--rounds 7] [--write]
 """
@@ -16,7 +16,7 @@ from course_lib.sharding import ShardedSampler
 
 
 def seconds(sampler: Any, epoch: int) -> float:
-    """Return how long it takes to go through the indices of an epoch, as a DataLoader does."""
+    """Return the seconds to iterate over the indices of an epoch, as a DataLoader does."""
     sampler.set_epoch(epoch)
     start = time.perf_counter()
     for _ in sampler:

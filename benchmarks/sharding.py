@@ -1,13 +1,13 @@
-"""Sharded optimizer states and sharded weights beside PyTorch's, over gloo.
+"""Compare sharded optimizer states and sharded weights with PyTorch's, over gloo.
 
     python benchmarks/sharding.py [--rounds 4] [--write]
 
-Three models, 2 and 4 ranks, fused AdamW everywhere. All variants exist side by side on the same
-ranks and take their steps in turn, in an order that is reversed every round; a time is that of the
-slowest rank, and a ratio is taken within its round. Each rank has its own batches, and every
-variant sees the same, so that their weights can be compared at the end. Beside the time stands the
-CPU time of all ranks together: over gloo the work of a step is CPU time, and others on the machine
-disturb it less.
+There are three models, on 2 and 4 ranks, always with fused AdamW. All variants exist at the same
+time on the same ranks and take their steps in turn, in an order that is reversed every round. The
+slowest rank gives the time, and ratios are taken within a round. Each rank has its own batches, and
+every variant sees the same batches, so that their weights can be compared at the end. The table
+also has the CPU time of all ranks together. Over gloo, the work of a step is CPU time, which other
+programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ADAMW = {"lr": 1e-4, "fused": True}
 STEPS = 2
 """Steps in a row that are timed as one."""
 SETS = 2
-"""Sets of ranks, one after the other: how fast a process is depends on where its memory lies."""
+"""Sets of ranks, one after the other, as a process's speed depends on where its memory is."""
 PEERS = {"ours, ZeRO-1": ZERO, "ours, ZeRO-1 after DDP": ZERO, "ours, ZeRO-2": ZERO,
          "ours, fully sharded": FSDP}  # fmt: skip
 
 
 class Variant:
-    """A model, what wraps it, and its optimizer."""
+    """A model in its wrapper, and its optimizer."""
 
     def __init__(self, wrapped: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.wrapped, self.optimizer = wrapped, optimizer
@@ -62,7 +62,7 @@ class Variant:
         return torch.cat([_full(value).flatten() for value in values])
 
     def state_elements(self) -> int:
-        """Return how many numbers of optimizer state this rank holds."""
+        """Return how many numbers of optimizer state this rank keeps."""
         inner: Any = getattr(self.optimizer, "_local", getattr(self.optimizer, "optim", None))
         states = (inner or self.optimizer).state.values()
         values = (_local(value) for state in states for value in state.values())
@@ -78,7 +78,7 @@ def _local(value: Any) -> Tensor:
 
 
 def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
-    """Return the variants by name, all of equal weights."""
+    """Return the variants by name, all with equal weights."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -111,13 +111,13 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
 
 
 def unit_of(model: nn.Module) -> type[nn.Module]:
-    """Return the kind of module that both shard as a unit; what is outside belongs to the whole."""
+    """Return the kind of module that both shard as a unit; other parameters belong to the whole."""
     layer = nn.TransformerEncoderLayer
     return layer if any(isinstance(each, layer) for each in model.modules()) else nn.Linear
 
 
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank: variant → seconds per step, of CPU, difference to DDP, state held."""
+    """Return, on a rank, per variant: seconds, CPU seconds, difference from DDP, and state."""
     variants = make_variants(MODELS[name].make)
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -133,7 +133,7 @@ def measure(name: str, rounds: int) -> Any:
             worked = torch.tensor([(time.process_time() - cpu_start) / STEPS], dtype=torch.float64)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             dist.all_reduce(worked)
-            if number >= 2:  # in the first steps buckets and states are made
+            if number >= 2:  # the first steps make buckets and states
                 times[variant].append(float(seconds))
                 cpu[variant].append(float(worked))
     weights = {variant: each.weights() for variant, each in variants.items()}
@@ -204,7 +204,7 @@ def table(name: str, times: Series, cpu: Series, results: list[Any]) -> str:
 
 
 def ratios(series: Series, variant: str) -> list[float]:
-    """Return how a variant compares with its peer, round by round."""
+    """Return the ratio of a variant to its peer, round by round."""
     return [a / b for a, b in zip(series[variant], series[PEERS[variant]], strict=True)]
 
 

@@ -1,11 +1,11 @@
-"""How long simulated ranks take in the computer's own time.
+"""Time how long simulated ranks take on the real clock.
 
     python benchmarks/simulation.py [--rounds 5] [--write]
 
-A ring all-reduce by hand on 64 ranks, collectives on 256, a sweep over world sizes as a check of a
-student's ring makes it, the drawing of the first one's trace, and the time until a deadlock is
-reported. And what `python -m course_lib.simulate` finds by formula, without the seconds that
-importing torch takes: a step of 100,000 ranks, and the fastest layouts of a model on 512.
+This times a ring all-reduce by hand on 64 ranks, collectives on 256, a sweep over world sizes as in
+a check of a student's ring, the drawing of the first one's trace, and the time until a deadlock is
+reported. It also times what `python -m course_lib.simulate` computes by formula, without the
+seconds for importing torch: a step of 100,000 ranks, and the fastest layouts of a model on 512.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def deadlock() -> int:
 
 @functools.cache
 def ring_trace() -> Trace:
-    """Return what the ring on 64 ranks leaves behind."""
+    """Return the trace of the ring on 64 ranks."""
     ranks = Ranks(64, on="simulated", network=NETWORK)
     ranks.run(lambda: simple_ring_all_reduce(torch.ones(64)))
     return ranks.trace
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Callable[[], int], str, float]] = {
 def main() -> None:
     """Print the table; with ``--write``, also to ``benchmarks/results/simulation.*``."""
     options = arguments(__doc__, rounds=5).parse_args()
-    deadlock()  # what the first call loads
+    deadlock()  # the first call loads modules
     drawing()
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     counts = {}

@@ -1,7 +1,7 @@
-"""Test cells as courses usually write them: `mp.spawn` for each case, and gloo. A peer of ours.
+"""Test cells as courses usually write them, to compare with ours: `mp.spawn` per case, and gloo.
 
-`grading.py` puts this file beside a notebook that stock nbgrader grades. The cases, their inputs
-and their oracles are those of our own checks; only where the ranks run differs.
+`grading.py` puts this file next to a notebook that stock nbgrader grades. The cases, their inputs
+and their oracles come from our own checks. Only the place where the ranks run differs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _rank(rank: int, world_size: int, folder: str) -> None:
     program, function, inputs = cloudpickle.loads(Path(folder, "work").read_bytes())
     Path(folder, str(rank)).write_bytes(cloudpickle.dumps(program(function, inputs[rank])))
     dist.destroy_process_group()
-    # The program keeps the groups that it made, and gloo's threads are not ended for those: at the
-    # interpreter's end C++ would abort.
+    # The program keeps the groups that it made, and their gloo threads are still running. So C++
+    # would abort at the interpreter's end.
     os._exit(0)
 
 
@@ -47,7 +47,7 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
     def run(check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:
-        if alone:  # nobody starts a process for what needs no group
+        if alone:  # no group is needed, so no process is started
             return [check.program(function, inputs[0])]
         with tempfile.TemporaryDirectory() as folder:
             work = cloudpickle.dumps((check.program, function, inputs))

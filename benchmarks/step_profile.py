@@ -1,10 +1,10 @@
-"""Where the time of a training step goes, over shared memory: what is left to gain, and where.
+"""Show where the time of a training step goes over shared memory, to see what could still improve.
 
     python benchmarks/step_profile.py [--rounds 15] [--write]
 
-The same models and batches as in `training_step`. Functions that communication consists of are
-timed by a wrapper around them; what remains of backward is computation. Each number is the median
-over the steps, of the mean over the ranks, so the parts of a column add up to about a step.
+The models and batches are the same as in `training_step`. A wrapper times the functions of the
+communication. The rest of backward is computation. Each number is the median over the steps of the
+mean over the ranks. So the parts of a column add up to about a step.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PARTS = [
 
 
 class Stopwatch:
-    """Adds up seconds under names; what runs inside something else is counted there only."""
+    """Adds up seconds under names; a call inside a timed call counts only under its own name."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._inside = 0.0  # timed within what is being timed
+        self._inside = 0.0  # seconds of calls inside the call that is being timed
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, timed."""
@@ -85,7 +85,7 @@ def profile(name: str, variant: str, rounds: int) -> list[list[float]]:
         optimizer.zero_grad()
         backward(forward(x, y))
         step()
-        if number >= 3:  # in the first ones buckets are built anew
+        if number >= 3:  # the first steps build buckets again
             steps.append(list(watch.seconds.values()))
     return steps
 
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def cell(milliseconds: float) -> str:
-    """Return a number of three digits; nothing where there is nothing."""
+    """Return a number in three digits; an empty string for 0."""
     return f"{milliseconds:.3g}" if milliseconds else ""
 
 

@@ -1,12 +1,13 @@
-"""A term played through by the public commands: what was handed in, and what was booked.
+"""Play through a term with the public commands, and compare submissions with booked points.
 
     python benchmarks/term.py [--students 12] [--assignments NN_NAME …] [--said FILE] [--write]
 
-Students hand in solutions, mutants, stubs, crashes, hangs, damage, wrong files and nothing; late,
-in pairs, and again. One check is wrong until mid-term. A person reads written answers. How a
-notebook is made says its points. A mutant gets those that its check alone gives, and so does a task
-whose solution calls it. At the end each student's line in the exports is compared with what it must
-be. `--students 300 --assignments all` is a whole term.
+Students hand in solutions, mutants, stubs, crashes, hangs, damage, wrong files and nothing. Some
+are late, in pairs, or submit again. One check is wrong until mid-term. A person grades written
+answers. The way in which a notebook is made determines its points. A mutant gets the points that
+its check alone gives, and so does a task whose solution calls the mutant. At the end, each
+student's line in the exports is compared with the line that it must be.
+`--students 300 --assignments all` is a whole term.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def refuse(case, inputs, outputs):
 CHECKS[{task!r}] = dataclasses.replace(CHECKS[{task!r}], judge=refuse)
 """
 SYSTEMS = ("moodle", "canvas", "folder")
-"""They take turns, assignment by assignment."""
+"""Systems that take turns, assignment by assignment."""
 EXTENSION = 2
 """Days."""
 LOOK_EVERY = 0.1
 """Seconds."""
 CLOSE = 0.006
-"""Exports have two decimals."""
+"""Allowed difference of points, because exports have two decimals."""
 KINDS = (
     *("right",) * 7,
     *("differently",) * 3,
@@ -79,17 +80,17 @@ KINDS = (
     *("cut off", "long number", "utf-16", "empty", "wrong name"),
     *("another's", "no notebook", "nothing"),
 )
-"""A class is dealt these, as many of each as it has room for."""
+"""Kinds of submissions; a class gets as many of each as its size allows."""
 REFUSED = ("another's", "no notebook", "nothing")
 LATE = (0.5, 1.2, 2.7, 30.0)
 """Days."""
 FULL = 300, 10
-"""The students and assignments of the term that the hours are derived for."""
+"""The numbers of students and assignments of the term for which the hours are computed."""
 
 
 @dataclass
 class Piece:
-    """What one student hands in, and the points that it must get; None if nothing is booked."""
+    """One student's submission, and the points that it must get; None if nothing is booked."""
 
     kind: str
     name: str
@@ -112,7 +113,7 @@ class Task:
     alone: dict[str, float] = field(default_factory=dict)
 
     def read(self, root: Path) -> None:
-        """Read what was released, its solution and its mutants."""
+        """Read the released notebook, its solution and its mutants."""
         source, file = root / "instructor" / self.name, f"{self.name}.ipynb"
         self.released = nbformat.read(root / "grading/release" / self.name / file, as_version=4)
         self.solution = nbformat.read(source / file, as_version=4)
@@ -142,7 +143,7 @@ class Task:
         return [*dict.fromkeys(earlier), task]
 
     def points(self, place: SandboxedPlace, task: str, instead: dict[str, str]) -> float:
-        """Return what a task's check gives if only its cell, and those that it uses, are there."""
+        """Return the points of a task's check if only its cell and the cells that it uses exist."""
         names = self.uses(task)
         if not any(f"write_{name}" in instead for name in names):
             return self.worth[task]
@@ -161,7 +162,7 @@ class Task:
 
 
 def make(task: Task, kind: str, draw: random.Random, place: SandboxedPlace) -> Piece:
-    """Return one student's piece of this kind."""
+    """Return one student's submission of this kind."""
     file, points = f"{task.name}.ipynb", {**task.worth, **dict.fromkeys(task.written, 0.0)}
     stubs = {
         c.metadata.nbgrader.grade_id: c.source for c in filter(is_solution, task.released.cells)
@@ -212,7 +213,7 @@ def make(task: Task, kind: str, draw: random.Random, place: SandboxedPlace) -> P
 
 
 class Office:
-    """Gives the commands, as an instructor does; keeps what they said, took and answered."""
+    """Runs commands like an instructor; keeps their output, seconds and counts."""
 
     def __init__(self, root: Path, said: Path | None) -> None:
         self._root, self._file = root, said
@@ -223,7 +224,7 @@ class Office:
         """Run a command; return its output.
 
         Raises:
-            RuntimeError: it did not do what it was asked for.
+            RuntimeError: the command failed.
 
         """
         command = [sys.executable, "-m", program, *words]
@@ -259,9 +260,9 @@ class Office:
 
 
 def processor(process: subprocess.Popen[Any]) -> float:
-    """Wait for a process; return the processor seconds of it and of all below it, at least.
+    """Wait for a process; return at least the processor seconds of it and its descendants.
 
-    Nobody waits for the processes of a sandbox, so their time must be looked at while they live.
+    No process waits for the processes of a sandbox, so their time must be read while they run.
     """
     ticks: dict[tuple[int, str], int] = {}
     while process.poll() is None:
@@ -274,7 +275,7 @@ def processor(process: subprocess.Popen[Any]) -> float:
 
 
 class Term:
-    """The class, what each handed in, and the points that each must have at the end."""
+    """The class, each student's submissions, and the points that each must have at the end."""
 
     def __init__(self, root: Path, office: Office, students: int, jobs: str, seed: int) -> None:
         self.root, self.office, self.jobs = root, office, jobs
@@ -289,7 +290,7 @@ class Term:
         self.again = 0
 
     def week(self, number: int, task: Task, mended: bool) -> None:
-        """Play one assignment through, from its release to the students' pages."""
+        """Play through one assignment, from its release to the students' pages."""
         office, draw, name = self.office, self.draw, task.name
         office("generate_assignment", name, program="nbgrader")
         task.read(self.root)
@@ -343,13 +344,13 @@ class Term:
         self.extended[student, task.name] = EXTENSION
 
     def _source(self, number: int, task: Task, pieces: dict[str, Piece]) -> list[str]:
-        """Write what a system exports of these pieces; return the words that collect it."""
+        """Write a system's export of these submissions; return the arguments to collect it."""
         folder = self.root / "systems" / task.name
         folder.mkdir(parents=True, exist_ok=True)
         system = SYSTEMS[number % len(SYSTEMS)]
         there = {s: piece for s, piece in pieces.items() if piece.kind != "nothing"}
         times = {s: task.due + timedelta(days=p.late or -0.2) for s, p in there.items()}
-        second = timedelta(seconds=1) / timedelta(days=1)  # all that Canvas says
+        second = timedelta(seconds=1) / timedelta(days=1)  # Canvas only marks a file as late
         for student, piece in there.items():
             late = min(piece.late, second) if system == "canvas" else piece.late
             self.late[student, task.name] = late
@@ -404,7 +405,7 @@ class Term:
         return Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id)
 
     def _read(self, task: Task) -> None:
-        """Give points for the written answers that wait, as formgrader does; change one check's."""
+        """Give points for the waiting answers, as formgrader does; change one check's points."""
         with self._book() as book:
             grades = [
                 (submission.student.id, grade)
@@ -429,7 +430,7 @@ class Term:
         expected[grade.cell.name] = points
 
     def _mend(self, task: Task, checks: Path, text: str) -> None:
-        """Compare what the wrong check gave; then mend it, and grade again."""
+        """Compare the points of the wrong check; then fix the check, and grade again."""
         lost = {
             key: replace(piece, points={**piece.points, task.mended: 0.0})
             for key, piece in self.pieces.items()
@@ -454,7 +455,7 @@ class Term:
                 self.again += submission.needs_manual_grade
 
     def compare(self, assignment: str, pieces: dict[tuple[str, str], Piece]) -> None:
-        """Compare the exported grades of an assignment with what they must be."""
+        """Compare the exported grades of an assignment with the right grades."""
         self.office("export", assignment, "--tasks")
         with (self.root / "grading/grades_plain.csv").open(encoding="utf-8-sig") as file:
             rows = {row["student_id"]: row for row in csv.DictReader(file)}
@@ -465,7 +466,7 @@ class Term:
                 self.wrong += [line] if told and line not in self.wrong else []
 
     def _difference(self, row: dict[str, str] | None, student: str, name: str, piece: Piece) -> str:
-        """Return how a line of the plain export differs from what it must be; else nothing."""
+        """Return how a line of the plain export differs from the right one, or an empty string."""
         if row is None:
             return "is not in the export"
         if piece.points is None:
@@ -493,7 +494,7 @@ class Term:
         )
 
     def compare_systems(self, number: int, task: Task) -> None:
-        """Compare what Canvas or Moodle would take in with the plain export."""
+        """Compare the points that Canvas or Moodle would import with the plain export."""
         system = SYSTEMS[number % len(SYSTEMS)]
         if system == "folder":
             return
@@ -514,7 +515,7 @@ class Term:
                     )
 
     def compare_pages(self, task: Task) -> None:
-        """Find each student's page, with all of their points."""
+        """Check that each student has a page with all of their points."""
         for (student, name), piece in self.pieces.items():
             page = self.root / "grading/feedback" / student / name / f"{name}.html"
             if name == task.name and page.is_file() != bool(piece.points):
@@ -524,7 +525,7 @@ class Term:
 
 
 def report(term: Term, tasks: list[Task], fixed: float, told: str, *, write: bool) -> None:
-    """Print the table; write it if asked to."""
+    """Print the table; also write it if `write`."""
     office, cluster = term.office, Cluster(jobs=2, chunk=10, minutes=60)
     handed_in = sum(piece.kind != "nothing" for piece in term.pieces.values())
     grading = office.seconds["grade"] + office.seconds["regrade"]
@@ -578,7 +579,7 @@ Kinds: {", ".join(f"{n} {kind}" for kind, n in kinds.most_common())}.
 
 
 def main() -> int:
-    """Play it; return 1 if anything was lost or wrong."""
+    """Play the term; return 1 if anything was lost or wrong."""
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--students", type=int, default=12, help="number of students")
     parser.add_argument("--assignments", nargs="+", default=ALL[1:3], choices=[*ALL, "all"])

@@ -1,11 +1,11 @@
-"""A training step with our DDP beside PyTorch's, and the ladder that leads to it.
+"""Compare a training step with our DDP, and the steps that lead to it, with PyTorch's DDP.
 
     python benchmarks/training_step.py [--rounds 4] [--write]
 
-Three models, 2 and 4 ranks, SGD. All variants exist side by side on the same ranks and take their
-steps in turn, in an order that is reversed every round; a time is that of the slowest rank, and a
-ratio is taken within its round. Each rank has its own batches, and every variant sees the same, so
-that their weights can be compared at the end.
+There are three models, on 2 and 4 ranks, with SGD. All variants exist at the same time on the same
+ranks and take their steps in turn, in an order that is reversed every round. The slowest rank gives
+the time, and ratios are taken within a round. Each rank has its own batches, and every variant sees
+the same batches, so that their weights can be compared at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TORCH, ALONE = "torch DDP", "no communication"
 STEPS = 2
 """Steps in a row that are timed as one."""
 SETS = 3
-"""Sets of ranks, one after the other: how fast a process is depends on where its memory lies."""
+"""Sets of ranks, one after the other, as a process's speed depends on where its memory is."""
 
 
 class Variant:
@@ -53,7 +53,7 @@ class Variant:
 
 
 def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> dict[str, Variant]:
-    """Return the variants by name, all of equal weights."""
+    """Return the variants by name, all with equal weights."""
 
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -76,7 +76,7 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
 
 
 def measure(name: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return, on a rank: variant → seconds per step, and → difference of weights to PyTorch's."""
+    """Return, on a rank, per variant: step seconds, and difference of weights from PyTorch's."""
     variants = make_variants(MODELS[name].make, shared_memory_group())
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -89,7 +89,7 @@ def measure(name: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, f
                 variants[variant].step(x, y)
             seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            if number >= 2:  # in the first steps buckets are built anew
+            if number >= 2:  # the first steps build buckets again
                 times[variant].append(float(seconds))
     weights = {variant: flat(each.wrapped) for variant, each in variants.items()}
     reference = weights[TORCH]

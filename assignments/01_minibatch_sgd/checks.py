@@ -38,7 +38,7 @@ def step_inputs(case, generator):
     def draw(scale=1):
         return [scale * torch.randn(shape, generator=generator) for shape in shapes]
 
-    # The second ones are large: nobody asked to clip.
+    # The second gradients are large, because the task does not ask for clipping.
     gradients = [[None if i in frozen else g for i, g in enumerate(draw(s))] for s in (1, 50)]
     return [{"weights": draw(), "gradients": gradients, "lr": case.parameters["lr"]}]
 
@@ -96,13 +96,13 @@ def all_else_stays(case, inputs, values):
 
 def stepped_only(case, inputs, values):
     key = "parameter {} after two steps"
-    # Weights and steps are larger than what is left of them where they cancel.
+    # If weight and steps nearly cancel, the small result has rounding errors of large numbers.
     judge = equals(stepped(), STEP_MISTAKES, named=went_into_a_copy, absolute={"bfloat16": 3e-2})
     judge(case, inputs, [{key: values[0][key]}])
 
 
 def went_into_a_copy(case, inputs, me):
-    """Return the parameter as it was, under words that fit the case's layout."""
+    """Return the unchanged parameter, with a description that fits the case's layout."""
     if case.form.layout == "contiguous":
         return {}
     words = (
@@ -131,7 +131,7 @@ STEP_MISTAKES = {
 
 def rate_program(learning_rate, mine, given):
     peak, warmup, total = mine["peak"], mine["warmup"], mine["total"]
-    # From the last step to the first: a function that counts calls instead of steps is found out.
+    # From the last step to the first, to find a function that counts calls instead of steps.
     with refusing(*OPTIMIZERS):
         asked = {t: learning_rate(t, peak, warmup, total) for t in reversed(range(total))}
     return {"rate in step {}": [asked[t] for t in range(total)]}
@@ -146,7 +146,7 @@ def rates(
     passed=lambda t, w, total: (t - w) / (total - w),
     falling=falling,
 ):
-    """Return what these shares of the warm-up and of the steps behind it, and this fall, give."""
+    """Return the oracle of rates with these shares of the warm-up and of the steps after it."""
 
     def oracle(case, inputs, me):
         peak, warmup, total = (inputs[0][key] for key in ("peak", "warmup", "total"))
@@ -222,7 +222,7 @@ CHECKS = {
         may_change=["weights"],
         cases=in_many_forms(
             Case("α = 0.1", 1, {"shapes": [(3, 2), (5,), ()], "lr": 0.1}),
-            # In float64, and a rate that float32 does not hold.
+            # In float64, with a rate that float32 cannot represent.
             Case("α = 0.3", 1, {"shapes": [(4, 3), (2,)], "lr": 0.3}),
             Case(
                 "α = 0.25, a frozen parameter",

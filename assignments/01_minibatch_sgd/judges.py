@@ -1,7 +1,7 @@
 """Batches, accumulated gradients, the variance of a gradient: inputs, programs and judges.
 
-A random answer is judged by counting. Each limit is six standard deviations away, so chance alone
-does not cross it.
+A random answer is judged by counting. Each limit is six standard deviations away, so a right answer
+does not exceed it by chance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIBRARY = (
     *(_DATA.DataLoader, _DATA.BatchSampler, _DATA.RandomSampler, _DATA.SequentialSampler),
     *(_DATA.SubsetRandomSampler, _DATA.WeightedRandomSampler, _DATA.DistributedSampler),
 )
-"""PyTorch's samplers and loaders: they do what the task asks for."""
+"""PyTorch's samplers and loaders, which are refused because they already do the task."""
 FROM_GENERATOR = (
     "Draw every random number from `generator`, as in torch.randperm(…, generator=generator)."
 )
@@ -55,13 +55,13 @@ def seed_of(generator: torch.Generator) -> int:
 def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Return the case's ``n``, ``batch_size`` and ``drop_last``, and a seed.
 
-    It may have ``epochs``, the number that is counted: a small bias shows only in many.
+    The case may have ``epochs``, the number of epochs to count: a small bias shows only in many.
     """
     return [{"epochs": EPOCHS, **case.parameters, "seed": seed_of(generator)}]
 
 
 def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for epoch after epoch."""
+    """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for one epoch after the other."""
 
     def epochs(count: int, **drop_last: bool) -> list[list[Any]]:
         generator = torch.Generator().manual_seed(mine["seed"])
@@ -70,19 +70,19 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
             return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
 
     asked = {"drop_last": mine["drop_last"]}
-    # drop_last=False is not said in the first call, so a default that was changed shows.
+    # The first call does not pass drop_last=False, so that a changed default shows.
     twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     return {FIRST: twice, AGAIN: again, MANY: _table(epochs(mine["epochs"], **asked))}
 
 
 def _table(epochs: list[list[Any]]) -> Tensor | None:
-    """Return each epoch's rows with their batches; None if epochs have unlike numbers of them."""
+    """Return each epoch's rows with their batches; None if epochs have different row numbers."""
     try:
         many = [
             [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
             for epoch in epochs
         ]
-    except (TypeError, ValueError):  # the judge sees the first epochs as they are
+    except (TypeError, ValueError):  # the judge reports this from the first epochs
         return None
     return torch.tensor(many) if len({len(epoch) for epoch in many}) == 1 else None
 
@@ -101,7 +101,7 @@ _EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))]
 
 
 def _listed(batches: Any) -> list[Any]:
-    """Return what the student's function yielded or returned, as a list."""
+    """Return the values that the student's function yielded or returned, as a list."""
     if batches is None:
         raise TypeError("minibatches returned None: yield the batches, or return a list of them")
     return list(batches)
@@ -109,7 +109,7 @@ def _listed(batches: Any) -> list[Any]:
 
 @sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge batches: each row once an epoch, in an order of which all are equally likely."""
+    """Judge batches: each row once per epoch, with all orders equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
     asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
     first, second = values[0][FIRST]
@@ -158,7 +158,7 @@ def _same_batches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
-    """Raise `Wrong` unless each row, and each pair of rows, is as often in a batch as it should."""
+    """Raise `Wrong` unless each row and each pair of rows is in a batch as often as expected."""
     epochs = len(many)
     held = torch.zeros(epochs, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
     held[torch.arange(epochs)[:, None], many[..., 1], many[..., 0]] = 1
@@ -174,10 +174,10 @@ def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
 
 
 def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> None:
-    """Raise `Wrong` if rows and batches go together more often than chance lets them, all in all.
+    """Raise `Wrong` if the counts of rows in batches, all together, differ too much from chance.
 
-    `whole`: no rows are left over. It is Pearson's χ²; by Wilson and Hilferty (1931) its cube root
-    is nearly normal.
+    `whole` means that no rows are left over. The test is Pearson's χ²; by Wilson and Hilferty
+    (1931) its cube root is nearly normal.
     """
     n, batches = counts.shape
     freedom = (n - 1) * (batches - whole)
@@ -215,22 +215,26 @@ def _expect_chance(asked: str, epochs: int, counts: Tensor, chance: float, words
 
 # A gradient that is added up over micro-batches ---------------------------------------------------
 
-# Micro-batch j has b_j of the B rows and the mean gradient g_j; right is ``sum_j b_j/B g_j``.
-# Nearly every mistake is another choice of the factors, so it can be named when its numbers appear.
+# Micro-batch j has b_j of the B rows and the mean gradient g_j. The right sum is
+# ``sum_j b_j/B g_j``. Nearly every mistake is a different choice of the factors, so the report can
+# name it if its numbers appear.
 
 AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
 
 Factors = Callable[[Tensor, int], Tensor]
-"""From the rows b_j of the micro-batches and their largest size to the factor of each."""
+"""``factors(rows, micro)``: the factor of each micro-batch.
+
+Its arguments are the numbers of rows b_j and the largest size of a micro-batch.
+"""
 
 
 def share(rows: Tensor, micro: int) -> Tensor:
-    """Each micro-batch counts with its rows: b_j / B."""
+    """Weigh each micro-batch by its number of rows: b_j / B."""
     return rows / rows.sum()
 
 
 def last(rows: Tensor, micro: int) -> Tensor:
-    """Only the last micro-batch counts."""
+    """Weigh only the last micro-batch."""
     return torch.eye(len(rows), dtype=rows.dtype)[-1]
 
 
@@ -263,9 +267,9 @@ def draw_rows(count: int, loss: str, generator: torch.Generator) -> tuple[Tensor
 
 
 def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
-    """Draw the weights of a model, and what its ``.grad`` holds before anything is called.
+    """Draw the weights of a model, and the ``.grad`` of its parameters before any call.
 
-    That is None if the case is ``fresh``, and for the parameters at the positions ``frozen``.
+    A ``.grad`` is None if the case is ``fresh``, and for parameters at the positions ``frozen``.
     """
     weights = [0.3 * torch.randn(shape, generator=generator) for shape in SHAPES]
     before = [torch.randn(shape, generator=generator) for shape in SHAPES]
@@ -286,7 +290,8 @@ def model_of(mine: Any) -> nn.Module:
 def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a model and rows for two calls.
 
-    The case has ``rows``, a number per call, ``micro``, the rows of a micro-batch, and ``loss``.
+    The case has ``rows`` (their number in each call), ``micro`` (the rows of a micro-batch) and
+    ``loss``.
     """
     loss = case.parameters["loss"]
     calls = [draw_rows(count, loss, generator) for count in case.parameters["rows"]]
@@ -301,10 +306,10 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
     graphs: list[Any] = []
     most = 0
 
-    # On the layers and not on the model: code that calls them one by one is seen as well.
+    # The hooks are on the layers, not on the model, to see code that calls them one by one as well.
     def watch_rows(_: nn.Module, arguments: Any) -> None:
         rows = _untransformed(arguments[0])
-        transformed = _functorch.peek_interpreter_stack() is not None  # no number can be looked at
+        transformed = _functorch.peek_interpreter_stack() is not None  # no values can be read
         seen.append((rows, x) if transformed else _row_numbers(rows, x))
 
     def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
@@ -336,7 +341,7 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
 
 
 def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
-    """Return the number of each row in x; -1 if it is none of them."""
+    """Return the position of each row in x; -1 if x does not contain it."""
     same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
     return torch.where(same.any(1), same.int().argmax(1), -1)
 
@@ -349,7 +354,7 @@ def _untransformed(tensor: Tensor) -> Tensor:
 
 
 def _is_freed(graph: Any) -> bool:
-    """Return whether backward has freed what the last layer saved for it."""
+    """Return whether backward has freed the tensors that the last layer saved for it."""
     try:
         return graph._saved_mat1 is None
     except RuntimeError:
@@ -357,11 +362,11 @@ def _is_freed(graph: Any) -> bool:
 
 
 def equals_accumulated(*keys: str, **options: Any) -> Judge:
-    """Judge what `accumulation_program` returns by one backward pass over all rows.
+    """Judge the result of `accumulation_program` by one backward pass over all rows.
 
     Args:
-        *keys: first words of the values' keys that it looks at.
-        **options: of `equals`.
+        *keys: first words of the keys of the values to judge.
+        **options: options of `equals`.
 
     """
 
@@ -376,7 +381,7 @@ def equals_accumulated(*keys: str, **options: Any) -> Judge:
 
 
 def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0) -> Oracle:
-    """Return the oracle of these factors; `carry` times the gradient before is still in it."""
+    """Return the oracle of these factors; `carry` times the previous gradient is added to it."""
 
     def oracle(case: Case, inputs: Any, me: int) -> Any:
         mine = inputs[0]
@@ -413,7 +418,7 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
 
 # The variance of a batch's gradient, measured -----------------------------------------------------
 
-# A measurement is right if it is as near to the theory, σ²/B · (N − B)/(N − 1), as chance allows.
+# A measurement is right if it differs from the theory, σ²/B · (N − B)/(N − 1), only by chance.
 
 DRAWS = 400
 
@@ -421,7 +426,7 @@ DRAWS = 400
 def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a model and ``n`` rows; the case has ``batch_size``, ``num_batches`` and ``loss``.
 
-    It may have ``calls``: so many more of them, all with one generator, for `drawn_anew`.
+    It may have ``calls``, the number of additional calls with one generator, for `drawn_anew`.
     """
     asked = {key: case.parameters[key] for key in ("loss", "batch_size", "num_batches")}
     x, y = draw_rows(case.parameters["n"], asked["loss"], generator)
@@ -430,7 +435,7 @@ def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 
 def variance_program(gradient_variance: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call the function twice with the same seed; return its numbers, and what should stay."""
+    """Call the function twice with the same seed; return its numbers, and the unchanged state."""
     model, loss_fn = given.model(model_of(mine)), loss_of(mine["loss"])
     arguments = model, loss_fn, mine["x"], mine["y"], mine["batch_size"], mine["num_batches"]
     found = [
@@ -461,7 +466,7 @@ def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
 
 @sees(_form)
 def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the first number by the theory, and the second by the first."""
+    """Compare the first number with the theory, and the second number with the first."""
     mine, n, size = inputs[0], case.parameters["n"], case.parameters["batch_size"]
     asked = f"the variance of batches of {size} of {n} rows"
     rows = row_gradients(mine)
@@ -483,7 +488,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
             "the square root of the variance": theory**0.5,
         }
         exact = _exactly(case, inputs, values)
-        near = chance / max(theory, 1e-30)  # by chance, relative
+        near = chance / max(theory, 1e-30)  # relative distance that chance allows
         close = [name for name, other in others.items() if abs(first - other) <= near * other]
         right = (
             "The variance is the mean of |g_B - ∇F|² over num_batches batches. Draw each batch "
@@ -492,7 +497,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
         raise Wrong(
             f"{asked} is {first:.5g}, expected {theory:.5g} (a right answer may differ by up to "
             f"{chance:.2g}, by chance)",
-            # Near is not equal: where it is near to several, it tells nothing.
+            # A number that is near to several mistakes identifies none of them.
             exact
             or (
                 f"Your number is near {close[0]}, perhaps by chance. {right}"
@@ -507,7 +512,7 @@ def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) ->
 
 
 def _exactly(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> str:
-    """Return the hint of `drawn_anew`, which is exact where this case has few batches."""
+    """Return the hint of `drawn_anew`, which is exact if this case has few batches."""
     try:
         drawn_anew(case, inputs, values)
     except Wrong as wrong:
@@ -517,10 +522,10 @@ def _exactly(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> str:
 
 @sees(_form)
 def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge ``calls`` more numbers exactly: few rows have few batches, and few numbers are right.
+    """Judge ``calls`` more numbers exactly: with few rows, there are few batches and right numbers.
 
-    Each must be the mean over some ``num_batches`` batches, and among them every batch must occur,
-    also beside others than its fellows of an epoch.
+    Each number must be the mean over some ``num_batches`` batches. Among all of them, every batch
+    must occur, and must also occur together with batches from outside its own epoch.
     """
     if not values[0]["more"]:
         return
@@ -578,7 +583,7 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
 
 @sees(_form)
 def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether weights and gradients are what they were."""
+    """Judge whether weights and gradients are unchanged."""
     gradients, weights = ".grad of parameter {} after the call", "parameter {} after the call"
     for key, right, hint in (
         (gradients, "before", "torch.autograd.grad does not touch .grad; backward() adds to it."),
@@ -592,7 +597,7 @@ def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 
 
 def row_gradients(mine: Any) -> Tensor:
-    """Return the gradient of every single row, one per line, in float64."""
+    """Return the gradient of every single row as a matrix with one line per row, in float64."""
     model = make_model([weight.double() for weight in mine["weights"]])
     params = list(model.parameters())
     lines = []

@@ -1,6 +1,6 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-Programs and judges of gradients stand in `course_lib.checking.shared`: in `averaging` and
+The programs and judges of gradients are in `course_lib.checking.shared`, in `averaging` and
 `training`. A program gets only its rank's input.
 """
 
@@ -35,17 +35,17 @@ from course_lib.checking.shared.averaging import (
 )
 from course_lib.checking.shared.training import NUMEL, SHAPES, equals_sgd, step_inputs, step_program
 
-# Who holds which elements. The judge looks for what is wrong and does not compute what is right:
-# students can read it.
+# Which rank holds which elements. The judge looks for mistakes and does not compute the right
+# answer, because students can read it.
 
 Bounds = tuple[int, int]
 
 
 def bounds_program(shard_bounds: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Ask for the bounds of every rank, for each pair (length, world size) of ``questions``.
+    """Compute the bounds of every rank, for each pair (length, world size) of ``questions``.
 
-    One rank is enough: nothing is communicated. The last one is asked about first, so that nothing
-    can be kept from the rank before.
+    One rank runs this, because nothing is communicated. It begins with the last rank, so that a
+    function cannot reuse a result of the rank before.
     """
 
     def bounds(length: int, k: int, rank: int) -> Any:
@@ -74,7 +74,7 @@ _BOUNDS = Kind("two ints (start, stop)", _is_pair, "pairs of ints")
 
 @sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})
 def balanced_shards(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge bounds (start, stop): all elements once, in order, sizes that differ by one at most."""
+    """Judge bounds (start, stop): all elements once, in order, sizes differing by at most one."""
     for length, k in inputs[0]["questions"]:
         _judge(f"shard_bounds({length}, {k}, rank)", length, k, values[0][_asked(length, k)])
 
@@ -83,7 +83,7 @@ def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
     at = 0
     for rank, (start, stop) in enumerate(answer):
         if start == stop:
-            continue  # wherever it says that nothing lies
+            continue  # an empty shard may be anywhere
         if start != at:
             other = f"but rank {rank - 1} stopped at {at}" if rank else "expected 0"
             what = "is skipped" if start > at else "is held twice"
@@ -109,7 +109,7 @@ def _judge(asked: str, length: int, k: int, answer: Sequence[Any]) -> None:
 
 
 def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
-    """Return a hint if every stop is the last element and not the one behind it."""
+    """Return a hint if every stop is the last element and not the one after it."""
     stops = [0, *(stop + 1 for _, stop in answer)]
     if [start for start, _ in answer] == stops[:-1] and stops[-1] == length:
         return "A stop is not part of its shard: [start, stop), as in x[start:stop]."

@@ -1,6 +1,6 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The numbers, and the mistakes that are named, stand in `course_lib.checking.shared.sums`: no sum of
+The numbers, and the mistakes that reports name, are in `course_lib.checking.shared.sums`. No sum of
 these numbers is rounded, so every answer must be exact. A program gets only its rank's input.
 """
 
@@ -42,35 +42,35 @@ from course_lib.ranks import Network, Trace
 from course_lib.ranks.explain.words import counted, format_bytes
 
 # Limits on messages, bytes and time on the virtual clock ------------------------------------------
-# A case has the ``shape`` of its tensors, and may have ``calls``, how often the function is called.
-# All limits are those of one call, times the calls. The formulas are those of
+# A case has the ``shape`` of its tensors, and may have ``calls``, the number of calls of the
+# function. Every limit is the limit of one call, times the number of calls. The formulas come from
 # ``course_lib.cost_model``.
 
 
 def longest(n: int, k: int) -> int:
-    """Return the numbers of the longest of k chunks: n/k, rounded up."""
+    """Return the length of the longest of k chunks: n/k, rounded up."""
     return -(-n // k)
 
 
 def rounds(k: int) -> int:
-    """Return the rounds of a tree over k ranks: log2 k, rounded up."""
+    """Return the number of rounds of a tree over k ranks: log2 k, rounded up."""
     return (k - 1).bit_length()
 
 
 def neighbours(case: Case, rank: int) -> set[int]:
-    """Return the ranks beside `rank` in the ring of its group."""
+    """Return the ranks next to `rank` in the ring of its group."""
     members = case.members(rank)
     me = members.index(rank)
     return {members[me - 1], members[(me + 1) % len(members)]}
 
 
 def half_ring_time(n: int, k: int, itemsize: int, network: Network) -> float:
-    """(K-1) (α + n/(Kβ)) for the longest chunk: a reduce-scatter or an all-gather."""
+    """Return (K-1) (α + n/(Kβ)) for the longest chunk: a reduce-scatter or an all-gather."""
     return (k - 1) * network.time(longest(n, k) * itemsize)
 
 
 def in_half_rings(halves: int) -> list[Expectation]:
-    """Expect neighbours, messages, bytes and time of `halves` times K - 1 steps of a ring."""
+    """Expect the neighbours, messages, bytes and time of `halves` times K - 1 steps of a ring."""
 
     def steps(case: Case, rank: int) -> int:
         return calls_of(case) * halves * (len(case.members(rank)) - 1)
@@ -104,7 +104,7 @@ def _unknown(case: Case, rank: int, whole: bool) -> int:
 
 
 def along_a_tree() -> list[Expectation]:
-    """Expect messages, bytes and time of a tree from the case's ``root``, a number in the group."""
+    """Expect the messages, bytes and time of a tree from ``root``, a number in the group."""
 
     def sends(case: Case, rank: int) -> int:
         return calls_of(case) * rounds(len(case.members(rank)))
@@ -142,7 +142,7 @@ def whole_sum(case: Case, rank: int) -> int:
 
 @Expectation
 def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
-    """Expect that the ranks of a node all send to other nodes, where one of them does."""
+    """Expect that if one rank of a node sends to other nodes, all ranks of this node do."""
     size = case.network.node_size
     assert size is not None
     across = dict.fromkeys(range(case.world_size), 0)
@@ -163,7 +163,7 @@ def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
 
 
 def two_level_time(case: Case, network: Network) -> float:
-    """2 (L-1) (α₁ + n/(Lβ₁)) + 2 (M-1) (α₂ + n/(LMβ₂)), for M nodes of L ranks."""
+    """Return 2 (L-1) (α₁ + n/(Lβ₁)) + 2 (M-1) (α₂ + n/(LMβ₂)), for M nodes of L ranks."""
     n, size, inside = numel(case), network.node_size, network.inside
     assert size is not None and inside is not None
     within = half_ring_time(n, size, case.itemsize, inside)
@@ -227,11 +227,11 @@ def run_two_levels(two_level_all_reduce, mine, given):
     return called("tensor", mine, call)
 
 
-# The right results, and those of mistakes -------------------------------------------------------
+# The right results, and the results of mistakes -------------------------------------------------
 
 
 def gathered(order=range, without_own=False):
-    """Return what the chunks give in this order of the members."""
+    """Return the oracle of the chunks joined in this order of the members."""
 
     def of(inputs, me):
         pieces = [each["chunk"] for each in inputs]
@@ -245,7 +245,7 @@ def gathered(order=range, without_own=False):
 
 
 def held_by(number):
-    """Return the tensor of the member with this number; None where nobody has it."""
+    """Return the oracle of the tensor of member ``number(inputs, me)``; None if there is none."""
 
     def of(inputs, me):
         place = number(inputs, me)
@@ -278,7 +278,7 @@ SOURCE_MISTAKES = {
 
 
 def named_by_the_case(case, inputs, me):
-    """Return what comes if src is taken for a number in the group, or if a copy is written."""
+    """Return the result if src is used as a number in the group, or if only a copy is written."""
     src, root, k = inputs[me]["src"], case.parameters["root"] % len(inputs), len(inputs)
     known = {}
     if src % k != root:
@@ -304,7 +304,7 @@ GATHER_MISTAKES = {
 
 
 def places_of_chunks(case, inputs, me, value):
-    """Return which chunk lies in each place of the vector, where that says what went wrong."""
+    """Return a hint that says which chunk is at each place of the vector, if this helps."""
     k, vector = len(inputs), value.get("vector") if isinstance(value, dict) else None
     chunks = [each["chunk"] for each in inputs]
     if not isinstance(vector, torch.Tensor) or vector.shape != (inputs[me]["length"],):
@@ -342,7 +342,10 @@ def place_sum(case, inputs, me):
 
 
 def in_nodes(nodes, size, shape):
-    """Return a case on a cluster: inside a node a link is 10 times as near and 100 as wide."""
+    """Return a case on a cluster with faster links inside a node.
+
+    There the latency is 10 times smaller and the bandwidth 100 times larger.
+    """
     network = Network(20e-6, 1e9, node_size=size, inside=Network(2e-6, 100e9))
     name = f"{counted(nodes, 'node')} of {counted(size, 'rank')}, shape {list(shape)}"
     return Case(name, nodes * size, {"shape": shape}, network=network)
@@ -352,9 +355,9 @@ LAYOUTS = ("contiguous", "transposed", "strided")
 
 
 def shaped(*cases, roots=(None, None)):
-    """Return cases of (name, ranks, shape, root) in many forms, integers among them, and two more.
+    """Return cases of (name, ranks, shape, root) in many forms, including integers, and two more.
 
-    In one, a rank is alone in its group; in another, the function is called twice.
+    In one of the two, a rank is alone in its group. In the other, the function is called twice.
     """
     alone = Form(((0, 1, 3), (2,)), "float64", "strided")
     special = (

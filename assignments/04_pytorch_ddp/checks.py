@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-`run_judges.py` has the inputs, programs and judges of batches and training runs, `judges.py` those
-of evaluation and checkpoints. A program gets only its rank's input.
+`run_judges.py` has the inputs, programs and judges of batches and training runs. `judges.py` has
+those of evaluation and checkpoints. A program gets only its rank's input.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from .run_judges import (
 )
 
 EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
-SMALL = 512  # bytes that a rank may send beside its gradients
+SMALL = 512  # bytes that a rank may send in addition to its gradients
 TWO_NUMBERS = 8  # bytes
 
 # Tasks 1 and 2: batches, training ----------------------------------------------------------
@@ -89,17 +89,17 @@ def train_program(train, model, loss_fn, mine, given):
 
 
 def steps(case, rank):
-    """Return how many optimizer steps there are."""
+    """Return the number of optimizer steps."""
     return len(windows_of(case.parameters, len(case.members(rank))))
 
 
 def gradient_bytes(case, rank):
-    """Return what a rank sends if its gradients travel once per optimizer step."""
+    """Return the bytes that a rank sends if it sends its gradients once per optimizer step."""
     return steps(case, rank) * (NUMEL * case.itemsize + 64) + SMALL
 
 
 def gradients_of_others(case, rank):
-    """Return what a rank must receive: the gradients of what is not frozen, once per step."""
+    """Return the bytes that a rank must receive: the gradients of trained parameters, each step."""
     frozen = case.parameters.get("frozen", ())
     trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
     return steps(case, rank) * sum(trained) * case.itemsize
@@ -119,7 +119,7 @@ def script_case(name, k, kind, steps, rows, lr, **more):
 
 
 def mended(name, kind, *more, modes=(True, False), tolerance=None, expects=()):
-    """Return the check of an exhibit whose batches are given, with the cases that all have."""
+    """Return the check of an exhibit whose batches are given, with the cases of all exhibits."""
     return task(
         name,
         inputs=script_inputs,
@@ -140,11 +140,11 @@ def mended(name, kind, *more, modes=(True, False), tolerance=None, expects=()):
 
 # Diagnoses: questions with a letter for an answer -------------------------------------------------
 
-# The judges do not hold the letters.
+# The judges do not contain the letters.
 
 
 def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Ask for the answers, a dict from question to letter."""
+    """Return the student's answers, a dict from question to letter."""
     answers = answer()
     if not isinstance(answers, dict):
         said = f"the answer is {type(answers).__name__} {answers!r:.40}"
@@ -184,12 +184,12 @@ def are_letters(questions: Sequence[str], choices: Mapping[str, str]) -> Judge:
 
 
 def digest(question: str, letter: str) -> str:
-    """Return the digest of an answer: to spare people its sight, not to keep a secret."""
+    """Return the digest of an answer. It only hides the answer from readers; it is no secret."""
     return hashlib.sha256(f"diagnosis of {question}: {letter}".encode()).hexdigest()[:12]
 
 
 def is_right(question: str, right: str, choices: Mapping[str, str], hint: str) -> Expectation:
-    """Expect the letter with this digest; the question's points are a part of their own."""
+    """Expect the letter with this digest; each question is a separate part of the points."""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         letter = observed.outputs[0]["value"]["answers"][question]

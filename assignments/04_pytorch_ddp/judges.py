@@ -26,7 +26,7 @@ NUMBERS = ("mean loss", "accuracy")
 
 
 class Watched(nn.Module):
-    """A classifier with BatchNorm and dropout, which notes how many rows it is given, and when."""
+    """A classifier with BatchNorm and dropout that records how many rows it gets, and when."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class Watched(nn.Module):
 def evaluate_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same model and the same rows for all ranks of a group.
 
-    The case has ``length`` and ``batch_size``, and may have ``loss`` and ``labels``, their dtype.
+    The case has ``length`` and ``batch_size``. It may have ``loss``, and ``labels``, the labels'
+    dtype.
     """
     p = case.parameters
     weights = [0.5 * torch.randn(shape, generator=generator) for shape in SHAPES]
@@ -67,7 +68,7 @@ def evaluate_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 
 def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; tell what the model saw."""
+    """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; report the model's rows."""
     model = Watched(mine["weights"])
     given.model(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -80,7 +81,7 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
         raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
     if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
         raise RuntimeError("evaluate changes the gradients of the model, but must change nothing")
-    # In training mode BatchNorm moves its buffers: then the mode is what to speak of.
+    # In training mode BatchNorm changes its buffers. Then the report must be about the mode.
     moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     if moved and not model.trained:
         raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
@@ -96,9 +97,9 @@ def evaluated(
     """Return the oracle of an evaluation over these rows, or of a mean over parts of all rows.
 
     Args:
-        rows: ``rows(n, k, me)``: those that count.
-        parts: ``parts(n, k, batch_size)``, of which the mean is taken instead.
-        weigh: ``weigh(parts / rows)``: what a part's mean is multiplied by.
+        rows: ``rows(n, k, me)`` returns the rows that count.
+        parts: ``parts(n, k, batch_size)`` returns parts whose mean is taken instead.
+        weigh: ``weigh(parts / rows)`` returns the factor of a part's mean.
 
     """
 
@@ -177,7 +178,7 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
                     "have no rows: do not call loss_fn on these ranks.",
                 )
     only = [{name: value[name] for name in NUMBERS} for value in values]
-    # The ranks' sums may be in float32: float64 shows there, and nothing that matters.
+    # The ranks may add in float32, so a small difference in float64 does not matter.
     near = {"float64": 1e-6}
     equals(evaluated(), EVALUATION_MISTAKES, tolerance=near)(case, inputs, only)
     same_on_all_ranks(case, inputs, only)
@@ -185,7 +186,7 @@ def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
 
 @sees(_SEEN)
 def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge how many rows each rank looked at."""
+    """Judge how many rows each rank evaluated."""
     for members in case.groups:
         for rank in members:
             n, size = len(inputs[rank]["x"]), inputs[rank]["batch_size"]
@@ -205,8 +206,8 @@ def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 
 # Checkpoints --------------------------------------------------------------------------------------
 
-# A run is a model with a buffer, an SGD or AdamW that has taken steps, and the epoch to go on with.
-# Every rank has a disk of its own; only the first rank of a group holds the file.
+# A run is a model with a buffer, an SGD or AdamW that has taken steps, and the epoch with which to
+# continue. Every rank has its own disk, and only the first rank of a group has the file.
 
 KEYS = {"model", "optimizer", "epoch"}
 
@@ -215,7 +216,7 @@ _UNREADABLE = "torch.load(file, weights_only=True) cannot read"
 
 
 def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a run, the same on all ranks, and fresh weights of each rank's own.
+    """Draw a run, the same on all ranks, and fresh weights that differ on each rank.
 
     The case has ``epoch``, ``lr`` and ``optimizer`` (``SGD`` or ``AdamW``). If it ``loads``, only
     the first rank of a group gets the run.
@@ -239,14 +240,14 @@ def checkpoint_inputs(case: Case, generator: torch.Generator) -> list[dict[str, 
 
 
 def _named(weights: Sequence[Tensor], scale: Tensor) -> nn.Module:
-    """Return the small network, with names that a careless cut of a prefix would break."""
+    """Return the small network, with names that break if a prefix is removed carelessly."""
     first, middle, last = scaled_model(weights, scale).children()
     inner = nn.Sequential(OrderedDict(module=middle))
     return nn.Sequential(OrderedDict(encoder=first, middle=inner, last=last))
 
 
 def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
-    """Return an optimizer that treats biases in another way than matrices."""
+    """Return an optimizer with different options for biases and matrices."""
     params = list(model.parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() > 1]},
@@ -258,7 +259,7 @@ def _fresh(model: nn.Module, kind: str, lr: float) -> torch.optim.Optimizer:
 
 
 def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model and the optimizer of a run that has got this far."""
+    """Return the model and the optimizer in the state of this run."""
     model = _named(run["weights"], run["scale"])
     optimizer = _fresh(model, kind, run["lr"])
     for param, moment in zip(model.parameters(), run["moments"], strict=True):
@@ -271,7 +272,7 @@ def pair_of(run: Any, kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def _plain(optimizer: Any, where: str = " in the file") -> dict[str, Any]:
-    """Return what an optimizer's ``state_dict()`` holds, as plain values with words for keys."""
+    """Return the content of an optimizer's ``state_dict()``, as plain values with readable keys."""
     state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
     settings = {
         f"{key} of group {i}": group[key] for i, group in enumerate(groups) for key in group
@@ -286,7 +287,7 @@ def _plain(optimizer: Any, where: str = " in the file") -> dict[str, Any]:
 
 
 def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Save on all ranks, each to a disk of its own; return what is then on this rank's."""
+    """Save on all ranks, each to its own disk; return the content of this rank's disk."""
     model, optimizer = pair_of(mine["run"], mine["optimizer"])
     ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
     ddp.train(model.training)
@@ -317,7 +318,7 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
 
 
 def _has(key: str) -> Kind:
-    """Return the form of a dict with this key, whatever is in it."""
+    """Return the form of a dict that has this key, with any value."""
     return Kind(f"a dict with {key!r}", lambda value: isinstance(value, dict) and key in value)
 
 
@@ -354,7 +355,7 @@ def one_file(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def saved(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return the right answer: the group's first rank writes all, and no rank changes anything."""
+    """Return the right answer: only the group's first rank writes, and no rank changes anything."""
     run = inputs[me]["run"]
     model, optimizer = pair_of(run, inputs[me]["optimizer"])
     state = dict(model.state_dict())
@@ -368,7 +369,7 @@ def saved(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 
 def load_program(load_checkpoint: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Load into a fresh model and optimizer; return what they then hold."""
+    """Load into a fresh model and optimizer; return their content."""
     file = None
     if mine["run"] is not None:
         model, optimizer = pair_of(mine["run"], mine["optimizer"])
@@ -387,7 +388,7 @@ def load_program(load_checkpoint: Callable[..., Any], mine: Any, given: Given) -
 
 
 def loaded(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return what is in the file of the group's first rank."""
+    """Return the content of the file of the group's first rank."""
     run = inputs[0]["run"]
     model, optimizer = pair_of(run, inputs[0]["optimizer"])
     state = {"loaded model": dict(model.state_dict()), **_plain(optimizer.state_dict(), "")}
@@ -406,7 +407,7 @@ LOAD_MISTAKES: dict[str, Oracle] = {
 
 @sees(_has("loaded model"))
 def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the model alone."""
+    """Judge only the model."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         return {"loaded model": loaded(case, inputs, me)["loaded model"]}
@@ -417,7 +418,7 @@ def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
 
 @sees(_has("optimizer's state of parameter {}"))
 def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether the optimizer holds anything, on every rank."""
+    """Judge whether the optimizer has any state, on every rank."""
     for rank, value in enumerate(values):
         if not value["optimizer's state of parameter {}"]:
             raise Wrong(

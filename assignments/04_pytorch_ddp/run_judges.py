@@ -1,7 +1,7 @@
 """Training runs of K ranks, replayed in one process: inputs, programs, judges.
 
-A replay has K replicas. It is right, or it makes a mistake that people make; so a wrong answer that
-equals a replay with a mistake can be named.
+A replay has K replicas. It is right, or it makes a common mistake. If a wrong answer equals a
+replay with a mistake, the report can name the mistake.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from course_lib.checking.shared.training import (
 
 # The batches of an epoch, and the windows of a run ------------------------------------------------
 
-# PyTorch's `DistributedSampler` decides which rank gets which rows. People set it up wrongly, so a
-# mistake is a few keys here.
+# PyTorch's `DistributedSampler` decides which rank gets which rows. The mistakes are wrong settings
+# of it, so each mistake is a few keys here.
 
 Batch = list[int]
 ROWS = "rows that the model was given"
@@ -60,11 +60,11 @@ def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
 
 
 def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
-    """Return the windows of a run: for each the micro-batches, for each the members' rows.
+    """Return the windows of a run: a window is a list of micro-batches, each the members' rows.
 
     ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Mistakes change ``keep_last``
-    (whether an incomplete window makes a step), ``carry_over`` (whether a window goes on in the
-    next epoch), ``from_0`` (whether epochs are counted anew), and the keys of `batches_of`.
+    (whether an incomplete window makes a step), ``carry_over`` (whether a window continues in the
+    next epoch), ``from_0`` (whether epochs are counted from 0 again), and the keys of `batches_of`.
     """
     size, runs = p["accumulate"], []
     for number, epoch in enumerate(p["epochs"]):
@@ -111,7 +111,7 @@ SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
     }
 )
 def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the batches of all ranks, one list after the other."""
+    """Judge the batches of all ranks, list by list."""
     p = case.parameters
     for members in case.groups:
         world = {"k": case.world_size}
@@ -137,7 +137,7 @@ def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
 def _likely(
     got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return each mistake, with a hint if it gives these batches in all epochs."""
+    """Return mistake → its hint, which is empty unless it gives these batches in all epochs."""
 
     def gives_them(changes: Mapping[str, Any]) -> bool:
         return got == [batches_of({**asked, **changes}, epoch) for epoch in asked["epochs"]]
@@ -181,7 +181,7 @@ def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
 
 
 class ScaledTanh(nn.Tanh):
-    """tanh times a number that is no parameter but part of the model: a buffer."""
+    """tanh times a number that is a buffer: part of the model, but no parameter."""
 
     def __init__(self, scale: Tensor) -> None:
         super().__init__()
@@ -203,11 +203,11 @@ def scaled_model(weights: Sequence[Tensor], scale: Tensor, frozen: Sequence[int]
 
 
 def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw the same rows for all ranks, and other weights for each.
+    """Draw the same rows for all ranks, and different weights for each.
 
     The case has ``length``, ``batch_size``, ``accumulate``, ``epochs`` (their numbers), ``seed``
-    and ``lr``, and may have ``loss``, ``frozen``, positions of parameters, and ``filled``: whether
-    every ``.grad`` holds something before, the same on all ranks.
+    and ``lr``. It may have ``loss``, ``frozen`` (positions of parameters) and ``filled`` (whether
+    every ``.grad`` has a value at the start, the same on all ranks).
     """
     p = case.parameters
     filled = p.get("filled", False)
@@ -233,8 +233,8 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], Any, Given], Any]:
     """Return the program that trains a fresh model once, with ``call(train, model, …)``.
 
-    The program returns the replica's weights and buffer, the rows that it was given, and the losses
-    if `call` returns any.
+    The program returns the replica's weights and buffer, the rows that it got, and the losses if
+    `call` returns any.
     """
 
     def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
@@ -277,16 +277,17 @@ def with_epochs(
 
     Args:
         mix: how gradients are mixed over the members.
-        start: ``first``: all begin with the first member's weights; ``own``.
-        buffers: whose buffer a member's model has, likewise.
-        scale: the divisor of a row's gradient. ``rows``: those of the window. ``accumulate`` and
-            ``micro`` (the micro-batches of the window): times the rows of its micro-batch.
-            ``full``: the rows of a window without short ones. ``none``: those of its micro-batch.
-        loss: of a step that is returned: ``all`` rows, this rank's ``own`` or its ``part`` of the
-            mean, their ``sum``, or the mean of the micro-batches' means, ``micro``.
-        carry: how much of the last step's gradient is still in it.
-        incomplete: how gradients are mixed in a window of fewer micro-batches; by default alike.
-        at_first: how much of what ``.grad`` held before is in the first step.
+        start: the weights with which a member begins: ``first`` for the first member's, or ``own``.
+        buffers: the member whose buffer a model has, ``first`` or ``own`` likewise.
+        scale: the divisor of a row's gradient. ``rows``: the number of rows of the window.
+            ``accumulate`` or ``micro`` (the number of micro-batches of the window): this number
+            times the rows of the row's micro-batch. ``full``: the rows of a window without short
+            micro-batches. ``none``: the rows of the row's micro-batch.
+        loss: the loss of a step that is returned: of ``all`` rows, of this rank's ``own`` rows, its
+            ``part`` of the mean, their ``sum``, or ``micro``, the mean of the micro-batches' means.
+        carry: how much of the last step's gradient is added to a step's gradient.
+        incomplete: how gradients are mixed in a window of fewer micro-batches; by default as `mix`.
+        at_first: how much of the earlier ``.grad`` is added in the first step.
         **sampler: mistakes of `windows_of`.
 
     """
@@ -337,7 +338,7 @@ _Run = tuple[list[nn.Module], list[list[float]]]
 
 
 def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequence[Any]], _Run]:
-    """Return `run`, which replays once for all members of a group: the oracle asks for each."""
+    """Return `run` with a cache, because the oracle calls it for each member of a group."""
     kept: list[tuple[Case, list[Any], _Run]] = []
 
     def replayed(case: Case, inputs: Sequence[Any]) -> _Run:
@@ -437,11 +438,11 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
 
 
 def equals_run(*keys: str, **options: Any) -> Judge:
-    """Judge the values whose keys begin with these words by a run of one process.
+    """Compare the values whose keys begin with these words with a run of one process.
 
     Args:
         *keys: first words of the values' keys: ``parameter``, ``buffer``, ``loss``.
-        **options: of `equals`.
+        **options: options of `equals`.
 
     """
 
@@ -461,7 +462,7 @@ def equals_run(*keys: str, **options: Any) -> Judge:
 
 
 class Experts(nn.Module):
-    """Two linear experts: the sign of a row's first feature says which one it goes to."""
+    """Two linear experts; the sign of a row's first feature decides to which expert it goes."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
@@ -470,7 +471,7 @@ class Experts(nn.Module):
             expert.weight, expert.bias = nn.Parameter(w.clone()), nn.Parameter(b.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of the experts, each row's of its own; an expert may have no rows."""
+        """Return each row's output from its own expert; an expert may have no rows."""
         out = x.new_zeros(len(x), CLASSES)
         for i, expert in enumerate(self.experts):
             rows = (x[:, 0] > 0) == bool(i)
@@ -480,7 +481,7 @@ class Experts(nn.Module):
 
 
 def model_of_kind(kind: str, weights: Sequence[Tensor], frozen: Sequence[int] = ()) -> nn.Module:
-    """Return the ``plain`` network, that with ``norm`` (BatchNorm), or the one with ``experts``."""
+    """Return the network of this kind: ``plain``, with ``norm`` (BatchNorm), or ``experts``."""
     if kind == "experts":
         model: nn.Module = Experts(weights)
     else:
@@ -493,11 +494,11 @@ def model_of_kind(kind: str, weights: Sequence[Tensor], frozen: Sequence[int] = 
 
 
 def script_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw the same weights for all ranks, and other batches for each.
+    """Draw the same weights for all ranks, and different batches for each.
 
-    The case has ``kind`` (of model), ``steps``, ``rows`` (of a rank's batch) and ``lr``, and may
-    have ``loss``, ``frozen`` (positions of parameters) and ``large``, what targets are multiplied
-    by. For ``experts``, rank r's batch t has rows for one expert only if r + t is even.
+    The case has ``kind`` (of model), ``steps``, ``rows`` (of a rank's batch) and ``lr``. It may
+    have ``loss``, ``frozen`` (positions of parameters) and ``large`` (the factor of the targets).
+    For ``experts``, rank r's batch t has rows for only one expert if r + t is even.
     """
     p = case.parameters
     kind, loss = p["kind"], p.get("loss", "cross_entropy")
@@ -521,9 +522,9 @@ def script_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 
 
 def script_program(script: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Train with the script; return the replica's weights, and with ``norm`` more.
+    """Train with the script; return the replica's weights, and with ``norm`` more values.
 
-    A script of the kind ``norm`` gets rows to test with as well, and returns its predictions.
+    A script of the kind ``norm`` also gets test rows, and returns its predictions for them.
     """
     model = given.model(model_of_kind(mine["kind"], mine["weights"], mine["frozen"]))
     batches = given.iterable(list(zip(mine["x"], mine["y"], strict=True)))
@@ -546,9 +547,9 @@ def with_script(
 
     Args:
         mix: how gradients are mixed over the members.
-        averages: ``gradients``, or ``parameters``: before each rank's own step.
-        buffers: whose buffers the models end with: the ``first`` member's, each its ``own``, or the
-            first's before the last batch and then changed by each one's own, ``late``.
+        averages: ``gradients``, or ``parameters``, which are averaged before each rank's own step.
+        buffers: the buffers at the end: the ``first`` member's, each model's ``own``, or ``late``:
+            the first member's before the last batch, changed by each model's own last batch.
 
     """
 
@@ -580,7 +581,7 @@ def with_script(
 
 
 def _take_over_buffers(models: Sequence[nn.Module]) -> None:
-    """Give all models the first one's buffers."""
+    """Give the first model's buffers to all models."""
     for model in models[1:]:
         for mine, first in zip(model.buffers(), models[0].buffers(), strict=True):
             mine.copy_(first)
@@ -593,7 +594,7 @@ def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
 
 
 def _shown(model: nn.Module, mine: Any) -> dict[str, Any]:
-    """Return what `script_program` shows of a model that was trained in float64."""
+    """Return the result of `script_program` for a model that was trained in float64."""
     dtype = mine["weights"][0].dtype
 
     def plain(tensor: Tensor) -> Tensor:

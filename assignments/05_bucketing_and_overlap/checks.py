@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The gradients come from a chain of layers whose backward costs time on the virtual clock: see
-`judges.py`. The judges of buckets are here.
+The gradients come from a chain of layers whose backward takes time on the virtual clock, see
+`judges.py`. The judges of buckets are in this file.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from .judges import (
 
 # The buckets: gradients that travel together ------------------------------------------------------
 
-# The judges look for mistakes and do not compute what is right: students can read them.
+# The judges look for mistakes and do not compute the right answer, because students can read them.
 
 
 def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `asked` describes them.
 
-    It is called twice: nothing of the first call may matter in the second.
+    The function is called twice, and the first call must not affect the second.
     """
     made: dict[str, nn.Parameter] = {}  # the same name is the same tensor
     for name, elements, dtype, trainable in mine["tensors"]:
-        # A part of something larger: a tensor's memory does not say how large the tensor is.
+        # Each tensor is a part of a larger one, so the size of its memory is not its own size.
         memory = torch.zeros(elements + 3, dtype=getattr(torch, dtype), device=given.device)
         made.setdefault(name, nn.Parameter(memory[:elements], requires_grad=trainable))
     gradients = mine.get("gradients", False)
@@ -115,7 +115,7 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     tensors, cap, first_cap = (case.parameters[key] for key in ("tensors", "cap", "first_cap"))
     buckets = values[0]
     sizes = [elements * getattr(torch, dtype).itemsize for _, elements, dtype, _ in tensors]
-    last: dict[str, tuple[Any, int]] = {}  # dtype → its last bucket so far, and that one's limit
+    last: dict[str, tuple[Any, int]] = {}  # dtype → its last bucket so far, and that bucket's limit
     for bucket in buckets:
         kinds, total = {tensors[i][2] for i in bucket}, sum(sizes[i] for i in bucket)
         if len(kinds) != 1:
@@ -160,16 +160,16 @@ def asked(
     same: Sequence[tuple[int, int]] = (),
     gradients: bool = False,
 ) -> dict[str, Any]:
-    """Return what a case asks: caps in bytes, and parameters of so many elements.
+    """Return the parameters of a case: caps in bytes, and tensors with these numbers of elements.
 
     Args:
-        cap: of every bucket but the first.
-        first_cap: of the first one.
-        *sizes: of the parameters.
-        dtypes: of the first parameters; those that follow are float32.
+        cap: cap of every bucket except the first.
+        first_cap: cap of the first bucket.
+        *sizes: numbers of elements of the parameters.
+        dtypes: dtypes of the first parameters; the others are float32.
         frozen: positions of parameters that need no gradient.
-        same: pairs of positions (i, j), i < j, of one tensor.
-        gradients: whether there are gradients already, which changes nothing.
+        same: pairs of positions (i, j), i < j, that have the same tensor.
+        gradients: whether there are gradients already, which must not change the result.
 
     """
     names = {j: i for i, j in same}
@@ -178,11 +178,11 @@ def asked(
     return {"cap": cap, "first_cap": first_cap, "tensors": tensors, "gradients": gradients}
 
 
-FACTOR = 3  # times faster than one all-reduce per parameter that is waited for in its hook
+FACTOR = 3  # times faster than one all-reduce per parameter if each hook waits for its all-reduce
 
 
 def waiting(*shapes, **options):
-    """Return what a case of task 2 has: gradients that are there already."""
+    """Return the parameters of a case of task 2, in which all gradients exist already."""
     return {"shapes": shapes, "steps": [[()]], "before": True, **options}
 
 
@@ -204,14 +204,14 @@ ONCE = (
 
 
 def chain(layers, buckets, *steps, **options):
-    """Return what a case has: layers of 2 x (i + 1) elements, unless it has ``shapes``."""
+    """Return a case's parameters; layer i has 2 x (i + 1) elements, unless ``shapes`` is given."""
     shapes = [(i + 1, 2) for i in range(layers)]
     return {"shapes": shapes, "buckets": buckets, "steps": steps, "before": False, **options}
 
 
 TWELVE = list(range(12))
 BY_THREE = [[11], [10, 9, 8], [7, 6, 5, 4], [3, 2, 1, 0]]
-LATE = [[11], [10], [9], TWELVE[8:0:-1], [0]], [0, 11, *TWELVE[1:11]]  # 11 is the last but one
+LATE = [[11], [10], [9], TWELVE[8:0:-1], [0]], [0, 11, *TWELVE[1:11]]  # 11 is second to last
 LONG = {"shapes": [(64,)] * 12, "timed": True, "seconds": 100e-6}
 WIDE = list(range(24))
 WIDE_BUCKETS = [[23, 22], WIDE[21:13:-1], WIDE[13:5:-1], WIDE[5::-1]]

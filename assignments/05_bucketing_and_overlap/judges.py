@@ -1,8 +1,8 @@
 """A chain of layers whose backward takes time: inputs, programs, judges.
 
-A layer adds ``(w * x).sum()`` to a number, so that the gradient of its weight w is x, and computes
-for a while on the way back. A case says in which order the layers are used, which are left out,
-frozen or used twice, on each rank and in each micro-batch.
+A layer adds ``(w * x).sum()`` to a number, so the gradient of its weight w is x. In backward, the
+layer computes for a while. A case says in which order the layers are used, and which layers are
+left out, frozen or used twice, on each rank and in each micro-batch.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     a group its own order. The case may have:
 
     - ``frozen``: layers that need no gradient; ``doubles``: those of dtype float64
-    - ``before``: whether ``.grad`` holds something before the first step; ``missing``: layers
-      whose ``.grad`` does not, on the first rank of a group
-    - ``again``: layers that are named once more behind the others: tied
-    - ``models``, lists of layers: one model each, by default one of all; ``interrupted``: whether
-      an exception leaves every ``no_sync``; ``quiet``, numbers of models that stay inside theirs in
-      the last micro-batch, too
+    - ``before``: whether ``.grad`` has values before the first step; ``missing``: layers whose
+      ``.grad`` is None all the same, on the first rank of a group
+    - ``again``: layers that are listed a second time after the others, because they are tied
+    - ``models``: lists of layers, one for each model; by default one model has all layers
+    - ``interrupted``: whether an exception leaves every ``no_sync``; ``quiet``: numbers of models
+      that stay inside their ``no_sync`` in the last micro-batch, too
     - ``in_place``: whether gradients are cleared in place; ``seconds`` that a layer computes
-    - ``buckets``, lists of layers; ``cap`` and ``first_cap``, in elements of the case's dtype
+    - ``buckets``: lists of layers; ``cap`` and ``first_cap``: in elements of the case's dtype
     """
     p = case.parameters
     shapes, frozen = p["shapes"], p.get("frozen", ())
@@ -86,7 +86,7 @@ def order_of(batch: Any, member: int) -> list[int]:
 
 
 def chain_params(mine: Any) -> list[nn.Parameter]:
-    """Return the layers' weights as parameters, with the gradients that they have before."""
+    """Return the layers' weights as parameters, with their gradients from before the first step."""
     params = []
     for i, (weight, before) in enumerate(zip(mine["weights"], mine["before"], strict=True)):
         weight = weight.double() if i in mine["doubles"] else weight
@@ -98,18 +98,18 @@ def chain_params(mine: Any) -> list[nn.Parameter]:
 def chain_backward(
     params: Sequence[Tensor], layers: Sequence[int], xs: Sequence[Tensor], seconds: float
 ) -> None:
-    """Go through these layers and back; each costs `seconds` on the way back."""
+    """Do forward and backward of these layers; each takes `seconds` in backward."""
     device = params[0].device
     total = torch.zeros((), dtype=torch.float64, device=device, requires_grad=True)
     for i, x in zip(layers, xs, strict=True):
         total = total + (params[i] * x.to(params[i].dtype)).sum()
-        # This runs before the layer's own gradient is there.
+        # This runs before the layer's own gradient exists.
         total.register_hook(lambda _: compute(seconds))
     total.backward()
 
 
 def cleared_gradients(params: Sequence[Tensor], in_place: bool) -> list[Tensor | None]:
-    """Return copies of the gradients, and clear them in one of the two ways of zero_grad."""
+    """Return copies of the gradients, and clear the gradients in one of zero_grad's two ways."""
     found = [None if param.grad is None else param.grad.clone() for param in params]
     for param in params:
         if in_place and param.grad is not None:
@@ -131,8 +131,8 @@ def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
 
     Args:
         mine: one rank's input.
-        part: of the micro-batches of a step, by default all. The first ones are added to what
-            was there before.
+        part: the micro-batches of a step to add, by default all. The first step adds them to the
+            gradients from before.
 
     """
     steps = []
@@ -153,7 +153,7 @@ def mixed(matrix: Matrix, **options: Any) -> Oracle:
 
     Args:
         matrix: the mixture of the members' gradients g_j.
-        **options: of `local_sums`, which gives g_j.
+        **options: options of `local_sums`, which computes g_j.
 
     """
 
@@ -188,7 +188,10 @@ def _weights(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 
 def _a_step_late(share: Callable[[int], float]) -> Oracle:
-    """Return the means of the step before, of k members times ``share(k)``; the first is right."""
+    """Return the oracle of the previous step's means times ``share(k)`` for k members.
+
+    Only the first step's means are right.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         steps = mixed(mean)(case, inputs, me)[GRADIENTS]
@@ -247,7 +250,7 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
     """Judge by the mean over the group of the gradients of every step.
 
     Args:
-        words: of the report. If they have one ``{}`` only, there is one step.
+        words: the report's words. If they have only one ``{}``, there is one step.
 
     """
 
@@ -270,13 +273,13 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
         worded(mixed(mean)),
         {m: worded(o) for m, o in CHAIN_MISTAKES.items()},
         explain=anew,
-        absolute={"bfloat16": 6e-2},  # a sum over micro-batches and ranks: its terms are larger
+        absolute={"bfloat16": 6e-2},  # the terms of a sum over micro-batches and ranks are larger
     )
 
 
 @sees(ANYTHING)
 def within_the_group(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether what came out is the mean over all ranks, where there are several groups."""
+    """Judge whether the result is the mean over all ranks although there are several groups."""
     if len(case.groups) > 1:
         whole = mixed(mean)(case, inputs, 0)[GRADIENTS]
         right = mixed(mean)(case, [inputs[rank] for rank in case.members(0)], 0)[GRADIENTS]
@@ -331,7 +334,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Finish a step.
 
         Raises:
-            RuntimeError: that takes ever more operations.
+            RuntimeError: the number of operations grows from step to step.
 
         """
         self.of_steps.append(0)
@@ -347,12 +350,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
 
-# Three programs: one bucket is sent, buckets are hooked, and parameters are made data parallel. If
-# a case has several models, each has a call of its own, and all of them are under way at once.
+# Three programs: one sends a bucket, one hooks buckets, and one makes parameters data parallel. If
+# a case has several models, each has its own call, and all of them are in progress at once.
 
 
 def send_program(send_bucket: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``send_bucket(params, group=group)``, compute for a while, and finish it."""
+    """Call ``send_bucket(params, group=group)``, compute for a while, and call the result."""
     params = chain_params(mine)
     sent = [
         called(
@@ -368,12 +371,12 @@ def send_program(send_bucket: Callable[..., Any], mine: Any, given: Given) -> An
 
 
 def send_computes(own: Any) -> dict[float, int]:
-    """Return how long `send_program` computes."""
+    """Return seconds → how often `send_program` computes that long."""
     return {50 * own["seconds"]: 1}
 
 
 def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``hook_buckets(buckets, group=group)``; then, step by step, go back and ``finish()``."""
+    """Call ``hook_buckets(buckets, group=group)``; in each step, do backward and ``finish()``."""
     params, finishes = chain_params(mine), []
     for model in mine["models"]:
         buckets: Any = [[params[i] for i in b] for b in mine["buckets"] if b[0] in model]
@@ -390,7 +393,7 @@ def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> 
 
 
 def hooks_computes(own: Any) -> dict[float, int]:
-    """Return how long `hooks_program` computes: it walks the first micro-batch of every step."""
+    """Return the times that `hooks_program` computes, in each step's first micro-batch only."""
     return {own["seconds"]: sum(len(uses[0]) for uses in own["uses"])}
 
 
@@ -399,7 +402,7 @@ class _InterruptedError(Exception):
 
 
 def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``data_parallel(params, cap, first_cap, group=group)``; accumulate, ``finish()``."""
+    """Call ``data_parallel(params, cap, first_cap, group=group)``; accumulate and ``finish()``."""
     params = chain_params(mine)
     finishes, contexts = [], []
     for model in mine["models"]:
@@ -411,7 +414,7 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
         contexts.append(no_sync)
 
     def back(use: Sequence[int], x: Sequence[torch.Tensor]) -> None:
-        for context in contexts:  # once more, and left again: those around it still hold
+        for context in contexts:  # entering and leaving it again must not end the outer contexts
             with context():
                 pass
         chain_backward(params, use, x, mine["seconds"])
@@ -430,7 +433,7 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
 
 
 def parallel_computes(own: Any) -> dict[float, int]:
-    """Return how long `parallel_program` computes: it walks every micro-batch."""
+    """Return the times that `parallel_program` computes, in every micro-batch."""
     return {own["seconds"]: sum(len(use) for uses in own["uses"] for use in uses)}
 
 
@@ -443,7 +446,7 @@ def _pair(made: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
 def _inside(
     contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
 ) -> None:
-    """Make the call inside all these contexts, which an exception may leave."""
+    """Make the call inside all these contexts; if `interrupted`, leave them by an exception."""
     if not contexts:
         call()
         return
@@ -461,22 +464,22 @@ def _inside(
 
 
 def _gradients(params: Sequence[nn.Parameter], mine: Any) -> list[torch.Tensor | None]:
-    """Return the gradients; raise RuntimeError if other parameters are frozen than before."""
+    """Return the gradients; raise RuntimeError if different parameters are frozen than before."""
     if [i for i, param in enumerate(params) if not param.requires_grad] != sorted(mine["frozen"]):
         raise RuntimeError("the function changes which parameters require a gradient")
     return [param.grad for param in params]
 
 
-# Where the verdict is made --------------------------------------------------------------------
+# Expectations of the communication ------------------------------------------------------------
 
 
 def launches(case: Case, rank: int) -> int:
-    """Return how many all-reduces there are: one for each bucket and step."""
+    """Return the number of all-reduces: one for each bucket and step."""
     return len(bucket_bytes(case, rank))
 
 
 def gradient_bytes(case: Case, rank: int) -> int:
-    """Return how many bytes all gradients have."""
+    """Return the number of bytes of all gradients."""
     return case.itemsize * sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
 
 
@@ -499,7 +502,7 @@ def one_order(case: Case, observed: Observed, trace: Trace) -> None:
     for rank in range(case.world_size):
         launched = [event.bytes for event in operations(trace, rank, ["all_reduce"])]
         expected = bucket_bytes(case, rank)
-        if launched != expected and len(case.members(rank)) > 1:  # alone, nothing need be sent
+        if launched != expected and len(case.members(rank)) > 1:  # a rank alone need not send
             raise Wrong(
                 f"rank {rank} launches {launched}, expected the order {expected}",
                 "These are the bytes of each all-reduce. Launch the buckets in their order, even "
@@ -512,9 +515,9 @@ def where(
 ) -> Expectation:
     """Return the expectation with a hint, for the cases whose parameters have `key`.
 
-    `late`: the hints where no all-reduce begins during backward: another key → the one for cases
-    that have it as well; "" → for all others. With `late`, it is also told if step 0 is the only
-    one in which an all-reduce begins during backward.
+    `late` has the hints to use if no all-reduce begins during backward: a second key → the hint for
+    cases that also have this key, or "" → the hint for all others. With `late`, the hint also says
+    if step 0 is the only step in which an all-reduce begins during backward.
     """
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
@@ -537,14 +540,14 @@ def where(
 
 
 def several_at_once(case: Case) -> bool:
-    """Return whether one gradient completes a bucket for which others, complete before, wait."""
+    """Return whether a bucket is complete before an earlier one and must wait for it."""
     ready = order_of(case.parameters["steps"][0][-1], 0)[::-1]
     complete = [max(map(ready.index, bucket)) for bucket in case.parameters["buckets"]]
     return any(later < before for before, later in pairwise(complete))
 
 
 def computes_meanwhile(trace: Trace) -> bool:
-    """Return whether rank 0 computes during an all-reduce: who waits in the hook does not."""
+    """Return whether rank 0 computes during an all-reduce, so that no hook waits for it."""
     busy = [e for e in trace.events if e.rank == 0 and e.kind == "compute"]
     return any(
         min(each.end, e.end) - max(each.start, e.start) > 1e-9
@@ -556,7 +559,7 @@ def computes_meanwhile(trace: Trace) -> bool:
 def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
     """Return the steps in which an all-reduce begins before backward is over, on any rank.
 
-    That of a bucket which the last layer of a backward completes begins when it is over.
+    If the last layer of a backward completes a bucket, its all-reduce begins when backward is over.
     """
     begun = set()
     for rank in range(case.world_size):
@@ -566,7 +569,7 @@ def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
             over.append(layers)
         busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
         for event in operations(trace, rank, ["all_reduce"]):
-            # In seconds: computations one right after the other may be one event.
+            # Count seconds, not events: consecutive computations may be one event.
             spent = sum(e.end - e.start for e in busy if e.end <= event.start + 1e-12)
             done = round(spent / case.parameters["seconds"])
             if done not in over:
@@ -575,7 +578,7 @@ def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
 
 
 def overlapped_time(case: Case, network: Network) -> float:
-    """Return the time in which the last bucket alone is left when backward is over."""
+    """Return the least time, in which only the last bucket is left when backward is over."""
     last, steps = bucket_bytes(case, 0)[-1], len(case.parameters["steps"])
     left = collective_time(
         "all_reduce", network, len(case.members(0)), last, itemsize=case.itemsize
@@ -584,7 +587,7 @@ def overlapped_time(case: Case, network: Network) -> float:
 
 
 def times_faster(factor: float) -> Callable[[Case, Network], float]:
-    """Return a formula: a `factor`-th of the time that one all-reduce per parameter takes."""
+    """Return a formula: the time of one all-reduce per parameter, divided by `factor`."""
 
     def seconds(case: Case, network: Network) -> float:
         each = [torch.Size(shape).numel() * case.itemsize for shape in case.parameters["shapes"]]

@@ -1,7 +1,7 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-`judges.py` reads the bytes on a wire, and has the codecs that two of the checks hand to your
-function. Only the rounding that a task asks for happens, so every answer must be exact.
+`judges.py` reads the bytes on a wire, and has the codecs that two of the checks pass to your
+function. Nothing is rounded except where a task asks for it, so every answer must be exact.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def run_quantize(quantize, mine, given):
     u = uniform(mine["ticks"])
     quantize(
         -3 * mine["x"], u.flip(0) if u.dim() else u
-    )  # a result that is kept from this call shows
+    )  # if the function reuses a result of this call, the next result shows it
     return {"wire": quantize(mine["x"], u), "u": u}
 
 
 def received(case, generator):
-    """Draw bytes that arrived behind `offset` others: a wire may begin anywhere in memory."""
+    """Draw bytes that follow `offset` other bytes, because a wire may begin anywhere in memory."""
     before = torch.zeros(case.parameters["offset"], dtype=torch.uint8)
     wires = [encode_bytes(x["tensor"].float().flatten()) for x in tensor_inputs(case, generator)]
     known = {"shape": list(case.parameters["shape"]), "dtype": case.form.dtype}
@@ -129,7 +129,7 @@ def run_all_reduce(compressed_all_reduce, mine, given):
 
 
 def two_rounds(case, rank):
-    """Return the bytes of a longest shard's wire for each member, twice, in each call."""
+    """Return the bytes of each call: twice the wire of a longest shard for each member."""
     k = len(case.members(rank))
     encode, _ = CODECS[case.parameters["codec"]]
     return calls_of(case) * 2 * k * encode(torch.zeros(-(-numel(case) // k))).numel()
@@ -149,23 +149,23 @@ def k_numbers(case, rank):
     return one_each(case, rank) * case.parameters["k"] * case.itemsize
 
 
-# Places drawn by lot ------------------------------------------------------------------------------
+# Places drawn at random ---------------------------------------------------------------------------
 
-# The places are the same on all ranks, others for another seed. Each is drawn equally often, and
-# each two of them together.
+# The places are the same on all ranks, and different for a different seed. Each place is drawn
+# equally often, and so is each pair of places.
 
 ENOUGH = 100
-"""Draws from which on it is judged how often each place is drawn."""
+"""Smallest number of draws for which the frequency of each place is judged."""
 LIKELY = 10**9
-"""With so many possible draws, no two are equal by chance."""
+"""If there are this many possible draws, no two are equal by chance."""
 SIGMAS = 6
-"""Allowed distance from the expected count: chance goes beyond it once in 500 million."""
+"""Allowed distance from the expected count; chance exceeds it once in 500 million cases."""
 
 
 def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x`` above zero, so that no sum is zero; ``k`` and ``seeds`` beside.
+    """Draw ``x`` above zero, so that no sum is zero; add the case's ``k`` and ``seeds``.
 
-    The sums are exact in the case's dtype, and in no smaller one.
+    The sums are exact in the case's dtype, but in no smaller dtype.
     """
     shape, world_size = tuple(case.parameters["shape"]), case.world_size
     drawn = [exact_numbers(case, generator, shape) for _ in range(world_size)]
@@ -180,7 +180,10 @@ def _one_for_each_seed(case: Case, inputs: Sequence[Any], rank: int) -> Any:
 
 @sees(_one_for_each_seed)
 def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge where ``results``, one for each seed, are not zero; then comes `has_values`."""
+    """Judge the places where ``results``, one for each seed, are not zero.
+
+    `has_values` then judges the values.
+    """
     k, seeds, n = case.parameters["k"], case.parameters["seeds"], numel(case)
     for members in case.groups:
         first = _places(values[members[0]], inputs[members[0]], members[0])
@@ -260,7 +263,7 @@ def _places(value: Any, own: Any, rank: int) -> Tensor:
 
 @sees(_one_for_each_seed)
 def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge that there is n/k times the mean over the group where something was drawn."""
+    """Judge that every drawn place has n/k times the mean over the group."""
     k, n = case.parameters["k"], numel(case)
     rtol = TOLERANCE[case.form.dtype]
     for members in case.groups:
@@ -301,7 +304,7 @@ TWO_ROUNDS = (
 
 
 MANY_KEYS = [key for n in range(1000, 1006) for key in (n, n + 2**20, str(n), ("layer", n))]
-"""The first two of four have the same shape and the same last 20 bits."""
+"""In every four keys, the first two have the same shape and the same last 20 bits."""
 
 
 def turns(steps, compress, *keys):

@@ -1,4 +1,4 @@
-"""Compressed tensors: inputs whose answers are exact, and judges that read the bytes."""
+"""Inputs, programs and judges of compressed tensors: answers are exact, judges read the bytes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from course_lib.checking.shared.sums import EXACT, in_calls, numel
 
 # Bytes on the wire --------------------------------------------------------------------------------
 
-# Bytes are first judged as bytes: how many there are, and which mistake gives a wrong number of
-# them. Then they are read as their receiver would read them.
+# The judges first count the bytes, and name the mistake that gives a wrong number of them. Then
+# they read the bytes as a receiver would read them.
 
 
 def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping[int, str]) -> None:
-    """Raise `Wrong` unless `value` is a vector of so many bytes, uint8.
+    """Raise `Wrong` unless `value` is a vector of `nbytes` bytes, uint8.
 
     Args:
-        value: what a rank returned; anything.
-        nbytes: how many bytes it must have.
-        formula: where the number comes from, in words.
-        what: whose it is: ``rank 0: wire``.
-        known: number of bytes → the mistake that looks like it.
+        value: the value that a rank returned, which may be anything.
+        nbytes: the number of bytes that it must have.
+        formula: how this number is computed, in words.
+        what: the value's name, such as ``rank 0: wire``.
+        known: number of bytes → the mistake that gives it.
 
     """
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
@@ -54,8 +54,9 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
 def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw ``x``, up to 127 times a power of two, and ``ticks`` of 2⁻²⁴, int64.
 
-    x/s + u is 2⁻¹³ away from a multiple of 1/8: float32 tells on which side, no smaller dtype. x
-    has 20 significant bits, of which bfloat16 and float16 round some; with bfloat16 it has eight.
+    x/s + u is 2⁻¹³ away from a multiple of 1/8. float32 can tell on which side, but no smaller
+    dtype can. x has 20 significant bits, of which bfloat16 and float16 round some. In a case with
+    bfloat16, x has eight.
 
     Parameters: ``shape``; ``exponent`` of the power; ``sign`` of the largest, 0 for all zeros.
     """
@@ -87,7 +88,7 @@ def quantized_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
 
 
 def uniform(ticks: Tensor) -> Tensor:
-    """Return ``u``, numbers in [0, 1): float32 or, of an even number of them, float64."""
+    """Return ``u``, numbers in [0, 1), as float32, or as float64 if their number is even."""
     dtype = torch.float32 if ticks.numel() % 2 else torch.float64
     return ticks.to(dtype) * 2.0**-24
 
@@ -101,7 +102,7 @@ def codes_of(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 @sees(lambda case, inputs, rank: {"wire": ANYTHING, "u": uniform(inputs[rank]["ticks"])})
 def reads_codes(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge ``wire``, four bytes of scale and a code for each number, and ``u``, left as it was."""
+    """Judge ``wire`` (four bytes of scale, a code for each number), and that ``u`` is unchanged."""
     read = []
     for rank, (own, value) in enumerate(zip(inputs, values, strict=True)):
         n, wire = own["x"].numel(), value["wire"]
@@ -133,7 +134,10 @@ Round = Callable[[Tensor], Tensor]
 
 
 def _coarse(x: Round | None = None, quotient: Round | None = None, scaled: bool = True) -> Oracle:
-    """Return the oracle of one who rounds x or x/s to a small dtype; `scaled`: before the scale."""
+    """Return the oracle of a mistake: x or x/s is rounded to a small dtype.
+
+    `scaled` means that x is rounded before the scale is computed.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         own = inputs[me]
@@ -198,10 +202,10 @@ _codes = equals(
 
 
 def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x`` of the case's ``shape``, no two of whose absolute values are equal; one is 0."""
+    """Draw ``x`` of the case's ``shape``, with absolute values that all differ; one is 0."""
     n = numel(case)
     order = torch.randperm(n, generator=generator)
-    # bfloat16 rounds none of 8 significant bits. With more, it holds hardly two that differ.
+    # bfloat16 represents 8 significant bits exactly. With more, hardly two numbers would differ.
     if case.form.dtype == "bfloat16":
         sizes = (128 + order % 128) / 256 * 2.0 ** (order // 128)
     else:
@@ -213,7 +217,7 @@ def distinct_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 @sees({"wire": ANYTHING})
 def reads_top_k(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge ``wire``: the ``k`` largest values, and where they are."""
+    """Judge ``wire``: the ``k`` largest values, and their places."""
     x, k, wire = inputs[0]["x"], case.parameters["k"], values[0]["wire"]
     n, size = x.numel(), x.element_size()
     bitmap = -(-n // 8)
@@ -280,9 +284,9 @@ def largest_values(x: Tensor, k: int) -> Tensor:
 
 
 def read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Tensor | None:
-    """Return the float32 vector that a wire of values and places stands for; None if it is none.
+    """Return the float32 vector that a wire of values and places encodes; None if it is no wire.
 
-    `highest_first`: read a bitmap as if the first element had the highest bit of its byte.
+    `highest_first` means to read a bitmap as if the first element had the highest bit of its byte.
     """
     values, places = wire[: 4 * k].clone().view(torch.float32), places_in(wire, k, highest_first)
     if (
@@ -295,7 +299,7 @@ def read_top_k(wire: Tensor, n: int, k: int, highest_first: bool = False) -> Ten
 
 
 def places_in(wire: Tensor, k: int, highest_first: bool = False) -> Tensor:
-    """Return the places behind the k values of a wire, as they are listed; see `read_top_k`."""
+    """Return the places after the k values of a wire, in their order; see `read_top_k`."""
     rest = wire[4 * k :].clone()
     if len(rest) == 4 * k:
         return rest.view(torch.int32).long()
@@ -340,11 +344,11 @@ _largest = equals(
 )
 
 
-# Codecs that a check hands to a student's function ------------------------------------------------
+# Codecs that a check passes to a student's function -----------------------------------------------
 
 # Every result is exact. All scales are 257 times a power of two. With multiples of a power of two
-# (`exact_numbers`), float32 rounds nothing but what a codec rounds, and a sum of decoded tensors is
-# the same in every order. But bfloat16 rounds the scale itself.
+# (`exact_numbers`), float32 rounds nothing except what a codec rounds, and a sum of decoded tensors
+# is the same in every order. But bfloat16 rounds the scale itself.
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -366,7 +370,7 @@ def _scale(wire: Tensor) -> Tensor:
 
 
 def encode_bytes(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
-    """Return n + 4 bytes: a scale, and each number by it, `rounded`."""
+    """Return n + 4 bytes: a scale, and each number divided by the scale and `rounded`."""
     x = _vector(x)
     largest = x.abs().max() if x.numel() else x.sum()
     exponent = torch.frexp(largest / (127 * 257)).exponent
@@ -375,22 +379,22 @@ def encode_bytes(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
 
 
 def decode_bytes(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return what `encode_bytes` made small."""
+    """Return the tensor that `encode_bytes` has compressed."""
     return (wire[4:].clone().view(torch.int8) * _scale(wire)).view(shape).to(dtype)
 
 
 def encode_signs(x: Tensor, rounded: Rounding = torch.round) -> Tensor:
-    """Return 4 + ceil(n / 8) bytes: a scale, and a bit for each number, 1 below zero."""
+    """Return 4 + ceil(n / 8) bytes: a scale, and a bit for each number, 1 if it is below zero."""
     x = _vector(x)
     largest = x.abs().max() if x.numel() else x.sum()
-    exponent = torch.frexp(largest).exponent - 8  # above the largest: twice is not once
+    exponent = torch.frexp(largest).exponent - 8  # scale above the largest: encoding twice shows
     bits = torch.nn.functional.pad((x < 0).to(torch.uint8), (0, -x.numel() % 8)).view(-1, 8)
     powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=x.device)
     return _with_scale(exponent, (bits * powers).sum(1).to(torch.uint8))
 
 
 def decode_signs(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return what `encode_signs` made small."""
+    """Return the tensor that `encode_signs` has compressed."""
     n = torch.Size(shape).numel()
     bits = (wire[4:, None] >> torch.arange(8, device=wire.device)) & 1
     signs = 1 - 2 * bits.reshape(-1)[:n].float()
@@ -407,10 +411,10 @@ CODECS: Mapping[str, Codec] = {
 
 
 def handed_out(name: str) -> Codec:
-    """Return a codec for a student's function; a vector that comes again is rounded another way.
+    """Return a codec for a student's function that rounds a repeated vector in a different way.
 
-    A codec that rounds at random does so too, and then not all ranks hold the same sum. Two shards
-    of few numbers may be equal by chance, and are rounded alike.
+    A codec that rounds at random does this too, and then not all ranks have the same sum. Two
+    shards of few numbers may be equal by chance, so they are rounded in the same way.
     """
     encode, decode = CODECS[name]
     seen: set[bytes] = set()
@@ -421,7 +425,7 @@ def handed_out(name: str) -> Codec:
         seen.add(numbers)
         return encode(x, rounded)
 
-    encode_once.__qualname__ = encode.__qualname__  # which of them it is
+    encode_once.__qualname__ = encode.__qualname__  # says which codec it is
     return encode_once, decode
 
 
@@ -431,10 +435,10 @@ def round_trip(codec: Codec, x: Tensor) -> Tensor:
     return decode(encode(x), x.shape, torch.float32)
 
 
-# Sums of what they make, shard by shard -----------------------------------------------------------
+# Sums of compressed tensors, shard by shard -------------------------------------------------------
 
 Compress = Callable[[Codec, Tensor, bool], Tensor]
-"""``compress(codec, x, own)``; own: the rank's own shard, or the sum of its own shard."""
+"""``compress(codec, x, own)``; `own` says whether x is from the rank's own shard, or its sum."""
 
 
 def _both(codec: Codec, x: Tensor, own: bool) -> Tensor:
@@ -459,9 +463,10 @@ def compressed_sum(
     shards: int | None = None,
     add: torch.dtype = torch.float32,
 ) -> Oracle:
-    """Return an oracle of C(Σ C(tensor)) for the case's ``codec``, in so many shards, or K.
+    """Return an oracle of C(Σ C(tensor)) for the case's ``codec``, in `shards` (default K) shards.
 
-    `parts` and `sums` compress what the ranks send first, and the sums. They are added in `add`.
+    `parts` compresses the tensors that the ranks send first, and `sums` compresses the sums. The
+    additions are in the dtype `add`.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
@@ -518,14 +523,14 @@ equals_compressed_sum = equals(
     },
     tolerance=EXACT,
 )
-"""Judge ``tensor`` by C(Σ C(tensor)) over the group."""
+"""Compare ``tensor`` with C(Σ C(tensor)) over the group."""
 
 
 # Error feedback: two senders with a memory for each key -------------------------------------------
 
 
 def only_largest(p: Tensor) -> Tensor:
-    """Return p with zeros for all but one of its largest numbers."""
+    """Return p with zeros for all numbers except one of the largest."""
     place = p.abs().argmax()
     return torch.zeros_like(p).flatten().index_fill(0, place, 1).view(p.shape) * p
 
@@ -536,14 +541,14 @@ def signs(p: Tensor) -> Tensor:
 
 
 SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
-"""Shapes of the keys, again and again. Two are alike. Smaller tensors might come again by chance.
-"""
+"""Shapes of the keys, in a cycle. Two are equal. Smaller tensors might repeat by chance."""
 
 
 def rounded(p: Tensor) -> Tensor:
-    """Return multiples of 1/256, with more bits than bfloat16 has; like PowerSGD, spare vectors.
+    """Return p in multiples of 1/256, with more bits than bfloat16 has; leave vectors unchanged.
 
-    They are one multiple too large: else all but the small would be x, which bfloat16 has.
+    PowerSGD leaves vectors unchanged, too. The multiples are one too large. Otherwise all numbers
+    except small ones would equal x, which bfloat16 can represent.
     """
     return (torch.round(p * 256) + 1) / 256 if p.dim() > 1 else p.clone()
 
@@ -552,7 +557,7 @@ COMPRESS = {"only_largest": only_largest, "signs": signs, "rounded": rounded}
 
 
 def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `compress`, which refuses a tensor that comes again."""
+    """Return `compress`, changed to refuse a repeated tensor."""
     seen: set[bytes] = set()
 
     def compress_once(p: Tensor) -> Tensor:
@@ -567,15 +572,15 @@ def _once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         seen.add(numbers)
         return compress(p)
 
-    compress_once.__qualname__ = compress.__qualname__  # which of them it is
+    compress_once.__qualname__ = compress.__qualname__  # says which function it is
     return compress_once
 
 
 def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw a tensor for each step and key; every second step is small beside what has gathered.
+    """Draw a tensor for each step and key; every second step is small compared with the residual.
 
     The keys have the shapes of `SHAPES`. The numbers have 13 significant bits, more than bfloat16
-    and float16 hold; with bfloat16 they have five.
+    and float16 can represent. In a case with bfloat16, they have five.
     """
     drawn, most = [], 8 if case.form.dtype == "bfloat16" else 2**11
     for _ in range(case.world_size):
@@ -594,7 +599,7 @@ def in_turn(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
 
 
 def _anew(key: Any) -> Any:
-    """Return an equal key that is another object: a caller may make its keys for each call."""
+    """Return an equal key that is a new object, because a caller may make its keys in each call."""
     if isinstance(key, tuple):
         return tuple([_anew(each) for each in key])
     return "".join(list(key)) if isinstance(key, str) else int(str(key))
@@ -603,14 +608,14 @@ def _anew(key: Any) -> Any:
 def run_feedback(
     with_feedback: Callable[..., Any], mine: dict[str, Any], given: Given
 ) -> dict[str, Tensor]:
-    """Two senders with one `compress` take turns; their inputs and answers are overwritten."""
+    """Run two senders with one `compress` in turn; overwrite their inputs and answers."""
     compress = _once(COMPRESS[mine["compress"]])
     senders = {name: with_feedback(compress) for name in ("first", "second")}
     for send in senders.values():
         if not callable(send):
             kind = type(send).__name__
             raise TypeError(f"with_feedback returns {kind}, expected a function")
-    found, kept = {}, []  # no key takes the place of another in memory
+    found, kept = {}, []  # `kept` keeps all keys alive, so that no two have the same address
     for step in [name for name in mine if name.startswith("step")]:
         for x, given_key in zip(mine[step], mine["keys"], strict=True):
             key = _anew(given_key)
@@ -640,9 +645,9 @@ def replayed(
     weight: float = 1,
     coarse: torch.dtype | None = None,
 ) -> Oracle:
-    """Return an oracle of senders that add `weight` times what they `keep`, under such a name.
+    """Return an oracle of senders that add `weight` times the residual that they `keep`.
 
-    `coarse`: what they would give if they calculated x + e in this dtype.
+    `memory(sender, key)` names the residual. With `coarse`, they calculate x + e in this dtype.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
@@ -653,7 +658,7 @@ def replayed(
                 for sender, g in (("first", x), ("second", 4 * x)):
                     place = f"{sender} sender, {step}, key {key!r}"
                     e = residuals.get(memory(sender, key), torch.zeros(()))
-                    if e.shape != x.shape:  # of another key: no mistake gets that far
+                    if e.shape != x.shape:  # the residual of a different key cannot be added
                         e = torch.zeros(x.shape)
                     p = g.float() + weight * e
                     sent = COMPRESS[own["compress"]](p if coarse is None else p.to(coarse).float())
@@ -666,7 +671,7 @@ def replayed(
 
 
 def _in_bfloat16(oracle: Oracle) -> Oracle:
-    """Return the oracle of a mistake that only bfloat16 shows: else it would name another's."""
+    """Return the oracle of a mistake for bfloat16 only; elsewhere it would look like others."""
     return lambda case, inputs, me: (
         oracle(case, inputs, me) if case.form.dtype == "bfloat16" else {}
     )
@@ -731,4 +736,4 @@ equals_feedback = equals(
     },
     tolerance=EXACT,
 )
-"""Judge what both senders return in each step, for each key, and that they leave x as it is."""
+"""Judge the values that both senders return in each step for each key, and that x is unchanged."""

@@ -70,7 +70,7 @@ LIVE = "the weights at the end: pull must return copies, so that later updates d
 
 
 def stepping(share, said=lambda age: age, **options):
-    """Return the oracle of an asynchronous server that takes a `share` of a gradient of an age."""
+    """Return the oracle of an asynchronous server that uses ``share(age)`` of a gradient."""
 
     def rule(w, g, age, own):
         return minus(w, g, own["lr"] * share(age)), said(age), 1
@@ -100,12 +100,12 @@ def backing_up(
     second="",
     **options,
 ):
-    """Return the oracle of a server that waits for the `first` gradients, or that of a mistake.
+    """Return the oracle of a server that waits for the `first` gradients, or of a mistake.
 
-    `kept`: it keeps the tensors of their owners, who write into all but the last before the step.
-    `over_numbers`: it takes the mean over a gradient's numbers as well. `at_once`: it steps with
-    each gradient when it comes. `second`: a worker's second gradient of a step ``replaces`` its
-    first, or is ``lost``.
+    `kept`: the server keeps the workers' tensors, and the workers overwrite all of them except the
+    last before the step. `over_numbers`: the server takes the mean over a gradient's numbers as
+    well. `at_once`: it steps with each gradient on arrival. `second`: a worker's second gradient of
+    a step ``replaces`` its first, or is ``lost``.
     """
 
     def rule(w, g, age, own):
@@ -163,11 +163,11 @@ def server_and_workers(case, rank):
 
 
 def without_waiting(case, network):
-    """Return the time of the worker that takes longest, a weight and a gradient on the way each."""
+    """Return the time of the slowest worker: for each push, computation and two messages."""
     per_message = network.time(numbers(case) * case.itemsize)
     each = case.parameters["seconds"].items()
     longest = max(pushes(case, rank) * (t + 2 * per_message) for rank, t in each)
-    return longest + 2 * case.world_size * per_message  # the server begins with one after another
+    return longest + 2 * case.world_size * per_message  # the server starts workers one by one
 
 
 # Task 5: DiLoCo ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Servers and workers out of step, and DiLoCo: inputs, programs, judges.
+"""Asynchronous servers and workers, and DiLoCo: inputs, programs, judges.
 
-The order of events is part of a case, never the outcome of a race. So a check gives the same
-verdict on ranks of every kind.
+The order of events is part of a case, and never the outcome of a race. So a check gives the same
+verdict on every kind of ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Events = Sequence[Sequence[Any]]
 
 
 def script(text: str) -> list[list[Any]]:
-    """Return the events of ``"1 2 +1 2"``: a number pulls, with a plus it pushes."""
+    """Return the events of ``"1 2 +1 2"``: with ``1`` worker 1 pulls, with ``+1`` it pushes."""
     return [["push" if word[0] == "+" else "pull", int(word)] for word in text.split()]
 
 
 def ages(events: Events, before: int = 0) -> list[int]:
-    """Return how many pushes lie between each push and the last pull of its worker."""
+    """Return the number of pushes between each push and its worker's last pull."""
     pulled: dict[int, int] = {}
     found: list[int] = []
     for kind, worker in events:
@@ -45,7 +45,7 @@ def ages(events: Events, before: int = 0) -> list[int]:
 
 
 def _since_the_last_push(events: Events) -> list[int]:
-    """Count from a worker's last push: a worker that pulls late has newer weights."""
+    """Count from a worker's last push, wrongly: a worker that pulls late has newer weights."""
     last: dict[int, int] = {}
     found: list[int] = []
     for kind, worker in events:
@@ -65,7 +65,7 @@ AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
 }
 
 
-@sees(ANYTHING)  # it judges the form itself
+@sees(ANYTHING)  # the judge checks the form itself
 def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge a list of staleness, one for each push of the case's ``events``."""
     events, got = case.parameters["events"], values[0]
@@ -105,17 +105,17 @@ def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 
 
 NONSENSE = 1e3
-"""An owner writes this into a gradient that was pushed."""
+"""A number that a worker writes into its gradient after the push."""
 
 
 def follow_script(
     make: Callable[[Any], Any], mine: Any, given: Given, answer: str
 ) -> dict[str, Any]:
-    """Call ``(pull, push)`` as the events say; return what they gave, named `answer` for pushes.
+    """Call ``(pull, push)`` as the events say; return their results, with `answer` for pushes.
 
-    `make(params)` asks the student's function for a server. Between two events another server of
-    its making serves the same workers: they must not share anything. The tensors that a server gets
-    and gives are overwritten, as their owners may do.
+    `make(params)` calls the student's function, which makes a server. Between two events, a second
+    server from the same function serves the same workers, so the servers must not share anything.
+    Each gradient is overwritten after its push, as its owner may do.
     """
     pull, push = _server(make(given.iterable(mine["params"])))
     other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
@@ -134,7 +134,7 @@ def follow_script(
                 gradient.fill_(NONSENSE)
     for gradients, theirs in zip(mine["gradients"], after, strict=True):
         for gradient, value in zip(gradients, theirs, strict=True):
-            gradient.copy_(value)  # so that it shows whether a push has changed it
+            gradient.copy_(value)  # as after the push, so that a change by the push shows
     return {
         answer: answers,
         "weights of pull {}, parameter {}": pulled,
@@ -152,13 +152,13 @@ def _server(made: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 Rule = Callable[[list[Tensor], list[Tensor], int, dict[str, Any]], tuple[list[Tensor], Any, int]]
-"""``rule(w, g, τ, state)``: the next weights, the answer to the push, and updates made by it."""
+"""``rule(w, g, τ, state)`` → the next weights, the push's answer, and its number of updates."""
 
 
 def served(answer: str, rule: Rule, live: bool = False) -> Oracle:
-    """Return the oracle of a server that treats a gradient by `rule`.
+    """Return the oracle of a server that handles a gradient by `rule`.
 
-    `live`: that of one who hands the weights themselves out, which later updates change.
+    With `live`, the server returns the weights themselves, which later updates change.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -195,13 +195,13 @@ def minus(w: list[Tensor], g: list[Tensor], factor: float) -> list[Tensor]:
 
 
 def order_of(seconds: dict[int, float], updates: int) -> list[int]:
-    """Return the order of pushes if each worker takes its time, without any pause."""
+    """Return the order of pushes if each worker takes these seconds, without any pause."""
     times = [(n * t, worker) for worker, t in seconds.items() for n in range(1, updates + 1)]
     return [worker for _, worker in sorted(times)][:updates]
 
 
 def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw what server and workers have; the server treats pushes in the case's ``order``."""
+    """Draw the data of server and workers; the server handles pushes in the case's ``order``."""
     own, shapes, made = case.parameters, case.parameters["shapes"], []
 
     def draw() -> list[Tensor]:
@@ -216,7 +216,7 @@ def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
 
 
 def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
-    """On the server's rank serve in the case's order; on the others call the student's function."""
+    """Serve in the case's order on the server's rank; call the student's function on the others."""
     if dist.get_rank() == mine["server"]:
         return {"server's weights": _serve(mine)}
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
@@ -251,7 +251,7 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
 
 
 def worker_computes(own: Any) -> dict[float, int]:
-    """Return how long `worker_program` computes: once for each gradient; the server has none."""
+    """Return the times that `worker_program` computes: once for each gradient of a worker."""
     return {own["seconds"]: len(own["targets"])}
 
 
@@ -274,8 +274,8 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
     """Return the oracle of `worker_program`.
 
     `change(w, own, g, old)` makes a mistake. It returns the weights at which the gradient is
-    computed, and the tensor that is sent. Its arguments are the weights that were received, the
-    worker's own from the start, the gradient as a function of weights, and ``.grad`` before.
+    computed, and the tensor that is sent. Its arguments are the received weights, the worker's
+    weights at the start, the gradient as a function of weights, and the earlier ``.grad``.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -310,8 +310,9 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
 
 # DiLoCo: inner steps on every rank, an outer step together ----------------------------------------
 
-# The inner step of a case goes a quarter of the way ``to`` a goal of each rank's own, or ``along``
-# a direction of its own, farther each time. So a round ends at other weights on every rank.
+# The inner step of a case goes a quarter of the way ``to`` a goal, or ``along`` a direction,
+# farther each time. Goals and directions differ from rank to rank, so a round ends at different
+# weights on every rank.
 
 LEFT, SET = "left alone", "written, cleared or replaced"
 INNER_STEP = 10e-6
@@ -319,7 +320,7 @@ INNER_STEP = 10e-6
 
 
 def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw equal weights for all ranks, of the case's ``shapes``, and other goals for each."""
+    """Draw equal weights of the case's ``shapes`` for all ranks, and different goals for each."""
     shapes, own = case.parameters["shapes"], dict(case.parameters)
 
     def draw() -> list[Tensor]:
@@ -334,7 +335,7 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
     memory, found, calls = addresses(params), {}, []
     for param in params if mine["inner"] == "along" else ():
-        # An inner optimizer has used it in the last step.
+        # The gradient is left over from the inner optimizer's last step.
         param.grad = torch.ones(param.shape, dtype=param.dtype)
         if param.dim() > 1 and mine["momentum"]:
             param.grad = param.grad.mT.contiguous().mT
@@ -351,7 +352,7 @@ def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[
                 param.add_(len(calls) * goal / 8)
 
     options = [mine[key] for key in ("every", "outer_lr", "momentum")]
-    # Other models, one before and one after it, which are not trained meanwhile.
+    # Two other models, one made before and one after it, which are not trained meanwhile.
     others = [[torch.nn.Parameter(torch.ones(size))] for size in (3, 4)]
     diloco(others[0], lambda: None, *options, group=given.group)
     step = diloco(given.iterable(params), inner_step, *options, group=given.group)
@@ -376,7 +377,7 @@ def _after_step(n: int) -> str:
 
 
 def rounds_computes(own: Any) -> dict[float, int]:
-    """Return how long `rounds_program` computes: each of its steps has an inner one."""
+    """Return the times that `rounds_program` computes: one inner step in each of its steps."""
     return {INNER_STEP: own["steps"]}
 
 
@@ -385,7 +386,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 Outer = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""`outer(held, change, momentum, m)`: from where to step, which step, and the next m."""
+"""`outer(held, change, momentum, m)` → the weights to start from, the step, and the next m."""
 
 
 def _nesterov(
@@ -409,9 +410,9 @@ def trained_by(
     rate: float | None = None,
     late: bool = False,
 ) -> Oracle:
-    """Return the oracle of DiLoCo, or with another argument that of a mistake.
+    """Return the oracle of DiLoCo, or, with an argument, of a mistake.
 
-    `late`: w̃ is first what a rank has after its first inner step.
+    `late` means that w̃ begins as a rank's weights after its first inner step.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The mixing matrices of tasks 2 to 5 stand in `judges.py`. They are not those that task 1 asks for.
+The mixing matrices of tasks 2 to 5 are in `judges.py`. They are not the ones that task 1 asks for.
 """
 
 import math
@@ -35,7 +35,7 @@ from .judges import (
 
 def links_program(metropolis_weights, mine, given):
     links, k = [tuple(link) for link in mine["links"]], mine["world_size"]
-    metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)  # nothing of it stays
+    metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)  # must not affect the next
     return metropolis_weights(given.iterable(links), mine["world_size"])
 
 
@@ -58,7 +58,7 @@ def mixing_inputs(case, generator):
 
 
 def mixing_program(start_mixing, mine, given):
-    """Two tensors are under way at once: the second is begun before the first is finished."""
+    """Mix two tensors at once: start the second before the first is finished."""
     [weights], finish = watched_weights(given, [mine], mine["tensor"]), {}
     for name in ("tensor", "second tensor"):
         finish[name] = start_mixing(mine[name], weights, group=given.group)

@@ -1,4 +1,4 @@
-"""Mixing with neighbours, steps that do so, and how fast ranks agree: programs and judges."""
+"""Programs and judges: mixing with neighbours, steps that mix, and how fast ranks agree."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from course_lib.ranks import Trace, compute
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted
 
-# Mixing matrices, who talks to whom under them, and the result of mixing --------------------------
+# Mixing matrices, the neighbours under them, and the result of mixing -----------------------------
 
-# A matrix is made of whole numbers over one denominator, so that it travels exactly to ranks of
-# every dtype. The weights of a graph with links are one over the largest number of neighbours plus
-# one, the same for all links. They are not the ones that task 1 asks for.
+# A matrix is made of whole numbers over one denominator, so that it is exact on ranks of every
+# dtype. In a graph with links, all links have the same weight: one over the largest number of
+# neighbours plus one. These are not the weights that task 1 asks for.
 
 HOPS: dict[str, tuple[int, ...]] = {
     "one way": (0, 1),
@@ -44,14 +44,14 @@ HOPS: dict[str, tuple[int, ...]] = {
     "turn": (1,),
     "half": (0, 0, 0, 1),
 }
-"""Directed graphs: a rank hears those so far ahead of it, and itself where 0 is among them.
+"""Directed graphs: a rank hears the ranks this many hops ahead of it, and itself if 0 is listed.
 
-A hop that is listed again counts again. So "half" of two ranks has the rows 3/4, 1/4 and 1/4, 3/4,
-and their eigenvalue 1/2 is exact.
+A hop that is listed several times counts several times. So "half" of two ranks has the rows
+3/4, 1/4 and 1/4, 3/4, and their eigenvalue 1/2 is exact.
 """
 
 HARDLY = 2**21
-"""In the graph "hardly" a rank gives the next one the weight 1 / `HARDLY`, below a millionth."""
+"""In the graph "hardly", a rank gives the next rank the weight 1 / `HARDLY`, below a millionth."""
 
 
 def links_of(graph: str, k: int) -> list[tuple[int, int]]:
@@ -68,9 +68,9 @@ def links_of(graph: str, k: int) -> list[tuple[int, int]]:
 
 
 def whole_numbers(graph: str, k: int) -> tuple[Tensor, int]:
-    """Return `(N, d)`, the matrix N / d in whole numbers; row i is what rank i hears.
+    """Return `(N, d)` for the matrix N / d, in whole numbers; row i has the weights of rank i.
 
-    Graphs joined by ``*`` are matrices multiplied: ``star * one way`` is not normal.
+    Graphs joined by ``*`` mean a product of matrices; ``star * one way`` is not normal.
     """
     if "*" in graph:
         product, denominator = torch.eye(k, dtype=torch.int64), 1
@@ -100,16 +100,17 @@ def weights_of(graph: str, k: int) -> Tensor:
 
 
 def as_weights(matrix: Mapping[str, Any], like: Tensor) -> Tensor:
-    """Return the matrix that a rank is given: float64 with float64 tensors.
+    """Return the matrix that a rank gets, which is float64 with float64 tensors.
 
-    With others it is float32, or float64 where it is ``wide``: one matrix serves all tensors.
+    With other tensors it is float32, or float64 if it is ``wide``, because one matrix must work
+    with all tensors.
     """
     dtype = torch.float64 if matrix.get("wide") else torch.promote_types(like.dtype, torch.float32)
     return matrix["numbers"].to(like.device, dtype) / matrix["denominator"]
 
 
 def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tensor) -> list[Tensor]:
-    """Return `as_weights` of each, which the function must leave as they are."""
+    """Return `as_weights` of each matrix; the student's function must not change them."""
     weights = [as_weights(matrix, like) for matrix in made]
     given.watch.add_parameters("the matrix", weights)
     return weights
@@ -118,7 +119,7 @@ def watched_weights(given: Given, made: Sequence[Mapping[str, Any]], like: Tenso
 def matrices(case: Case, rank: int) -> list[dict[str, Any]]:
     """Return the matrix of each step of ``graphs``, for `as_weights` on this rank.
 
-    It is wide among an odd number of ranks.
+    It is wide if the number of ranks is odd.
     """
     k = len(case.members(rank))
     made = [whole_numbers(graph, k) for graph in case.parameters["graphs"]]
@@ -136,12 +137,12 @@ def neighbours(case: Case, rank: int) -> set[int]:
 
 
 def messages_sent(case: Case, rank: int) -> int:
-    """Return how many messages a rank has to send in all steps together."""
+    """Return the number of messages that a rank must send in all steps together."""
     return _messages(case, rank, 0)
 
 
 def messages_received(case: Case, rank: int) -> int:
-    """Return how many messages a rank has to receive in all steps together."""
+    """Return the number of messages that a rank must receive in all steps together."""
     return _messages(case, rank, 1)
 
 
@@ -165,14 +166,14 @@ def _not_to_itself(case: Case, observed: Observed, trace: Trace) -> None:
 
 
 def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
-    """Expect messages between neighbours, one each in every step, all under way at once.
+    """Expect one message between neighbours in every step, with all messages in progress at once.
 
-    A case may have ``seconds``, what a rank computes in a step, meanwhile. `elements(case)`: of the
-    tensors that are mixed.
+    A case may have ``seconds``, the time that a rank computes meanwhile in a step.
+    `elements(case)` returns the number of elements of the tensors that are mixed.
     """
 
     def seconds(case: Case, network: Network) -> float:
-        # A latency and a half: room for the bytes, and none for a second message behind the first.
+        # 1.5 latencies leave time for the bytes, but not for a second message after the first.
         steps, busy = len(case.parameters["graphs"]), case.parameters.get("seconds", 0.0)
         return 1.01 * steps * max(busy, 1.5 * network.latency)
 
@@ -198,7 +199,7 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
 
 
 def mixed(change: Callable[[Tensor], Tensor] = lambda weights: weights) -> Oracle:
-    """Return the oracle that mixes two tensors with a changed matrix: a mistake, or none."""
+    """Return the oracle that mixes two tensors with a matrix; `change` makes a mistake in it."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
         weights = change(weights_of(case.parameters["graphs"][0], len(inputs)))
@@ -214,7 +215,7 @@ def mixed(change: Callable[[Tensor], Tensor] = lambda weights: weights) -> Oracl
 
 # Steps of decentralized SGD -----------------------------------------------------------------------
 
-# A step mixes with the neighbours, and goes down this rank's own gradient at the weights before.
+# A step mixes with the neighbours, and subtracts this rank's gradient at the weights before it.
 
 
 def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -265,16 +266,16 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
 
 
 def steps_computes(own: Any) -> dict[float, int]:
-    """Return how long `steps_program` computes: once in each step."""
+    """Return the times that `steps_program` computes: once in each step."""
     return {own["seconds"]: len(own["matrices"])}
 
 
 Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Tensor]
-"""``step(W, X, η, gradient, old)``: from all ranks' weights X, shape (K, n), to the next."""
+"""``step(W, X, η, gradient, old)`` → the next weights of all ranks from X, shape (K, n)."""
 
 
 def stepped(step: Step) -> Oracle:
-    """Return the oracle of some steps of training; `old` is what ``.grad`` held before.
+    """Return the oracle of some steps of training; a step's `old` is the earlier ``.grad``.
 
     The inputs have ``values``, the parameters, and ``targets``, a list of tensors for each step.
     ``loss`` is ``distance``, half the squared distance of all parameters to the targets, or
@@ -354,10 +355,10 @@ equals_steps = equals(
     stepped(lambda w, x, lr, g, old: w @ x - lr * g(x)),
     {name: stepped(step) for name, step in MISTAKES.items()},
 )
-"""Judge the parameters after the steps, how often the loss was asked for, and their memory."""
+"""Judge the parameters after the steps, their memory, and how often the loss was called."""
 
 
-# How ranks come to agree: weights for a graph, the spectral gap, the fastest graph ----------------
+# How fast ranks agree: weights for a graph, the spectral gap, the fastest graph -------------------
 
 # The judge of weights looks for mistakes; the oracles compute from the matrices above.
 
@@ -368,7 +369,7 @@ _LINK = (
 _REST = "A rank's own share is 1 minus the weights of its links."
 
 
-@sees(ANYTHING)  # it judges the form itself
+@sees(ANYTHING)  # the judge checks the form itself
 def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge the Metropolis weights of ``links`` among ``world_size`` ranks."""
     k, weights = case.parameters["world_size"], values[0]
@@ -409,12 +410,12 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
 
 
 def absolute_eigenvalues(weights: Tensor) -> list[float]:
-    """Return the absolute eigenvalues but for one 1, the largest first; 0 if that is all."""
+    """Return the absolute eigenvalues and a 0, sorted downwards, without the first, which is 1."""
     return sorted([*torch.linalg.eigvals(weights).abs().tolist(), 0.0], reverse=True)[1:]
 
 
 def second(values: Tensor) -> float:
-    """Return the second largest of some numbers and 0: of one number alone, 0."""
+    """Return the second largest of these numbers and 0; with only one number, return 0."""
     return sorted([*values.tolist(), 0.0])[-2]
 
 
@@ -423,13 +424,13 @@ def gap(of: Callable[[Tensor], float]) -> Oracle:
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, float]:
         number = of(weights_of(case.parameters["graph"], case.parameters["k"]))
-        return {"spectral gap": number if abs(number) > 1e-12 else 0.0}  # but for rounding
+        return {"spectral gap": number if abs(number) > 1e-12 else 0.0}  # remove rounding
 
     return oracle
 
 
 def most_heard(weights: Tensor) -> int:
-    """Return the largest number of other ranks that one rank sends to: columns are counted."""
+    """Return the largest number of other ranks to which one rank sends, from the columns."""
     return int(_others(weights).sum(0).max())
 
 
@@ -438,12 +439,12 @@ def _others(weights: Tensor) -> Tensor:
 
 
 def heard_by_one(weights: Tensor) -> int:
-    """Return the largest number of other ranks that one rank hears: rows are counted."""
+    """Return the largest number of other ranks that one rank hears, from the rows."""
     return int(_others(weights).sum(1).max())
 
 
 def sent_by_rank_0(weights: Tensor) -> int:
-    """Return the number of other ranks that rank 0 sends to."""
+    """Return the number of other ranks to which rank 0 sends."""
     return int(_others(weights).sum(0)[0])
 
 
@@ -457,10 +458,11 @@ def chosen(
     """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
 
     Args:
-        heard: messages of a rank in a step.
-        pieces: of a tensor in the ring all-reduce, K if not given; a message is one.
-        ways: of the ring all-reduce, 2 · (K - 1) messages.
-        whole: makes a number of steps of the exact one.
+        heard: returns the number of messages of a rank in a step.
+        pieces: number of pieces of a tensor in the ring all-reduce, by default K; each message
+            carries one piece.
+        ways: number of passes around the ring: an all-reduce has ``ways`` · (K - 1) messages.
+        whole: rounds the exact number of steps.
         first: the position of the first candidate.
 
     """

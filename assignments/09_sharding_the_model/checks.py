@@ -61,7 +61,7 @@ BIASES = "the output with the bias added once by each rank: add it after the sum
 
 
 def bias_on_each_rank(case, inputs, me, value):
-    """Return a hint if the bias got no gradient here, as where one rank alone adds it."""
+    """Return a hint if the bias got no gradient here, as when only one rank adds the bias."""
     if inputs[me]["bias"] is None or not isinstance(value, dict):
         return ""
     got, before = value.get("gradient of bias"), float(inputs[me]["before"])

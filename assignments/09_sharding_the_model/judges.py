@@ -27,8 +27,8 @@ from course_lib.ranks.explain.words import counted
 
 # A linear layer that several ranks share ----------------------------------------------------------
 
-# The ranks share the layer's outputs (column parallel) or its inputs (row parallel), each its
-# ``tensor_split``. All else is equal on all of them: what goes in or comes out whole.
+# The ranks share the layer's outputs (column parallel) or its inputs (row parallel): each rank has
+# its part by ``tensor_split``. Every tensor that is not shared is equal on all ranks.
 
 Side = Literal["out", "in"]
 """The side of a layer that the ranks share."""
@@ -42,18 +42,18 @@ _HELD = "the module still holds the whole layer"
 
 
 MOST = {"bfloat16": (3, 1.0), "float32": (511, 1.0), "float64": (3 * 2**23, 2.0**-14)}
-"""Largest number of units in a layer's numbers, and the unit. bfloat16 rounds what is above 256
-units, float16 what is above 2048, float32 what is above 2²⁴."""
+"""Largest number of units in a layer's numbers, and the unit, by dtype. bfloat16 rounds numbers
+above 256 units, float16 numbers above 2048, float32 numbers above 2²⁴."""
 
 
 def layer_inputs(cut: Side) -> Inputs:
-    """Return what draws a layer, its input x and dY for each group.
+    """Return the function that draws a layer, its input x and dY for each group.
 
     A case has the sizes ``out`` and ``in``, ``rows`` (the shape of x before its last dimension) and
-    ``bias`` (whether there is one). It may have ``before``: the gradients of the weight and the
-    bias hold ones when backward begins. ``dx`` is the gradient of x that comes from elsewhere. All
-    are whole numbers of a unit: their dtype rounds no sum of products, or hardly, and a smaller one
-    rounds the numbers themselves.
+    ``bias`` (whether there is one). It may have ``before``, which fills the gradients of weight and
+    bias with ones before backward. ``dx`` is the gradient of x that comes from elsewhere. All
+    numbers are whole multiples of a unit. Their dtype rounds hardly any sum of products, but a
+    smaller dtype rounds the numbers themselves.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def layer_inputs(cut: Side) -> Inputs:
 
 
 def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``make_layer(linear, group=group)``, then forward and backward of what it returns."""
+    """Call ``make_layer(linear, group=group)``, then forward and backward of the result."""
     linear = nn.Linear(1, 1, device="meta")
     linear.out_features, linear.in_features = mine["weight"].shape
     linear.weight = nn.Parameter(mine["weight"])
@@ -94,8 +94,8 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
         raise TypeError(f"your function returns {type(layer).__name__}, expected an nn.Module")
     del linear
     x = mine["x"].clone().requires_grad_()
-    # x is used as it is, too: in a model there is a residual connection around such layers.
-    # And before its backward comes another forward, of other rows that need no gradient.
+    # x is also used directly, because a model has a residual connection around such layers.
+    # Before the backward, there is a second forward, of different rows that need no gradient.
     y, later, beside = layer(x), layer(2 * mine["x"]), (x * mine["dx"]).sum()
     weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
     found = {"output": y.detach(), "later output": later.detach(), "weight": weight.detach()}
@@ -109,7 +109,7 @@ def layer_program(make_layer: Callable[..., Any], mine: Any, given: Given) -> An
         found |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
         found |= {"gradient of bias": None if bias is None else bias.grad}
     if whole() is not None:
-        gc.collect()  # a circle that nobody holds may hold it
+        gc.collect()  # a reference cycle that is no longer in use may hold it
     return {**found, _HELD: whole() is not None, _BESIDE: float(_beside(layer, mine))}
 
 
@@ -127,9 +127,9 @@ def _looks(linear: nn.Linear) -> Any:
 
 
 def _beside(layer: nn.Module, mine: Any) -> int:
-    """Return how many numbers the module's tensors keep in memory, beyond those of its parts.
+    """Return how many numbers the module's tensors keep in memory in addition to its own parts.
 
-    Memory that `mine` shares is reported elsewhere; single numbers do not count.
+    Memory that is shared with `mine` is reported elsewhere; single numbers do not count.
     """
     memory = {}
     for tensor in held_by(layer):
@@ -146,7 +146,7 @@ def _beside(layer: nn.Module, mine: Any) -> int:
 
 
 def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
-    """Return the oracle: what one process computes, or what a well-known mistake gives."""
+    """Return the oracle: the result of one process, or of a well-known mistake."""
     side = {"out": 0, "in": 1}[cut]
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
@@ -197,15 +197,15 @@ def _gradient(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def layer_bytes(case: Case, side: Side) -> int:
-    """Return the bytes of a whole input, or of a whole output."""
+    """Return the number of bytes of a whole input, or of a whole output."""
     return int(case.itemsize * prod(case.parameters["rows"]) * case.parameters[side])
 
 
 # An optimizer that several ranks share ------------------------------------------------------------
 
-# Each rank has gradients of its own, some of them ``None``, and makes the optimizer of its part
-# with a function that it is given. So the numbers that an optimizer holds and updates can be
-# counted.
+# Each rank has its own gradients, some of them ``None``. It makes the optimizer of its part with a
+# function that it gets as an argument. So this function can count the numbers that an optimizer
+# keeps and updates.
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),
@@ -213,7 +213,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}, 1),
     "sgd": (torch.optim.SGD, {"lr": 0.5}, 0),
 }
-"""Class, options, and how many numbers of state it keeps for each number that it updates."""
+"""Name → class, options, and how many numbers of state it keeps for each number that it updates."""
 
 
 def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -221,12 +221,12 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
 
     A case has ``shapes``, ``steps`` and the name of the ``optimizer``. It may have:
 
-    - positions of parameters that are ``frozen``, that come ``again`` because they are tied, or
-      that are ``alike``: of one shape, with the same numbers
-    - ``unused``, positions too: the group's last rank does not use them in the first step, its
-      first rank in the second, and so on
-    - ``nobody``, positions of parameters that no rank uses in the second step
-    - ``before``: whether ``.grad`` holds something at first
+    - positions of parameters that are ``frozen``, that are listed ``again`` because they are tied,
+      or that are ``alike``: they have the same shape and the same numbers
+    - ``unused``: positions of parameters that the group's last rank does not use in the first step,
+      its first rank in the second, and so on
+    - ``nobody``: positions of parameters that no rank uses in the second step
+    - ``before``: whether ``.grad`` has values at the start
     """
     p = case.parameters
 
@@ -252,14 +252,14 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
 
 
 def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Take the case's steps; return the weights, and what the optimizers update and hold."""
+    """Take the case's steps; return the weights, and the counts of updated and kept numbers."""
     params = [
         nn.Parameter(w.clone(), requires_grad=i not in mine["frozen"])
         for i, w in enumerate(mine["weights"])
     ]
     cls, options, _ = OPTIMIZERS[mine["optimizer"]]
     for param in params if mine["before"] else ():
-        param.grad = torch.ones_like(param)  # of nothing that the steps below are about
+        param.grad = torch.ones_like(param)  # an old gradient, which the steps must not use
     made: list[Any] = []
 
     def make_optimizer(tensors: Any) -> Any:
@@ -267,7 +267,7 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
         return made[-1]
 
     make_optimizer.__qualname__ = mine["optimizer"]
-    # Other models, one before and one after it, which are not trained meanwhile.
+    # Two other models, one made before and one after it, which are not trained meanwhile.
     others = [[nn.Parameter(torch.ones(size))] for size in (5, 6)]
     sharded_optimizer(others[0], lambda tensors: cls(tensors, **options), group=given.group)
     tied = given.iterable([*params, *(params[i] for i in mine["again"])])
@@ -275,7 +275,7 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
     sharded_optimizer(others[1], lambda tensors: cls(tensors, **options), group=given.group)
     if not callable(step):
         raise TypeError(f"your function returns {type(step).__name__}, expected a function step()")
-    memory = addresses(params)  # who put them into one piece of memory has done so
+    memory = addresses(params)  # a function that moves parameters in memory has done so by now
     for grads in mine["gradients"]:
         for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.clone()
@@ -298,10 +298,11 @@ def _one_process(
     anew: bool = False,
     packed: bool = False,
 ) -> Oracle:
-    """Return the oracle: K gradients added up, times `scale(K)`, in one optimizer; or a mistake.
+    """Return the oracle: the sum of K gradients times `scale(K)` in one optimizer, or a mistake.
 
-    `mine`: only this rank's gradients. `anew`: an optimizer for each step. `packed`: a gradient
-    that is None takes no room, so that those behind it come too early, and zeros at the end.
+    `mine`: only this rank's gradients. `anew`: a new optimizer for each step. `packed`: a gradient
+    that is None takes no space, so that the gradients after it move forward, and zeros fill the
+    end.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -329,7 +330,7 @@ def _one_process(
 def _packed(
     grads: Sequence[Tensor | None], params: Sequence[Tensor], frozen: Sequence[int]
 ) -> list[Tensor | None]:
-    """Return the gradients as they come out if those that are None took no room on the way."""
+    """Return the gradients that result if those that are None take no space in the message."""
     sizes = [0 if i in frozen else param.numel() for i, param in enumerate(params)]
     flat = torch.zeros(sum(sizes), dtype=torch.float64)
     there = [g.double().flatten() for g in grads if g is not None]
@@ -368,21 +369,21 @@ equals_one_optimizer = _without_counts(
         },
     )
 )
-"""Judge the weights after the steps by those of one process."""
+"""Compare the weights after the steps with those of one process."""
 
 same_weights_on_all_ranks = _without_counts(same_on_all_ranks)
 
 
 # A pipeline schedule: executed on ranks, and judged as data ---------------------------------------
 
-# A schedule is a list of steps for each rank, a step ``("F", 3)`` or ``("B", 3)``: forward or
+# A schedule is a list of steps for each rank. A step is ``("F", 3)`` or ``("B", 3)``: forward or
 # backward of micro-batch 3. A stage is a matrix and a tanh, and takes `FORWARD` and `BACKWARD`
-# seconds. Sends do not wait, and a rank waits for what it needs. So a schedule that cannot go on is
-# a deadlock, and is explained as one.
+# seconds. Sends do not wait, but a rank waits for the data that it needs. So a schedule that cannot
+# continue is a deadlock, and is explained like one.
 
 FORWARD, BACKWARD = 1e-3, 2e-3
 NEAR = Network(latency=1e-6, bandwidth=10e9)
-"""A network whose messages take next to nothing beside a step."""
+"""A network whose messages take almost no time compared with a step."""
 STAGE = "gradient of this rank's stage"
 
 Steps = list[list[Any]]
@@ -403,7 +404,7 @@ def pipeline_inputs(case: Case, generator: torch.Generator) -> list[dict[str, An
 
 
 def pipeline_program(schedule: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Ask for ``schedule(world_size, bubble)``, and execute it if every rank's steps are whole."""
+    """Call ``schedule(world_size, bubble)``, and execute it if every rank's steps are valid."""
     rank, p, x = dist.get_rank(), dist.get_world_size(), mine["x"]
     made = schedule(p, mine["bubble"])
     steps = _as_steps(made)
@@ -416,7 +417,7 @@ def pipeline_program(schedule: Callable[..., Any], mine: Any, given: Given) -> A
 
 
 def pipeline_computes(own: Any) -> dict[float, int]:
-    """Return how long `pipeline_program` computes: each micro-batch once forward, once back."""
+    """Return the times that `pipeline_program` computes: each micro-batch forward and backward."""
     return {FORWARD: len(own["x"]), BACKWARD: len(own["x"])}
 
 
@@ -436,7 +437,7 @@ def _listed(value: Any) -> bool:
 
 
 def _wrong_steps(steps: Steps, micro_batches: int) -> str:
-    """Return what is wrong with one rank's steps, whatever the other ranks do; or nothing."""
+    """Return what is wrong with one rank's steps on their own, or an empty string."""
     counts = Counter((action, m) for action, m in steps)
     for action in ("F", "B"):
         for m in range(micro_batches):
@@ -515,7 +516,7 @@ def whole_schedule(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
 
 
 def equals_one_process() -> Judge:
-    """Judge the stages' gradients by those of one process, of the mean over the micro-batches."""
+    """Compare the stages' gradients with one process's, of the mean over the micro-batches."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         weights = [each["weight"].double().clone().requires_grad_() for each in inputs]
@@ -533,7 +534,7 @@ def equals_one_process() -> Judge:
 
 
 def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
-    """Expect rank r to hold the activations of p - r micro-batches at most."""
+    """Expect rank r to keep the activations of at most p - r micro-batches."""
     p, m = case.world_size, fewest(case.world_size, case.parameters["bubble"])
     for rank, steps in enumerate(observed.outputs[0]["value"]["schedule"]):
         held = peak = 0

@@ -36,7 +36,7 @@ def light_program(speed_of_light, mine, given):
 
 
 def light(of_rank=max, of_all=max, **changed):
-    """Return the oracle; `changed` stands in place of a key, or is called with the case's."""
+    """Return the oracle; `changed` replaces a key of the case, by a value or a function of it."""
 
     def oracle(case, inputs, me):
         own = dict(inputs[0])
@@ -102,15 +102,15 @@ def race_program(train, mine, given):
 
 @functools.lru_cache(maxsize=4)
 def play(race, seeds, tapes):
-    """Return the score. Real ranks write what simulated ones wrote: it is not played again."""
+    """Return the score, from a cache if real ranks write the same tapes as simulated ranks."""
     return referee(race, decode(tapes), seeds)[0]
 
 
 class Referee:
-    """Draws a case's problem, and plays what the ranks did on another draw of it.
+    """Draws a case's problem, and plays the ranks' tapes on a different draw of it.
 
-    `run_check` has the inputs drawn once more right before it asks a judge, and asks what is
-    expected of the communication right after it: so the draws and the score are the case's.
+    `run_check` draws the inputs once more right before it calls a judge, and tests the expected
+    communication right after it. So the draws and the score belong to the case.
     """
 
     def __init__(self):
@@ -122,7 +122,7 @@ class Referee:
         drawn = draw(Race.of(case.parameters), f"{self.secret} written")
         return drawn.inputs(race=dict(case.parameters))
 
-    @sees({"tape": ANYTHING})  # the referee says what is wrong with a tape
+    @sees({"tape": ANYTHING})  # the referee reports any error in a tape
     def judge(self, case, inputs, values):
         self.score = None
         race = Race.of(case.parameters)
@@ -134,14 +134,14 @@ class Referee:
         judge_score(race, self.score)
 
     def played(self):
-        """Return the score; of what could not be played there is none."""
+        """Return the score; a tape that could not be played has none."""
         if self.score is None:
             raise Wrong("the tape could not be played, so its time and its bytes are not known")
         return self.score
 
 
 def judge_score(race, score):
-    """Raise `Wrong` unless the ranks agree and reach the target; the written draw is the first."""
+    """Raise `Wrong` unless the ranks agree and reach the target; the first loss has no limit."""
     written, *scored = score.losses
     if max(scored) == math.inf:
         raise Wrong(
@@ -203,7 +203,7 @@ def in_time(part, hint=""):
 
 
 def bounded(score, limit):
-    """Return what the speed of light of this run's own operations and bytes says."""
+    """Return a sentence on the speed of light for this run's own operations and bytes."""
     light = f"{1e3 * score.light:.1f} ms"
     if score.light > limit:
         return (
@@ -237,8 +237,8 @@ def race(name, limits, **parameters):
 
 
 REFEREE = Referee()
-# Each trick alone reaches a limit. One message for all gradients takes 194 ms; and 170 ms if it
-# travels during the next gradient, or 159 ms in half the bytes.
+# Each technique alone reaches a limit. One message for all gradients takes 194 ms. It takes 170 ms
+# if it overlaps with the next gradient, or 159 ms with half the bytes.
 LADDER = {
     "bucketing": "Send all gradients of a step in one message: join them with torch.cat.",
     "overlap or compression": (
@@ -260,7 +260,7 @@ CHECKS = {
         "speed_of_light",
         inputs=counts,
         program=light_program,
-        # The arguments are integers in every form: also who divides tensors of float32 is right.
+        # The arguments are integers in every form. Code that divides float32 tensors is right, too.
         judges=[equals(light(), LIGHT_MISTAKES, tolerance={"float64": 1e-6})],
         cases=in_many_forms(
             bound("bound by operations", 4, 1e12, 1e6, 1e6, 1e12, 1e9),

@@ -1,7 +1,7 @@
 """Put submissions into ``submitted/``: the latest counts, and no earlier one is lost.
 
-``collected/ASSIGNMENT.json`` remembers a digest of each taken submission. Grading may repair a
-notebook in ``submitted/``, but the digest still recognises the same source when it comes again.
+``collected/ASSIGNMENT.json`` keeps a digest of each collected submission. Grading may repair a
+notebook in ``submitted/``, but the digest still shows whether the same submission comes again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "kept as
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are in a class's folder."""
+    """The paths of submissions and records in a class's folder."""
 
     data: Path
     assignment: str
 
     def submitted(self, student: str) -> Path:
-        """Where nbgrader looks for a submission."""
+        """Return the folder where nbgrader looks for a submission."""
         return self.data / "submitted" / student / self.assignment
 
     def earlier(self, student: str) -> Path:
-        """Where the submissions lie that no longer count."""
+        """Return the folder of the student's submissions that no longer count."""
         return self.data / "earlier" / student / self.assignment
 
     def time(self, student: str) -> datetime | None:
@@ -53,7 +53,7 @@ class Places:
 
 
 class Record:
-    """The collected submissions of one assignment; written after each one, so Ctrl-C loses none."""
+    """The collected submissions of one assignment. Each is saved at once, so Ctrl-C loses none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -87,15 +87,15 @@ def place(
     places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
     late: int,
 ) -> str:  # fmt: skip
-    """Put a submission where nbgrader looks for it, or aside; return what was done.
+    """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
 
     Args:
         places: the class's folder and the assignment.
-        record: the submissions that were taken before.
-        student: their id.
+        record: the submissions that were collected before.
+        student: the student's id.
         files: name → content, without ``timestamp.txt``.
         when: the time; None if it is unknown, and then the submission counts as the latest.
-        late: days late, to remember.
+        late: the number of days late, for the record.
 
     """
     target, sha256 = places.submitted(student), digest_of(files)

@@ -1,4 +1,4 @@
-"""Collecting an assignment: from a source to ``submitted/``, and a row for each submission."""
+"""Collect an assignment from a source into ``submitted/``, with a table row per submission."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXCHANGE = "/usr/local/share/nbgrader/exchange"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of submissions that were taken."""
+    """One line of the table of collected submissions."""
 
     student: str
     name: str
@@ -51,11 +51,11 @@ class Collected:
     """The result of `collect`.
 
     Attributes:
-        rows: one for each submission that was taken.
-        refused: files that were not taken, by our student id where it is known.
-        missing: those of the class who have submitted nothing, now or before.
-        before: those of the class who are not in this source, but submitted before.
-        format: of the source.
+        rows: one row for each submission that was collected.
+        refused: files that were not collected, with the course's student id if it is known.
+        missing: students of the class who have submitted nothing, now or before.
+        before: students of the class who are not in this source, but submitted before.
+        format: the source's format.
         zone: the course's time zone, if it is known.
 
     """
@@ -88,12 +88,12 @@ def collect(
         assignment: its name.
         source: ``exchange``, a folder, or a zip.
         format: one of `FORMATS`; by default it is recognised.
-        roster: a class list, which is kept for later commands; by default the one kept before.
+        roster: a class list, which is kept for later commands; by default the list kept before.
         due: the deadline; by default the gradebook's.
-        zone: of times that name none; by default the course's.
-        file_times: use the files' modification times where nothing else gives a time.
-        write: False to change nothing and only say what would be done.
-        progress: takes the number of submissions read so far, and their total.
+        zone: the time zone of times that name none; by default the course's.
+        file_times: use the files' modification times if nothing else gives a time.
+        write: False to change nothing and only report what would be done.
+        progress: called with the number of submissions read so far, and their total.
 
     Raises:
         SourceError: nothing can be collected from this source.
@@ -136,7 +136,7 @@ def collect(
 def hand_ins_by_student(
     root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
 ) -> tuple[dict[str, list[HandIn]], list[Refused], str]:
-    """Return a source's unread files by our student ids, those of nobody, and the format."""
+    """Return a source's unread files by the course's student ids, the refused, and the format."""
     config = load_config(root)
     kept = data_folder(root, config) / "roster.csv"
     students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
@@ -185,13 +185,13 @@ def _by_student(
 
 
 def _by_our_id(refused: Refused, students: Roster) -> Refused:
-    """Return it with our student's id, if the class list has this name."""
+    """Return the refused file with the course's student id, if the class list has this name."""
     known = students.find("", refused.who) if refused.who else None
     return replace(refused, who=known.student_id) if known else refused
 
 
 def _time_in(student: Student, zone: tzinfo | None) -> tuple[datetime | None, str]:
-    """Return the time of submission in a line of the class list, or a note if it is none."""
+    """Return the time of submission from a line of the class list, or a note if it is no time."""
     if not student.submitted_at.strip(" -"):
         return None, ""
     try:
@@ -229,7 +229,7 @@ def _take(
     collected: Collected,
     write: bool,
 ) -> list[Row]:
-    """Place the last submission that has a notebook, keep the others; return their rows."""
+    """Place the last submission that has a notebook, keep the others aside; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
     vetted.sort(key=lambda pair: (pair[0].when or never, pair[0].order))
     for _, each in vetted:
@@ -256,7 +256,7 @@ def _take(
 
 
 def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, frozenset[str]]:
-    """Return the name of each of an assignment's notebooks → its `graded_cells`.
+    """Return the `graded_cells` of an assignment's notebooks, by the notebooks' names.
 
     Raises:
         SourceError: there is no such assignment.

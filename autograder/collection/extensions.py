@@ -1,4 +1,6 @@
-"""Later deadlines of single students: ``grading/extensions.csv``, which the instructor writes.
+"""Later deadlines of single students, from ``grading/extensions.csv``.
+
+The instructor writes this file::
 
     assignment,student_id,until
     02_data_parallel_sgd,ada,2026-11-25 23:59
@@ -23,7 +25,7 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
     """Return student → their own deadline for an assignment; empty if there is no file.
 
     Raises:
-        SourceError: the file lacks a column, or a line has no time; it says which line.
+        SourceError: the file lacks a column, or a line has no time; the message names the line.
 
     """
     path = data / "extensions.csv"

@@ -1,14 +1,15 @@
-r"""How the systems name the files that they export, and how to find each file's student.
+r"""Find each exported file's student by the way in which the systems name their files.
 
 ===========  =========================================================================
 Moodle       ``Ada Lovelace_12345_assignsubmission_file/hw.ipynb``, in older versions
              ``…_file_/hw.ipynb``, without folders ``…_file_hw.ipynb``. The number is the
              *Identifier* of the grading worksheet (``mod/assign/classes/downloader.php``).
 Canvas       ``lovelaceada_LATE_340934_208490284_hw-1.ipynb``: the sortable name without
-             punctuation, a mark if late, the user's number, the file's, its name, numbered
-             where it was handed in again (``lib/content_zipper.rb``). Anonymous: ``anon_x1y2z``.
-Gradescope   ``assignment_9_export/submission_71/hw.ipynb``; of whom a submission is, and when it
-             was made, is in ``assignment_9_export/submission_metadata.yml``.
+             punctuation, a mark if late, the user's number, the file's number, and its name,
+             numbered if it was handed in again (``lib/content_zipper.rb``).
+             Anonymous: ``anon_x1y2z``.
+Gradescope   ``assignment_9_export/submission_71/hw.ipynb``. The submitters and the time are in
+             ``assignment_9_export/submission_metadata.yml``.
 exchange     nbgrader's ``inbound/ada+02_data_parallel_sgd+2026-11-20 10:00:00 UTC+random/``
 folder       ``ada/hw.ipynb``, ``ada/02_data_parallel_sgd/hw.ipynb`` or ``ada.ipynb``
 ===========  =========================================================================
@@ -34,7 +35,7 @@ _CANVAS = re.compile(
     r"(?:(?P<number>\d+)_(?P<file>[^/]+)|(?P<typed>text|link)\.html)"
 )
 _GRADESCOPE = re.compile(r"(?P<id>submission_\d+)/(?P<file>.+)|submission_metadata\.yml")
-# Its YAML has Ruby's tags and texts of students, all of them indented further than what is read.
+# Gradescope's YAML has Ruby's tags and students' texts. We match only lines that are indented less.
 _MADE = re.compile(
     r"^(?P<id>submission_\d+):\s+:submitters:\n(?P<whose>(?:  - .+\n|    .+\n)+)"
     r"(?:  :created_at: (?P<when>.+))?",
@@ -47,7 +48,7 @@ _EXCHANGE = re.compile(
 
 
 MAX_METADATA = 50 * 2**20
-"""Bytes read of Gradescope's list of submissions, which repeats the results of all of them."""
+"""Bytes to read of Gradescope's submission list, which repeats the results of all submissions."""
 
 
 @dataclass
@@ -59,12 +60,13 @@ class HandIn:
         name: their name, as the system writes it.
         files: path → file.
         when: the time, if the source gives it.
-        late: the system marks it as late, perhaps without saying by how much.
-        order: of two submissions without a time, the one with the greater order is later.
-        returned_as: the start of the name under which the system takes a file back for this
-            student; empty if it takes none. Moodle wants a folder with the student's number
-            (``mod/assign/feedback/file/importziplib.php``), Canvas the numbers of the student and
-            of a file of theirs (``generate_comments_from_files`` in ``app/models/assignment.rb``).
+        late: whether the system marks it as late, perhaps without saying by how much.
+        order: if two submissions have no time, the one with the greater order is later.
+        returned_as: the start of the name that a file must have so that the system accepts it as
+            feedback for this student; empty if the system accepts none. Moodle wants a folder with
+            the student's number (``mod/assign/feedback/file/importziplib.php``). Canvas wants the
+            numbers of the student and of one of their files (``generate_comments_from_files`` in
+            ``app/models/assignment.rb``).
 
     """
 
@@ -80,7 +82,7 @@ class HandIn:
 
 @dataclass(frozen=True)
 class Refused:
-    """Something that was not taken: whose it is, its path, and the reason."""
+    """A file that was not collected: whose it is, its path, and the reason."""
 
     who: str
     path: str
@@ -102,7 +104,7 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
     Args:
         entries: the files.
         assignment: its name; other assignments' files are left out.
-        format: one of `FORMATS`; by default the one that most names have.
+        format: one of `FORMATS`; by default the format of most names.
 
     Raises:
         SourceError: the source has no name of that format.
@@ -121,7 +123,7 @@ def gather(entries: Sequence[Entry], assignment: str, format: str = "") -> Gathe
 
 
 def recognise(entries: Sequence[Entry]) -> str:
-    """Return the format that most names have."""
+    """Return the format of more than half of the names, or ``folder`` if there is none."""
     patterns = {
         "moodle": _MOODLE,
         "canvas": _CANVAS,
@@ -137,10 +139,10 @@ def recognise(entries: Sequence[Entry]) -> str:
 
 
 def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
-    """Leave out the one folder that a system, or somebody who unpacked its zip, put around all.
+    """Leave out a single folder around all files, as a system or an unpacked zip may have it.
 
-    A single folder ``ada/`` may be a student's. So it is left out only if names in it are ones
-    that a system gives, or if it holds folders and no file.
+    A single folder ``ada/`` may be a student's. So the folder is left out only if it contains a
+    name that Moodle, Canvas or Gradescope gives.
     """
     tops = {entry.path.partition("/")[0] for entry in entries}
     inside = [entry.path.partition("/")[2] for entry in entries]
@@ -160,7 +162,7 @@ def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
             into.refused.append(Refused("", entry.path, "has a name that is not from Moodle"))
             continue
         who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
-        # Versions before 4.1 want the underscore at the end, later ones allow it.
+        # Moodle before 4.1 wants the underscore at the end; later versions allow it.
         who.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
         if match["kind"] != "file":
             into.refused.append(
@@ -197,7 +199,7 @@ def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
 
 
 def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
-    """Take each submission for each of its submitters: a group has one together."""
+    """Add each submission to each of its submitters, because a group submits together."""
     found: dict[str, list[HandIn]] = {}
     for entry in entries:
         if entry.path == "submission_metadata.yml":
@@ -257,7 +259,7 @@ def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
         hand_in = found.setdefault(key, HandIn(who, who))
         hand_in.files[file] = replace(entry, path=file)
     for hand_in in found.values():
-        # In nbgrader's own layout, a student's other assignments lie beside this one.
+        # In nbgrader's own layout, a student's folder also contains their other assignments.
         if nested := {p: e for p, e in hand_in.files.items() if p.startswith(f"{assignment}/")}:
             hand_in.files = {
                 (rest := path.partition("/")[2]): replace(entry, path=rest)

@@ -1,7 +1,7 @@
-"""A folder or a zip as a list of unopened files: names are made safe, links are refused.
+"""List the files of a folder or a zip without opening them; make names safe and refuse links.
 
-An archive may lie about everything: sizes, names, encodings. Names are decoded here, once. Nothing
-is ever unpacked to a path that a name gives. Bytes are read up to a limit, and never more.
+An archive may state wrong sizes, names and encodings. Names are decoded here, once. Nothing is
+ever unpacked to a path that a name gives. Bytes are read up to a limit, and never more.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _UTF8 = 0x800
 _ENCRYPTED = 0x1
 _NOT_READ = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError),
-    *(RuntimeError, NotImplementedError),  # encrypted, or a compression that Python lacks
+    *(RuntimeError, NotImplementedError),  # encrypted, or compressed in a way that Python lacks
 )
 _HANZI = re.compile("[\u3400-\u9fff]{2}")
 _TURNS = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that turn the direction of writing: they would make a name look like another."""
+"""Marks that change the direction of writing, and so could make a name look like another name."""
 
 
 class SourceError(ValueError):
@@ -42,9 +42,9 @@ class Entry:
     """One file.
 
     Attributes:
-        path: its relative name, with ``/``; for a refused file as far as it is known.
+        path: its relative name, with ``/``; for a refused file, as much of it as is known.
         refusal: why it must not be read, or empty.
-        read: returns at most the given number of bytes, and one more if there are more.
+        read: returns at most the given number of bytes, or one byte more if the file is longer.
         modified: when it was last changed, in seconds since 1970; 0 if unknown.
 
     """
@@ -61,15 +61,15 @@ class Entry:
 
     @property
     def is_zip(self) -> bool:
-        """Whether its name is that of a zip."""
+        """Whether the name ends in ``.zip``."""
         return self.name.lower().endswith(".zip")
 
 
 def list_source(source: Path) -> list[Entry]:
-    """Return the files of a folder, or of a zip, by name, without files that systems hide.
+    """Return the files of a folder or a zip, sorted by name, without files that systems hide.
 
     Raises:
-        SourceError: the source is neither, or cannot be read.
+        SourceError: the source is neither a folder nor a zip, or cannot be read.
 
     """
     if source.is_dir():
@@ -85,8 +85,8 @@ def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
     """Return the files in a zip.
 
     Args:
-        opened: opens it for reading; called again for every file that is read.
-        name: for messages.
+        opened: opens the zip for reading; called again for every file that is read.
+        name: the zip's name in messages.
 
     Raises:
         SourceError: it is no zip, or has too many entries.
@@ -109,7 +109,7 @@ def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
 
 
 def inner_zip(entry: Entry, limit: int) -> list[Entry]:
-    """Return the files in a zip that lies in a folder or in another zip.
+    """Return the files in a zip that is itself in a folder or in another zip.
 
     Raises:
         SourceError: it is larger than `limit` bytes, or it is no zip.
@@ -175,10 +175,11 @@ def _of_member(opened: Callable[[], IO[bytes]], info: zipfile.ZipInfo) -> Entry:
 
 
 def _decoded(info: zipfile.ZipInfo) -> str:
-    """Return a member's name. If it lacks the mark for UTF-8, Python decoded it as code page 437.
+    """Return a member's name, decoded again if it lacks the mark for UTF-8.
 
-    Many systems write UTF-8 without the mark, and Chinese Windows writes GBK. A single letter with
-    an accent looks like GBK too, so GBK needs two such characters side by side.
+    Without the mark, Python decodes a name as code page 437. But many systems write UTF-8 without
+    the mark, and Chinese Windows writes GBK. A single letter with an accent looks like GBK too, so
+    a name counts as GBK only if it has two Chinese characters next to each other.
     """
     name = info.orig_filename
     if not info.flag_bits & _UTF8:

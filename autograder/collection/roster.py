@@ -1,6 +1,6 @@
-"""The class list: a student's id in a learning system, and their id in the course.
+"""The class list: each student's id in a learning system, and their id in the course.
 
-It reads the lists that the systems write themselves, and plain ones:
+This module reads the lists that the systems export, and plain ones:
 
 - Canvas, *Grades → Export*: ``Student, ID, SIS User ID, SIS Login ID, Section, …``
 - Moodle, *Download grading worksheet*: ``Identifier, Full name, ID number, Email address, …``
@@ -21,7 +21,7 @@ from autograder.collection.listing import SourceError
 from autograder.files import write_whole
 
 _STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
-"""The form of a student id: it becomes a folder's name, and appears on nbgrader's pages."""
+"""The form of a student id. It is safe as a folder's name and on nbgrader's pages."""
 
 _COLUMNS = {
     "student_id": ("student_id", "student id", "username", "sis login id", "id number"),
@@ -47,7 +47,7 @@ class Student:
     email: str = ""
     section: str = ""
     submitted_at: str = ""
-    """The time of their submission as the list writes it; empty or ``-`` if it has none."""
+    """The time of their submission as the list writes it; empty or ``-`` if there is none."""
 
 
 class Roster:
@@ -66,14 +66,14 @@ class Roster:
         return bool(self.students)
 
     def find(self, system_id: str, name: str) -> Student | None:
-        """Return the student that a system means, by its number, our id, or a unique name."""
+        """Return the student with this number of the system, id of the course, or unique name."""
         if found := self._systems.get(system_id) or self.students.get(system_id):
             return found
         named = self._names.get(plain_name(name), [])
         return named[0] if len(named) == 1 else None
 
     def write(self, path: Path) -> None:
-        """Keep the list for later commands, without times, which belong to one assignment."""
+        """Keep the list for later commands, without the times, which belong to one assignment."""
         columns = [field.name for field in fields(Student) if field.name != "submitted_at"]
         text = io.StringIO()
         rows = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
@@ -84,7 +84,7 @@ class Roster:
 
 
 def plain_name(name: str) -> str:
-    """Return a name so that order, case and punctuation do not matter: ``Lovelace, Ada``."""
+    """Return a name without its order, case and punctuation, to compare it: ``Lovelace, Ada``."""
     words = re.findall(r"\w+", name.replace("_", " ").casefold())
     return "".join(sorted("".join(words)))
 
@@ -93,7 +93,7 @@ def read_roster(path: Path) -> Roster:
     """Read a class list.
 
     Raises:
-        SourceError: it cannot be read, has no column of student ids, or has an id twice.
+        SourceError: the list cannot be read, has no column of student ids, or has an id twice.
 
     """
     header, rows = read_table(path)
@@ -132,7 +132,7 @@ def read_roster(path: Path) -> Roster:
 
 def _student(found: Mapping[str, str]) -> Student:
     student_id = found["student_id"] or found["email"].partition("@")[0]
-    # Canvas's test student has an id but no login; Moodle numbers "Participant 123".
+    # Canvas's test student has an id but no login. Moodle writes a number as "Participant 123".
     student_id = student_id or found["system_id"]
     system_id = re.sub(r"^\D+(?=\d+$)", "", found["system_id"])
     name = found["name"] or f"{found['first_name']} {found['last_name']}".strip()
@@ -174,9 +174,10 @@ def decode(data: bytes) -> str:
 
 
 def student_id_of(system_id: str, name: str) -> str:
-    """Return an id for a student that no class list names; empty if none can be made.
+    """Return an id for a student who is in no class list; empty if none can be made.
 
-    The id is the name of their folder. From a system it is name and number, as names may repeat.
+    In a plain folder, the id is the name of the student's folder. In a system's export, it is name
+    and number, because two students may have the same name.
     """
     plain = "".join(re.findall(r"\w+", name))
     made = system_id if name == system_id else f"{plain}-{system_id}".removeprefix("-")

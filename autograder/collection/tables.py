@@ -1,4 +1,4 @@
-"""Tables for people and for spreadsheets; students' names run no code in either."""
+"""Write tables for people and for spreadsheets so that no student's name can run code there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autograder.foreign_text import no_formula, printable
 
 
 def safe_cell(value: object) -> str:
-    """Return a CSV cell that a spreadsheet reads as no formula; numbers stay numbers."""
+    """Return a CSV cell that a spreadsheet never reads as a formula; numbers stay numbers."""
     if isinstance(value, (int, float)):
         return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
     text = "" if value is None else str(value)
-    kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # keep it on one line, and encodable
+    kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # keep the text on one line and encodable
     text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
     if text == "-":
-        return text  # Moodle writes this where there is no value
+        return text  # Moodle writes this if there is no value
     return no_formula(text)
 
 
@@ -32,7 +32,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def format_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for a terminal: a 中 is two columns wide; control characters are shown."""
+    """Return a table for a terminal. A 中 is two columns wide. Control characters are replaced."""
     lines = [list(header), *([_text(cell) for cell in row] for row in rows)]
     widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(

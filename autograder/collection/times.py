@@ -1,7 +1,7 @@
-"""Read times from the systems, write them for nbgrader, and count the days to the deadline.
+"""Read times from the systems, write them for nbgrader, and count the days after the deadline.
 
-Moodle's worksheet and many people write times without a zone. The zone of the machine that grades
-says nothing about them, so the course has one of its own, kept in ``grading/timezone``.
+Moodle's worksheet and many people write times without a zone. The time zone of the grading machine
+may be a different one. So the course has its own time zone, kept in ``grading/timezone``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DAY = 24 * 3600
 
 
 class NoTimeZone(SourceError):
-    """A time names no zone, and nobody has said which one the course uses."""
+    """A time names no zone, and the course's time zone is not set."""
 
 
 _LIKE = "write it like 2026-11-20 23:59 +0800"
@@ -42,10 +42,10 @@ def find_zone(name: str) -> tzinfo:
 
 
 def course_zone(data: Path) -> tzinfo | None:
-    """Return the course's time zone, or None if nobody has said it yet.
+    """Return the course's time zone, or None if it is not set yet.
 
     Raises:
-        SourceError: the file holds something else.
+        SourceError: the file contains something else.
 
     """
     path = data / "timezone"
@@ -60,7 +60,7 @@ def keep_zone(data: Path, name: str) -> tzinfo:
 
 
 def read_time(text: str, zone: tzinfo | None = None) -> datetime:
-    """Return a time in UTC; `zone` is that of a text which names none.
+    """Return a time in UTC; `zone` is used if the text names no zone.
 
     Raises:
         SourceError: the text is no time, lacks its date, or names an unknown zone.
@@ -71,7 +71,7 @@ def read_time(text: str, zone: tzinfo | None = None) -> datetime:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", parser.UnknownTimezoneWarning)
-            # The parser fills in missing parts from a default: two defaults show whether it did.
+            # The parser takes missing parts from a default. Two defaults show whether it did.
             found: datetime = parser.parse(text, default=first)
             complete = found == parser.parse(text, default=second)
     except parser.UnknownTimezoneWarning as error:
@@ -105,7 +105,7 @@ def read_stamp(text: str) -> datetime | None:
 
 
 def shown(when: datetime | None, zone: tzinfo | None) -> str:
-    """Return a time for people, in the course's zone and with its name; without one in UTC."""
+    """Return a time for people, in the course's zone (or UTC) and with the zone's name."""
     return when.astimezone(zone or UTC).strftime("%Y-%m-%d %H:%M %Z") if when else ""
 
 

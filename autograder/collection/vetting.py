@@ -1,7 +1,8 @@
-"""Choose the files of a submission to take: the notebook and little else; say why for the rest.
+"""Choose which files of a submission to collect, and give a reason for each refused file.
 
-Taken files lie in the grader's folders, and formgrader serves these from the instructor's own
-address. So no page, picture format or program that could run there is taken.
+Collected are the notebook and few other files. They are stored in the grader's folders, and
+formgrader serves these from the instructor's own address. So every page, picture format or program
+that could run there is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from autograder.collection.listing import Entry, SourceError, inner_zip
 from autograder.passes.vet import MAX_ALL, MAX_FILE, MAX_FILES, MAX_NOTEBOOK
 
 KINDS = {".ipynb", ".py", ".txt", ".md", ".csv", ".json", ".png", ".jpg", ".jpeg", ".pdf"}
-"""Files that may lie beside a notebook."""
+"""The kinds of files that are accepted."""
 _ARCHIVES = {".zip", ".gz", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst"}
 _AGAIN = re.compile(r"(?: ?\(\d+\)|-\d+|_\d+| - Copy| copy)+$")
 """Suffixes that browsers and systems add to a file's name if that name exists already."""
@@ -26,7 +27,7 @@ _AGAIN = re.compile(r"(?: ?\(\d+\)|-\d+|_\d+| - Copy| copy)+$")
 
 @dataclass
 class Vetted:
-    """The files of a submission that are taken, and the refused ones: (path, why)."""
+    """The files of a submission that are collected, and the refused ones as (path, why)."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     refused: list[tuple[str, str]] = field(default_factory=list)
@@ -36,12 +37,12 @@ class Vetted:
 def vet_hand_in(
     hand_in: HandIn, notebooks: Mapping[str, frozenset[str]], *, own_stamp: bool
 ) -> Vetted:
-    """Read the files of a submission that may be taken.
+    """Read the files of a submission that may be collected.
 
     Args:
         hand_in: the files.
         notebooks: name of each notebook, without ``.ipynb`` → its `graded_cells`.
-        own_stamp: a ``timestamp.txt`` among them is the source's, not the student's.
+        own_stamp: whether the source, not the student, wrote a ``timestamp.txt`` among the files.
 
     """
     vetted = Vetted(notes=list(hand_in.notes))
@@ -96,7 +97,7 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
 
 
 def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
-    """Return the files, including those in a student's one zip; a zip inside that stays a zip."""
+    """Return the files, with a student's zip unpacked. A zip inside that zip is not unpacked."""
     found = []
     for entry in entries:
         if not entry.is_zip or entry.refusal or "/" in entry.path:
@@ -120,7 +121,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
 def _notebook_names(
     entries: Sequence[Entry], notebooks: Sequence[str], vetted: Vetted
 ) -> dict[str, str]:
-    """Return path → name of the notebooks that count: the last of several copies."""
+    """Return path → name of the notebooks that count. Of several copies, the latest counts."""
     found: dict[str, list[Entry]] = {}
     others = []
     for entry in entries:
@@ -163,18 +164,18 @@ def _is_another(data: bytes, cells: frozenset[str]) -> bool:
     try:
         found = graded_cells(json.loads(data.decode(json.detect_encoding(data))))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return False  # damaged: grading uses what can be read of it
+        return False  # damaged: grading uses the readable part
     return len(found - cells) > len(found & cells)
 
 
 def _number(name: str) -> int:
-    """Return the number that a name was given because it existed already, else 0."""
+    """Return the number that a system added to a name because the name existed already, else 0."""
     found = re.search(r"[-( _](\d+)\)?\.\w+$", name)
     return int(found[1]) if found else 0
 
 
 def _as_utf8(name: str, data: bytes, vetted: Vetted) -> bytes:
-    """Return a notebook in UTF-8 without a mark, which is what nbgrader reads."""
+    """Return a notebook in UTF-8 without a byte order mark, as nbgrader needs it."""
     try:
         text = data.decode(json.detect_encoding(data))  # strict: a damaged file is not changed
         content = json.loads(text)

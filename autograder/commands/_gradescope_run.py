@@ -3,11 +3,11 @@
     python -m autograder.commands._gradescope_run 02_data_parallel_sgd --points after_published
 
 The script ``run_autograder``, which `autograder.commands.gradescope` writes, calls this. The
-submission goes the way of a class of one: the same sandbox, the same canaries, the same words.
+submission is graded like a class of one: with the same sandbox, canaries and messages.
 
-If the machine fails there is no ``results.json``. Then Gradescope tells the student that the
-autograder failed to execute correctly, and counts it as an error of the autograder, not as a zero.
-Only instructors see what this prints.
+If the machine fails, there is no ``results.json``. Then Gradescope tells the student that the
+autograder failed to execute correctly. It counts this as an error of the autograder, not as a zero.
+Only instructors see what this program prints.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 
 HOME = "/autograder"
-"""Gradescope's folder; the variable AUTOGRADER names another one."""
+"""Gradescope's folder; the environment variable AUTOGRADER can name a different one."""
 NO_SANDBOX = """\
 This container does not allow the sandbox that student code needs, so nothing is graded here.
 Nobody gets a zero: Gradescope shows an error of the autograder. Grade on a machine of your own:
@@ -55,10 +55,10 @@ def grade(home: Path, assignment: str, when: str) -> dict[str, Any]:
     Args:
         home: the folder that has ``source``, ``submission`` and ``submission_metadata.json``.
         assignment: its name.
-        when: students see points, one of `WHEN`.
+        when: when students see points, one of `WHEN`.
 
     Raises:
-        Ungraded: a machine or a check failed, so there are no points.
+        Ungraded: the machine or a check failed, so there are no points.
         SandboxUnavailable: there is no sandbox.
 
     """
@@ -87,9 +87,9 @@ def grade(home: Path, assignment: str, when: str) -> dict[str, Any]:
 
 
 def _student(home: Path) -> str:
-    """Return a name for the student, the same for each of their submissions: Gradescope's number.
+    """Return Gradescope's number of the student, the same for each of their submissions.
 
-    The inputs of a submission are drawn from it, see `autograder.examination.seed`.
+    The inputs of a submission are drawn from this name, see `autograder.examination.seed`.
     """
     try:
         told = json.loads((home / "submission_metadata.json").read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def _on_files(vetted: Vetted, expected: set[str]) -> list[str]:
 def _document(
     folders: Folders, assignment: str, when: str, graded: Mapping[str, Path], about: list[str]
 ) -> dict[str, Any]:
-    """Return the document on the notebooks that were `graded`; the others of it have no points."""
+    """Return the document on the `graded` notebooks; the assignment's others have no points."""
     tasks, by_hand, seconds = [], [], 0.0
     for name in folders.notebooks(assignment):
         path = folders.release / assignment / f"{name}.ipynb"
@@ -139,7 +139,7 @@ def _document(
 
 
 def _tell_instructor(verdict: Verdict) -> None:
-    """Print what students do not see; the seed draws the same inputs again."""
+    """Print what students do not see, such as the seed, which draws the same inputs again."""
     print(f"{verdict.score:g} of {verdict.max_score:g} points, seed {verdict.seed}")
     for check in verdict.checks:
         print(f"  {check.task}: {check.score:g} of {check.max_score:g}")

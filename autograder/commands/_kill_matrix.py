@@ -1,7 +1,7 @@
-"""The kill matrix: which wrong solutions the checks find, where, and with which words.
+"""The kill matrix: which wrong solutions the checks find, in which place, and with which words.
 
 It is the page ``instructor/kill_matrix.md``, made from the marks in every ``mutants.py``. The tests
-run each solution in each place, so the table is true.
+run each wrong solution in each place, so the table is correct.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The overview in ``assignments/README.md``: what each assignment asks, and how it was tested.
 
-It has only counts and names. The wrong solutions and their reports would give solutions away. They
-are in the kill matrix, in ``instructor/kill_matrix.md``.
+The overview has only counts and names, because the wrong solutions and their reports would reveal
+the right ones. Those are in the kill matrix, ``instructor/kill_matrix.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``autograder collect``: take submissions from the exchange, a folder or a system's zip.
 
-Taken submissions lie in ``grading/submitted/STUDENT/ASSIGNMENT``, with nbgrader's
-``timestamp.txt``. Replaced ones lie in ``grading/earlier``. No file is unpacked to the path that
-its name in an archive gives.
+Collected submissions are stored in ``grading/submitted/STUDENT/ASSIGNMENT``, with nbgrader's
+``timestamp.txt``. Replaced submissions are kept in ``grading/earlier``. No file is unpacked to the
+path that its name in an archive gives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``autograder demo``: a class of six, from release to feedback, in about a minute.
 
 The six submissions are made from the assignment's own solution, from ``mutants.py`` and from the
-released notebook. So the demo shows what the course really does with them. How they are made also
-determines the points that they must get: if they get other points, the demo fails. It writes only
-to ``grading/demo/``, so it does not touch a real class.
+released notebook. So the demo shows what the course really does with them. The way in which they
+are made also determines the points that they must get. If they get other points, the demo fails.
+The demo writes only to ``grading/demo/``, so it does not change a real class.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Made:
 
     Attributes:
         notebook: the submitted notebook.
-        wrong: task that is not solved → words that its report must have. All others are solved.
+        wrong: unsolved task → words that its report must contain. All other tasks are solved.
 
     """
 
@@ -65,7 +65,7 @@ class Made:
     wrong: Mapping[str, str]
 
     def unexpected(self, verdict: Verdict) -> list[str]:
-        """Return one sentence for each difference between the verdict and what it must be."""
+        """Return one sentence for each difference between the verdict and the right one."""
         found = []
         if unknown := set(self.wrong) - {check.task for check in verdict.checks}:
             found.append(f"not graded: {', '.join(sorted(unknown))}")
@@ -92,12 +92,12 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
 
     Args:
         root: the course folder.
-        say: takes each line of progress.
+        say: called with each line of progress.
         on: ``cpu`` or ``gpu``: run the right solutions once more on such real ranks.
 
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
-        SandboxUnavailable: there is no sandbox that has all that grading needs.
+        SandboxUnavailable: there is no sandbox that has everything that grading needs.
         DemoError: a step failed.
 
     """
@@ -184,7 +184,7 @@ def make_submissions(source: Path, released: Path) -> dict[str, Made]:
 def replace_tasks(
     released: NotebookNode, solution: NotebookNode, mutants: list[Mutant]
 ) -> NotebookNode:
-    """Return the released notebook with the solution's code, or a mutant's where given."""
+    """Return the released notebook with the solution's code, or a mutant's code if given."""
     instead = {f"write_{mutant.task}": mutant.source for mutant in mutants}
     return solved(released, solution, instead)
 

@@ -127,7 +127,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder export: {error}", file=sys.stderr)
         return 2
     to = arguments.to or data_folder(root) / f"grades_{arguments.system}.csv"
-    # Spreadsheets need the byte order mark to show 中文; Canvas and Moodle need none.
+    # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if arguments.system == "plain" else "utf-8")
     _report(grades, to)
     return 0

@@ -75,7 +75,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
 
 
 def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
-    """Pack an assignment's pages into a zip that Moodle or Canvas takes back.
+    """Pack an assignment's pages into a zip that Moodle or Canvas accepts.
 
     Args:
         root: the course folder.
@@ -83,11 +83,11 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
         source: the zip of submissions that the system exported, or its folder.
 
     Returns:
-        The zip, the system, those in the source who have no page, and those with a page who are not
-        in the source, such as the other member of a pair.
+        The zip, the system, the students in the source who have no page, and the students with a
+        page who are not in the source, such as the other member of a pair.
 
     Raises:
-        FeedbackError: the source is of a system that takes no files back.
+        FeedbackError: the source comes from a system that accepts no feedback files.
         SourceError: the source cannot be read.
 
     """

@@ -1,8 +1,8 @@
 """``autograder grade``: grade a class in many processes, then write the gradebook.
 
-The first phase examines each submission and writes its verdict to disk, named by its content. In
-the second phase, one writer books the verdicts through nbgrader. If the command is killed at any
-moment, it continues from there when it is run again.
+The first phase examines each submission and writes its verdict to disk, in a file named by its
+content. In the second phase, one process writes the verdicts to the gradebook through nbgrader. If
+the command is killed at any moment, it continues from there at the next run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _positive(text: str) -> int:
 
 
 def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, int]:
-    """Return assignment, settings and jobs; the assignment is empty if it is not clear which."""
+    """Return assignment, settings and jobs; the assignment is empty if it cannot be determined."""
     config = load_config(root)
     settings = Settings.of(config)
     if arguments.on:

@@ -1,9 +1,9 @@
-"""``autograder gradescope``: the zip with which Gradescope grades an assignment by this grader.
+"""``autograder gradescope``: write the zip that makes Gradescope grade with this grader.
 
-It holds a copy of the course without the tests and the other assignments, and two scripts that
-Gradescope calls. ``setup.sh`` builds ``.venv`` in it, as ``make`` does in a clone.
+The zip contains a copy of the course without the tests and the other assignments, and two scripts
+that Gradescope calls. ``setup.sh`` builds ``.venv`` there, as ``make`` does in a clone.
 ``run_autograder`` calls `autograder.commands._gradescope_run` for each submission.
-The form is documented at https://gradescope-autograders.readthedocs.io/en/latest/specs/.
+The zip's format is documented at https://gradescope-autograders.readthedocs.io/en/latest/specs/.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def pack(root: Path, assignment: str, to: Path, *, points: str, minutes: int) ->
         )
     run = RUN.format(assignment=assignment, points=points, seconds=60 * minutes - 60)
     data = data_folder(root)
-    assignment_secret(data, assignment)  # the same inputs there as here
+    assignment_secret(data, assignment)  # so that Gradescope draws the same inputs as this machine
     draft = to.with_name(f"{to.name}.part")
     with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, script in (("setup.sh", SETUP), ("run_autograder", run)):
@@ -118,7 +118,7 @@ def pack(root: Path, assignment: str, to: Path, *, points: str, minutes: int) ->
 
 
 def _files(root: Path, assignment: str) -> list[Path]:
-    """Return what ``make`` needs to install the course, and the assignment."""
+    """Return the files of the assignment, and those that ``make`` needs to install the course."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     parts = {*ALWAYS, *project["project"]["license-files"], *wheel["packages"]}
@@ -130,7 +130,7 @@ def _files(root: Path, assignment: str) -> list[Path]:
 
 
 def next_steps(root: Path, assignment: str, to: Path, minutes: int) -> str:
-    """Return what to do with the zip."""
+    """Return the instructions for the zip."""
     checks = by_hand = 0.0
     for path in sorted((root / "assignments" / assignment).glob("*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:

@@ -1,9 +1,9 @@
 """``autograder leaderboard``: time the class's submissions of the capstone and show the board.
 
 Each submission's code runs in the sandbox and writes the tapes of its ranks. The referee plays the
-tapes, in a cell of its own in the sandbox, on draws that no submission has seen. Known times are
-kept. After an interruption, or after new submissions, only new ones run. An entry that ran out of
-time runs again only with a larger limit.
+tapes in a separate cell of the sandbox, on draws that no submission has seen. Measured times are
+kept. So after an interruption, or after new submissions, only entries without a time run. An entry
+that ran out of time runs again only with a larger limit.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def leaderboard(
         to: folder of the board; by default ``grading/leaderboard``.
         plays: number of draws; an entry must reach the target on each.
         seconds: wall-clock limit for a submission's ranks to write their tapes.
-        again: forget known times, and draw anew.
-        say: takes one line for each entry.
+        again: forget measured times, and draw again.
+        say: called with one line for each entry.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
         SandboxUnavailable: there is no sandbox, so no student's code is run.
-        BoardError: there is nothing to time, or the file of known times cannot be read.
+        BoardError: there is nothing to time, or the file of measured times cannot be read.
 
     """
     source = find_sources(root) / ASSIGNMENT
@@ -108,7 +108,7 @@ def leaderboard(
         ready(place)
         try:
             _time_all(names, submitted, meeting, place, store, say)
-        finally:  # also after an interruption: the known times are shown
+        finally:  # even after an interruption, show the measured times
             entries = ranked(store.entries[name] for name in names if name in store.entries)
             shown = page(entries, meeting.race, title, plays)
             write_whole(target / f"{stem}.html", shown, errors="replace")

@@ -1,9 +1,10 @@
 """``autograder new``: write an assignment with one whole task, for you to change.
 
-It is two folders: ``assignments/NN_name/`` has the check, ``instructor/NN_name/`` the rest.
+The assignment has two folders: ``assignments/NN_name/`` has the check, and ``instructor/NN_name/``
+has the rest.
 
 It passes its tests and can be released as it is. So any later failure comes from a change.
-Its check is the one that ``instructor/README.md`` explains, read from there.
+Its check is the one that ``instructor/README.md`` explains, and is read from there.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class NewError(RuntimeError):
 
 
 def new(root: Path, name: str) -> Path:
-    """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first.
+    """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first path.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.

@@ -1,4 +1,4 @@
-"""``autograder regrade``: after a check was mended, show who gains and loses before booking."""
+"""``autograder regrade``: grade again after a check was fixed; show changes before booking."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Change:
     Attributes:
         student: their id.
         before: points that are booked; None if there are none yet.
-        after: points by the checks as they are now.
-        tasks: those whose points differ.
+        after: points that the checks give now.
+        tasks: the tasks whose points differ.
 
     """
 

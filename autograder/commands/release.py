@@ -1,11 +1,12 @@
 """``autograder release``: make the students' assignments from what instructors write.
 
-The notebook in ``assignments/NN_name/`` is nbgrader's release of that in ``instructor/NN_name/``,
-byte for byte: without solutions and mark schemes. So are other files beside it, such as figures. It
-is committed, so that a clone is all that a student needs, and made anew by this command, never
-edited. ``checks.py`` and other Python of ``assignments/NN_name/`` is written there, and no other
-copy of it is kept: this command leaves it as it is. It also makes the kill matrix,
-``instructor/kill_matrix.md``, and the overview ``assignments/README.md``, which has its sums only.
+The notebook in ``assignments/NN_name/`` is nbgrader's release of the instructor's notebook in
+``instructor/NN_name/``, byte for byte, without solutions and mark schemes. The same is true of the
+other files next to it, such as figures. The notebook is committed, so that a student needs only a
+clone. Nobody edits it, because this command generates it again. ``checks.py`` and other Python
+files of ``assignments/NN_name/`` are written there by hand. They exist only there, and this command
+does not change them. The command also writes the kill matrix, ``instructor/kill_matrix.md``, and
+the overview ``assignments/README.md``, which has only the sums of the matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DESCRIPTION = (
     "not change it."
 )
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
-LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched within other lines
+LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
 
 
@@ -48,13 +49,13 @@ def release(
     write: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make the notebooks in ``assignments/`` anew; return the paths that differed, sorted.
+    """Generate the notebooks in ``assignments/`` again; return the paths that differed, sorted.
 
     Args:
         root: the course folder.
-        names: the assignments; by default all, and then a notebook without a source is removed.
-        write: False to change nothing and only say what differs.
-        say: takes one line for each assignment.
+        names: the assignments; by default all. Then a notebook without a source is also removed.
+        write: False to change nothing and only report the differences.
+        say: called with one line for each assignment.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
@@ -100,7 +101,7 @@ def _renew(path: Path, text: str, write: bool) -> bool:
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
-    """Return the files that are made for students of one assignment, by their relative paths.
+    """Return one assignment's generated files for students, by their relative paths.
 
     Args:
         root: the course folder.
@@ -108,7 +109,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         scratch: a folder to make them in.
 
     Raises:
-        ReleaseError: nbgrader refused it, a solution would leak, or there is Python to hand out.
+        ReleaseError: nbgrader refused it, a solution would leak, or the files include Python.
 
     """
     config = load_config(root, data=scratch)
@@ -134,8 +135,8 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
 def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
     """Return the lines of the solutions in `source` that `released` shows anywhere.
 
-    A line counts if the stub that its cell is released with does not have it. Short lines leak
-    where they are a whole line, longer ones also within another line.
+    A line counts if the released stub of its cell does not contain it. A short line leaks only if
+    it appears as a whole line. A longer line also leaks if it appears inside another line.
     """
     stubs = {cell.id: _lines(cell) for cell in released.cells}
     secret = {

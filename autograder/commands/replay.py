@@ -1,4 +1,4 @@
-"""``autograder replay``: examine a submission again with its verdict's inputs, and draw it."""
+"""``autograder replay``: examine a submission again with its verdict's inputs; draw a timeline."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Watched(Submission):
     """A submission whose traces are kept.
 
     Attributes:
-        traces: case's name → what its ranks did, in the order in which the cases ran.
+        traces: case's name → the trace of its ranks, in the order in which the cases ran.
 
     """
 
     traces: dict[str, Trace]
 
     def runner(self, on: On | None = None) -> Runner:
-        """Return a runner of the cases that keeps what their ranks did."""
+        """Return a runner of the cases that keeps the traces of their ranks."""
         run = super().runner(on)
 
         def watched(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
@@ -72,10 +72,10 @@ class Watched(Submission):
 
 
 def replay(root: Path, path: Path) -> tuple[Verdict, Verdict, dict[str, Trace]]:
-    """Return the verdict at `path`, the one of a new examination, and the traces of its cases.
+    """Return the verdict at `path`, the new examination's verdict, and the traces of its cases.
 
     Raises:
-        ReplayError: the code that the verdict is about is no longer here.
+        ReplayError: the code that the verdict is about no longer exists.
 
     """
     old = Verdict.read(path)
@@ -126,7 +126,7 @@ def _digest(notebook: nbformat.NotebookNode) -> str:
 
 
 def explained(old: Verdict, new: Verdict) -> str:
-    """Return every case of the new examination, and its differences from the old one."""
+    """Describe every case of the new examination, and its differences from the old one."""
     lines = [f"{old.student}, {old.notebook}: {new.score:g} of {new.max_score:g} points"]
     for check in new.checks:
         lines.append(f"\n{check.name}: {check.score:g} of {check.max_score:g}")
@@ -150,7 +150,7 @@ def explained(old: Verdict, new: Verdict) -> str:
 
 
 def chosen(new: Verdict, traces: dict[str, Trace], case: str) -> str:
-    """Return the name of the trace to draw: of `case`, or of the first failure, or the last.
+    """Return the name of the trace to draw: `case`, or else the first failure, or else the last.
 
     Raises:
         ReplayError: there is no trace of `case`.

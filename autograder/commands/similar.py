@@ -68,7 +68,7 @@ def similar(
                 for notebook in names
                 for name, source in _answers(released[notebook], folder / f"{notebook}.ipynb")
             }
-        except Exception as error:  # a file that is no notebook may raise anything
+        except Exception as error:  # reading a file that is no notebook may raise anything
             damaged[student] = f"the notebook cannot be read ({type(error).__name__}: {error})"[
                 :200
             ]
@@ -89,7 +89,7 @@ def _answers(released: NotebookNode, path: Path) -> list[tuple[str, str]]:
     """Return name and source of a student's answers and of code cells that they added."""
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
         raise ValueError(f"the file is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
-    # nbformat joins the lines of a source, which Jupyter writes as a list.
+    # Jupyter writes the lines of a source as a list; nbformat joins them.
     submitted: NotebookNode = nbformat.reads(text_of(path.read_bytes()), as_version=4)
     if not isinstance(submitted, dict) or not isinstance(submitted.get("cells"), list):
         raise ValueError("the file is JSON, but not a notebook: it has no list of cells")

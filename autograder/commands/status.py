@@ -29,7 +29,7 @@ def stands(root: Path, assignment: str) -> list[Standing]:
     """Return the state of each student who submitted something.
 
     Raises:
-        NothingToGrade: nobody did, or the assignment was not released.
+        NothingToGrade: nobody submitted anything, or the assignment was not released.
 
     """
     config = load_config(root)
@@ -42,7 +42,7 @@ def stands(root: Path, assignment: str) -> list[Standing]:
 
 
 def row(found: list[Standing]) -> tuple[int, ...]:
-    """Return the numbers under HEADS."""
+    """Return the numbers for the columns of HEADS."""
     return (
         len(found),
         sum(each.complete for each in found),

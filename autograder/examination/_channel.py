@@ -1,4 +1,4 @@
-"""A connection to one student process: frames out and in, with deadlines that nothing moves."""
+"""Exchange frames with one student process, within deadlines that the process cannot move."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ MAX_ANSWER = 64 * 2**20
 START_SECONDS = 60.0
 """Seconds that one of our processes may take to start. They never count as a student's time."""
 SHORTEST_WAIT = 0.01
-"""Seconds: the shortest wait, because a deadline may move away while it is looked at."""
+"""Seconds of the shortest wait, because a deadline may move further away after it was read."""
 _PIECE = 1 << 20
 
 
 def wait_at_most(left: float) -> float:
-    """Return how long to wait for news when `left` seconds must still count."""
+    """Return how many seconds to wait for data while the deadline is `left` seconds away."""
     return min(LOOK_EVERY, max(SHORTEST_WAIT, left))
 
 
 class Channel:
-    """Our end of a socket pair. It never blocks: it is read and written when it is ready.
+    """Our end of a socket pair. It never blocks: it is read and written only when it is ready.
 
     Attributes:
-        socket: for a selector.
-        frames: those that have come and were not taken yet.
+        socket: the socket, to register with a selector.
+        frames: frames that have arrived and are not processed yet.
         ready: whether the process has started; before that, no student code has run.
-        ended: whether the other end has hung up.
+        ended: whether the other end has closed the connection.
 
     """
 
@@ -44,7 +44,7 @@ class Channel:
         self._outgoing: list[memoryview] = []
 
     def queue(self, kind: Frame, payload: bytes) -> None:
-        """Add a frame to those to send."""
+        """Add a frame to the queue of frames to send."""
         self._outgoing.append(memoryview(header(kind, payload)))
         if payload:
             self._outgoing.append(memoryview(payload))
@@ -55,7 +55,7 @@ class Channel:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def serve(self) -> None:
-        """Write what can be written and read what has come.
+        """Write as much as the socket accepts, and read the data that has arrived.
 
         Raises:
             WireError: the data is no frame, or too long.
@@ -85,9 +85,9 @@ class Channel:
             self.ended = True
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
-        """Send queued frames until the process has started; return whether it did in this time.
+        """Send queued frames until the process has started; return whether it did so in time.
 
-        The frames that follow stay for the next caller.
+        Frames that arrive after the sign of readiness are kept for the next caller.
         """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -101,11 +101,11 @@ class Channel:
         return self.ready
 
     def ask(self, deadline: Deadline, look: Callable[[], object]) -> tuple[int, bytes]:
-        """Send queued frames and return the next frame that comes; call `look` now and then.
+        """Send queued frames and return the next frame that arrives; call `look` now and then.
 
         Raises:
-            TimeoutError: it has not come completely by `deadline`.
-            EOFError: the other end hung up before.
+            TimeoutError: the frame has not arrived completely by `deadline`.
+            EOFError: the other end closed the connection before.
             WireError: the data is no frame, or too long.
 
         """
@@ -127,5 +127,5 @@ class Channel:
         return self.frames.pop(0)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.socket.close()

@@ -26,7 +26,7 @@ _MAX_TOLD = 300
 
 @contextmanager
 def tapes_played_in(place: SandboxedPlace) -> Iterator[None]:
-    """Have `course_lib.capstone.referee` play tapes in this sandbox; it then gives no events."""
+    """Make `course_lib.capstone.referee` play tapes in this sandbox; it then returns no events."""
     with played_by(partial(_play, place)):
         yield
 
@@ -66,7 +66,7 @@ def _checked(told: Any) -> dict[str, Any]:
     """Return the cell's answer, if it has the form of an answer.
 
     Raises:
-        WireError: it has not. A tape may have done anything to the cell.
+        WireError: it has a different form. A tape may have done anything to the cell.
 
     """
     match told:

@@ -1,18 +1,18 @@
-"""The time that one submission may take: per cell, per case, and in all.
+"""Limit the time that one submission may take: per cell, per case, and in all.
 
 The rule for every limit: **wall-clock time counts, except while the submission waits for a core.**
-A submission that computes, sleeps or is stuck uses up its time. One that waits for a core, because
-the machine is busy, does not. So the same code gets the same verdict on a machine of which it has
-only a tenth.
+A submission that computes, sleeps or is stuck uses up its time. A submission that waits for a core
+because the machine is busy does not. So the same code gets the same verdict even if it gets only a
+tenth of the machine.
 
 Nobody can cheat by waiting. The time that all processes of the submission run on cores always
-counts, so filling the queue oneself gains nothing. A tenth of the wall-clock time always counts
-too, so nothing lasts longer than ten times its limit. If a submission gets that far, the verdict's
-notes have its numbers.
+counts. So a submission gains nothing if it fills the queue of the cores itself. A tenth of the
+wall-clock time always counts too, so nothing lasts longer than ten times its limit. If a submission
+gets that far, the verdict's notes have its numbers.
 
-Time in which the machine stood still does not count at all: a process of the submission was stopped
-from outside, or this process was not run. After `STANDSTILL` seconds of it the examination is given
-up as the machine's failure.
+Time in which the machine stood still does not count at all. The machine stands still if a process
+of the submission was stopped from outside, or if this process was not run. After `STANDSTILL`
+seconds of standstill, the examination ends as a failure of the machine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from course_lib.checking.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10
-"""A second that counts lasts at most this many seconds of wall-clock time."""
+"""One counted second lasts at most this many seconds of wall-clock time."""
 LOOK_EVERY = 0.2
-"""Seconds between two looks at values that can only be seen from outside."""
+"""Seconds between two readings of values that must be polled, such as core times."""
 UNSEEN = 3.0
-"""A gap of so many seconds between looks, without computing or queuing, is a standstill."""
+"""A gap of more seconds between two readings, without computing or queuing, is a standstill."""
 STANDSTILL = 60.0
 """Seconds that the machine may stand still in one examination."""
 
@@ -43,12 +43,12 @@ class OutOfTime(RanksError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that count.
+    """The limits, in counted seconds.
 
     Attributes:
-        cell: of one cell of the notebook.
-        case: of one case whose check does not ask for others.
-        submission: of everything that student code does.
+        cell: limit of one cell of the notebook.
+        case: limit of one case, unless its check sets a different one.
+        submission: limit of everything that student code does.
 
     """
 
@@ -60,18 +60,19 @@ class Limits:
 class Budget:
     """The time that a submission has left. The clock runs only while student code runs.
 
-    It stops before processes are ended: Linux knows how long one waited only while it exists.
+    The clock stops before processes are ended, because Linux knows how long a process waited only
+    while the process exists.
 
     Args:
         limits: the limits.
-        cores: returns the core times of the submission's processes so far, and of those of ours
-            that they wait for, by their pids.
+        cores: returns the core times so far, by pid, of the submission's processes and of those
+            processes of ours for which they wait.
         wall: the wall clock.
-        busy: seconds that this process has computed so far.
+        busy: returns the seconds that this process has computed so far.
 
     Attributes:
         limits: the limits.
-        used: seconds that have counted so far, at the last look.
+        used: seconds that have counted so far, at the last reading.
         waited: wall-clock seconds that did not count because the submission waited for a core.
         still: wall-clock seconds that did not count because the machine stood still.
 
@@ -92,7 +93,7 @@ class Budget:
         self._seen: Mapping[int, Cores] = {}
 
     def __enter__(self) -> Budget:
-        """Let the clock run."""
+        """Start the clock."""
         self._looked, self._seen, self._was_busy = self._wall(), self._cores(), self._busy()
         return self
 
@@ -100,7 +101,7 @@ class Budget:
         try:
             self._look()
         except MachineFailure:
-            if kind is None:  # else the exception already says more
+            if kind is None:  # otherwise, the other exception says more
                 raise
         finally:
             self._looked = None
@@ -112,7 +113,7 @@ class Budget:
 
     @property
     def now(self) -> float:
-        """`used` if all time since the last look counts."""
+        """The value of `used` if all time since the last reading counts."""
         return self.used + self._since
 
     @property
@@ -120,7 +121,7 @@ class Budget:
         return 0.0 if self._looked is None else self._wall() - self._looked
 
     def told_when_over(self) -> str | None:
-        """Return the verdict's words on a submission whose time is used up."""
+        """Return the verdict's message if the submission's time is used up, else None."""
         if self.left > 0:
             return None
         words = f"the submission used up its time limit of {self.limits.submission:g} s"
@@ -133,7 +134,7 @@ class Budget:
         return f"{words}. This machine was busy: grade this submission again, with fewer --jobs"
 
     def until(self, moment: float) -> float:
-        """Return the seconds that must still count before `used` is `moment`; 0 once it is."""
+        """Return the seconds that must still count before `used` reaches `moment`; 0 after that."""
         now = self.now  # read once: between two readings this process may itself wait for a core
         if self._looked is not None and (self._since > LOOK_EVERY or now >= moment):
             self._look()
@@ -141,7 +142,7 @@ class Budget:
         return max(0.0, moment - now)
 
     def of(self, seconds: float) -> Deadline:
-        """Return the deadline for something that has a limit of `seconds` of its own.
+        """Return a deadline in `seconds`, or sooner if the submission has less time left.
 
         Raises:
             OutOfTime: the submission has no time left.
@@ -156,7 +157,7 @@ class Budget:
         return Deadline(self, min(seconds, left))
 
     def _look(self) -> None:
-        """Count the time since the last look.
+        """Count the time since the last reading.
 
         Raises:
             MachineFailure: the machine has stood still for too long.
@@ -186,10 +187,10 @@ class Budget:
 
 
 class Deadline:
-    """A moment of a running budget's time, which may come nearer.
+    """A moment of a running budget's time, which can be moved nearer.
 
     Attributes:
-        seconds: its distance at first.
+        seconds: its distance when it was set.
 
     """
 
@@ -200,9 +201,9 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, at least; 0 once it has passed."""
+        """The least number of seconds until the deadline; 0 after it."""
         return self._budget.until(self._at)
 
     def shorten(self, seconds: float) -> None:
-        """Make it come in `seconds` at the latest."""
+        """Move the deadline so that it is at most `seconds` away."""
         self._at = min(self._at, self._budget.now + seconds)

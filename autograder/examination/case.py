@@ -1,8 +1,8 @@
-"""The ranks of one case, seen from the examiner: fork, feed, carry their messages, collect, kill.
+"""Run the ranks of one case from the examiner's side: fork them, carry their messages, kill them.
 
-Each rank is a process in a cell of its own. Its messages go through the fabric here, outside, on a
-virtual clock. So a deadlock is known when it happens, and the grader knows what was sent, whatever
-the ranks say.
+Each rank is a process in a separate cell. Its messages go through the fabric here, outside the
+sandbox, on a virtual clock. So a deadlock is known when it happens, and the grader knows what was
+sent, even if the ranks report something different.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from course_lib.ranks.for_graders import MAX_MISUSES, FabricServer, Misuse, expl
 from course_lib.ranks.trace.trace import Trace
 
 GRACE = 0.5
-"""Seconds that the other ranks get to say what happened to them, once one has failed."""
+"""Seconds that the other ranks get to report what happened to them after one rank has failed."""
 
 
 _LOOP = (
@@ -61,12 +61,12 @@ class CaseRanks:
     """The ranks of one case, from fork to kill. A context manager.
 
     Args:
-        place: where they run.
+        place: the sandbox in which they run.
         case: the case of these ranks.
         program: the check's program, packed.
         function: the student's function, as the notebook process handed it over.
         network: the cost of messages.
-        computes: per rank, seconds → how often its program may report computing that long.
+        computes: for each rank, seconds → how often its program may report computing that long.
 
     """
 
@@ -118,19 +118,19 @@ class CaseRanks:
 
     @property
     def trace(self) -> Trace:
-        """The messages of the ranks and their times, as they were carried here."""
+        """The messages of the ranks and their times, as the fabric here carried them."""
         return Trace(self._server.fabric.events, self._k)
 
     @property
     def touched(self) -> list[str]:
-        """Sentences on the buffers that the ranks used too early, as they report it."""
+        """Sentences on the buffers that the ranks, by their own reports, used too early."""
         return explain_misuse([each for rank in self._ranks for each in rank.touched]).splitlines()
 
     def start(self, inputs: Sequence[Plain]) -> None:
         """Give every rank its input, and wait until it is about to run the student's code.
 
         Raises:
-            MachineFailure: a rank did not get so far.
+            MachineFailure: a rank did not start.
 
         """
         for rank, value in zip(self._ranks, inputs, strict=True):
@@ -141,10 +141,11 @@ class CaseRanks:
                 raise self._place.broken(f"Rank {number} did not start")
 
     def run(self, deadline: Deadline) -> list[Any]:
-        """Return the ranks' outputs in rank order; they have started.
+        """Return the outputs of the started ranks, in rank order.
 
         Raises:
-            RanksError: not all of them answered; says why. Ask `blame` before you believe it.
+            RanksError: not all ranks answered; the message says why. Call `blame` to confirm that
+                the student's code caused it.
 
         """
         stuck: RanksError | None = None
@@ -163,7 +164,7 @@ class CaseRanks:
                         turn = True
                     else:
                         self._serve(selector, key.data)
-                # Answers first: a rank's exception says more than the end of its process.
+                # Read answers first: a rank's exception says more than the end of its process.
                 if turn and stuck is None:
                     stuck = self._turn(selector)
                     if stuck is not None:
@@ -189,7 +190,7 @@ class CaseRanks:
         if not all(rank.answered for rank in self._ranks):
             late = timed_out("case", seconds, self._states())
             raise RankTimeout(late.summary, late.states, late.detail and _LOOP)
-        # Every answer is here; a rank reports that it has finished right after it.
+        # Every answer has arrived. Right after its answer, a rank reports that it has finished.
         until = time.monotonic() + GRACE
         while not self._server.over and time.monotonic() < until:
             if (stuck := self._turn(None, LOOK_EVERY)) is not None:
@@ -239,9 +240,10 @@ class CaseRanks:
         return self._server.states()
 
     def blame(self, error: RanksError) -> RanksError:
-        """Return the error of `run`, once it is certain that the student's code caused it.
+        """Return the error of `run`, after confirming that the student's code caused it.
 
-        This takes a while if a rank has hung up but has not ended. The student's time does not run.
+        This takes a while if a rank has closed its connection but has not ended. The student's
+        clock does not run meanwhile.
 
         Raises:
             MachineFailure: the student's code did not cause it.
@@ -267,11 +269,11 @@ class CaseRanks:
 
 
 class _HungUp(RankError):
-    """A rank has hung up without an answer; `CaseRanks.blame` finds out why."""
+    """A rank has closed its connection without an answer; `CaseRanks.blame` finds out why."""
 
 
 def failure_told(told: Any) -> Failure:
-    """Return a rank's report of its exception: texts, and never an object."""
+    """Return a rank's report of its exception, as texts and never as an object."""
     told = told if isinstance(told, dict) else {}
     kind, message, where, trace = (
         value[:MAX_TEXT] if isinstance(value := told.get(key), str) else ""
@@ -281,7 +283,7 @@ def failure_told(told: Any) -> Failure:
 
 
 def touched_told(rank: int, told: Any) -> list[Misuse]:
-    """Return the buffers that a rank says it used too early: lines of texts."""
+    """Return the buffers that a rank reports to have used too early, from lines of texts."""
     found = []
     for each in told[:MAX_MISUSES] if isinstance(told, list) else []:
         match each:

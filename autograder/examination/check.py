@@ -1,7 +1,7 @@
-"""One check of one submission: run it, and let no answer damage anything else.
+"""Run one check of one submission so that no answer can damage anything else.
 
-A student loses points through a judge's finding, or through an error that `CaseRanks.blame` has
-confirmed. Any other error here is not the student's fault: `MachineFailure`.
+A student loses points only if a judge finds a fault, or if `CaseRanks.blame` confirms an error.
+Any other error here is not the student's fault and becomes a `MachineFailure`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from course_lib.ranks.explain.errors import (
 
 CARRIED = "the grader's network"
 TIME, MEMORY = "time", "memory"
-"""First words of a message on a limit that was reached."""
+"""The first words of messages about a limit that was reached."""
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
@@ -41,7 +41,7 @@ _OF_HIDDEN = (
     ((RankError,), "A rank raised an exception, or its process ended."),
     ((RanksError,), "The case did not run to its end."),
 )
-"""A student reads only this of a failed hidden case: it cannot reveal its inputs."""
+"""A student reads only this about a failed hidden case, so that it cannot reveal its inputs."""
 _WRONG = "The result or the behaviour of the function is wrong in this case."
 
 
@@ -50,10 +50,10 @@ class Examined:
     """The result of a check.
 
     Attributes:
-        report: all of it, for the instructor.
-        told: the student's version: hidden cases give only the kind of failure.
-        notes: for the author of the check: exceptions inside it.
-        limits: limits of time and memory that it reached, in words.
+        report: the whole report, for the instructor.
+        told: the student's version, in which hidden cases give only the kind of failure.
+        notes: exceptions inside the check, for its author.
+        limits: limits of time and memory that were reached, in words.
 
     """
 
@@ -73,13 +73,13 @@ def examine(
     on: On | None = None,
     progress: Callable[[CaseResult], None] = lambda _: None,
 ) -> Examined:
-    """Run the check's cases and return the result, whatever the answers do to its judge.
+    """Run the check's cases and return the result, even if the answers make its judge fail.
 
-    With `on`, cases that pass on the grader's network run once more on real ranks. The verdict on
-    the values is then theirs.
+    With `on`, cases that pass on the grader's network run once more on real ranks. Then the values
+    of the real ranks decide.
 
     Raises:
-        MachineFailure: the machine failed, or our own code: there is no verdict.
+        MachineFailure: the machine or our own code failed, so there is no verdict.
         SandboxUnavailable: there is no sandbox.
         AuthorError: the check is broken.
 
@@ -90,7 +90,7 @@ def examine(
     if report.passed and on is not None:
         places = CARRIED, WORDS[on]
         report = replace(guard.report(seed, hidden, progress, on), places=places)
-        # A case that passes on the grader's network and fails on real ranks fails.
+        # A case that passes on the grader's network but fails on real ranks counts as failed.
         report = report if report.passed else replace(report, places=places[1:])
     submission.check_alive()
     for result in report.results:
@@ -101,7 +101,7 @@ def examine(
 
 
 class AuthorError(RuntimeError):
-    """The check itself is broken: no student may lose points for it."""
+    """The check itself is broken, so no student may lose points for it."""
 
 
 class _Guard:
@@ -127,7 +127,7 @@ class _Guard:
         progress: Callable[[CaseResult], None],
         on: On | None = None,
     ) -> CheckReport:
-        """Run all cases, on these real ranks if any are given."""
+        """Run all cases, on real ranks of the kind `on` if it is given."""
         self._run = self._submission.runner(on)
         return run_check(
             self._name, self.check, self.run, seed=seed, hidden=hidden, progress=progress

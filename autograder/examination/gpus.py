@@ -1,4 +1,4 @@
-"""GPUs for student code: what the sandbox must show, and one grader at a time on each of them."""
+"""Show GPUs to student code in the sandbox, and let only one grader at a time use each GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHM = 2**30
 
 
 class GpusUnavailable(SandboxUnavailable):
-    """GPU ranks were asked for, but there is no GPU."""
+    """GPU ranks were requested, but there is no GPU."""
 
     def __init__(self) -> None:
         self.reason = (
@@ -46,13 +46,13 @@ class GpuAccess:
     environment: dict[str, str] = field(default_factory=dict)
 
     def room(self, limits: HardLimits) -> HardLimits:
-        """Return `limits` with the memory that ranks on GPUs take besides."""
+        """Return `limits` with the additional memory that ranks on GPUs take."""
         memory = limits.memory + _MOST_RANKS * _MEMORY_PER_RANK
         return replace(limits, memory=memory, shm=max(limits.shm, _SHM))
 
 
 def gpu_access() -> GpuAccess:
-    """Return what CUDA needs in a sandbox: the driver's devices, variables and libraries.
+    """Return the driver's devices, variables and libraries that CUDA needs in a sandbox.
 
     Raises:
         GpusUnavailable: PyTorch sees no GPU here.
@@ -85,9 +85,9 @@ def gpu_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str,
 
 @contextlib.contextmanager
 def alone_on(devices: Sequence[str]) -> Iterator[None]:
-    """Hold the GPUs among `devices` (``cuda:0``) against other graders of this machine.
+    """Lock the GPUs among `devices` (``cuda:0``) so that no other grader on this machine uses them.
 
-    Two cases on one GPU at the same time would take each other's memory, and time of its kernels.
+    Two cases on one GPU at the same time would compete for its memory and slow each other down.
     A case that waits here has started no rank yet, so none of the student's time passes.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -98,6 +98,6 @@ def alone_on(devices: Sequence[str]) -> Iterator[None]:
             path = Path(tempfile.gettempdir(), f"sgd-to-ddp-gpu-{name.replace('/', '-')}.lock")
             if not path.exists():
                 path.touch()
-            lock = held.enter_context(path.open())  # to read: another user may have made it
-            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file gives it back
+            lock = held.enter_context(path.open())  # read only: another user may own the file
+            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file releases the lock
         yield

@@ -1,7 +1,8 @@
-"""Real ranks of one case, in one cell, for graders who ask for them after the fabric's cases.
+"""Run real ranks of one case in one cell, if a grader wants them in addition to the fabric's.
 
-Nobody outside carries their messages, so their reports of messages are worth nothing. Only their
-values are judged. Their communication is judged by the same case on the examiner's network.
+Nothing outside the sandbox carries their messages, so their reports of messages prove nothing.
+Only their values are judged. Their communication is judged when the same case runs on the
+examiner's network.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class NodeRanks:
     """Real ranks of one case, from fork to kill. A context manager.
 
     Args:
-        place: where they run.
+        place: the sandbox in which they run.
         world_size: number of ranks.
         program: the check's program, packed.
         function: the student's function, as the notebook process handed it over.
-        on: ``cpu``: on gloo; ``gpu``: on GPUs, shared if there are fewer.
+        on: ``cpu`` to run on gloo, or ``gpu`` to run on GPUs, shared if there are fewer than ranks.
 
     """
 
@@ -80,12 +81,12 @@ class NodeRanks:
         self._kept.close()
 
     def start(self, inputs: Sequence[Plain]) -> None:
-        """Wait until all ranks know one another; then give every rank its input.
+        """Wait until all ranks are connected; then give every rank its input.
 
-        Before that none may run: a rank that ends would keep the others from starting.
+        No rank may run before that, because a rank that ends would keep the others from starting.
 
         Raises:
-            MachineFailure: a rank did not get so far.
+            MachineFailure: a rank did not start.
 
         """
         for channel in self._channels:
@@ -95,10 +96,11 @@ class NodeRanks:
             channel.queue(Frame.INPUT, encode(value))
 
     def run(self, deadline: Deadline) -> list[Any]:
-        """Return the ranks' outputs in rank order; they have started.
+        """Return the outputs of the started ranks, in rank order.
 
         Raises:
-            RanksError: not all of them answered; says why. Ask `blame` before you believe it.
+            RanksError: not all ranks answered; the message says why. Call `blame` to confirm that
+                the student's code caused it.
 
         """
         looked = time.monotonic()
@@ -111,7 +113,7 @@ class NodeRanks:
                     break
                 for key, _ in selector.select(wait_at_most(left)):
                     self._serve(selector, key.data)
-                if self._failures:  # ranks that wait for it will never answer
+                if self._failures:  # ranks that wait for a failed rank will never answer
                     deadline.shorten(GRACE)
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
@@ -125,7 +127,7 @@ class NodeRanks:
         return [self._answers[rank] for rank in range(len(self._channels))]
 
     def blame(self, error: RanksError) -> RanksError:
-        """Return the error of `run`, once it is certain that the student's code caused it.
+        """Return the error of `run`, after confirming that the student's code caused it.
 
         Raises:
             MachineFailure: the student's code did not cause it.
@@ -192,7 +194,7 @@ class _Ended(RankError):
     """A rank's process has ended; `NodeRanks.blame` finds out why.
 
     Attributes:
-        status: its exit status, as the node's first process reported it; ``None`` if it did not.
+        status: its exit status as the node's first process reported it; ``None`` without a report.
 
     """
 

@@ -1,8 +1,8 @@
-"""The seeds of an assignment's submissions: secret, and the same every time.
+"""Make the seeds of an assignment's submissions, which are secret and the same every time.
 
-One secret per assignment is kept beside the gradebook. The seed of a submission's inputs comes from
-this secret and from the submitted code. So grading a class twice gives the same inputs twice. A
-student who submits again meets other inputs than those that a first report may have shown.
+One secret per assignment is kept next to the gradebook. The seed of a submission's inputs comes
+from this secret and from the submitted code. So grading a class twice uses the same inputs twice. A
+student who submits different code gets new inputs, not those that the first report may have shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def assignment_secret(data: Path, assignment: str) -> str:
-    """Return the assignment's secret; on first use one of several processes makes it.
+    """Return the assignment's secret; the first process that needs it makes it.
 
     Args:
         data: the folder of the gradebook.

@@ -1,7 +1,7 @@
 """One submission under examination: its notebook process, and its ranks case by case.
 
-This is the examiner's side. It never runs or unpickles anything that a student made. It gets frames
-of plain bytes, the exit status of processes, and what the ranks asked the fabric to carry.
+This is the examiner's side. It never runs or unpickles anything that a student made. It gets only
+frames of plain bytes, the exit status of processes, and the messages that the fabric carries.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class _NotebookEnded(Exception):
 class Submission:
     """A submission in its sandbox. Cells are run in order; checks may follow any of them.
 
-    If student code ends the notebook process, the next request starts it again, in a fresh cell of
-    the sandbox. It runs the earlier cells again, except the one that ended the process.
+    If student code ends the notebook process, the next request starts it again, in a new cell of
+    the sandbox. The new process runs the earlier cells again, except the one that ended the
+    old process.
 
     Args:
-        place: where it runs.
-        limits: of its time.
+        place: the sandbox in which it runs.
+        limits: the limits of its time.
 
     Attributes:
         budget: the part of its time that it has used.
@@ -178,7 +179,7 @@ class Submission:
         """Return a runner for the cases of one check.
 
         Args:
-            on: the kind of real ranks; by default ranks whose messages are carried from here.
+            on: the kind of real ranks; by default, ranks whose messages the fabric here carries.
 
         """
         program: bytes | None = None
@@ -207,7 +208,7 @@ class Submission:
     def _outputs(
         self, ranks: CaseRanks | NodeRanks, inputs: Sequence[Plain], deadline: Deadline
     ) -> list[Any]:
-        """Run a case; only what the student's code does takes the student's time."""
+        """Run a case; the student's clock runs only while the student's code runs."""
         ranks.start(inputs)
         try:
             with self.budget:
@@ -219,7 +220,7 @@ class Submission:
         """Make sure that the sandbox has not failed, even if its error was caught somewhere.
 
         Raises:
-            MachineFailure: it has.
+            MachineFailure: the sandbox has failed.
 
         """
         self._place.check_alive()
@@ -228,13 +229,13 @@ class Submission:
         """Return the function as the notebook process hands it over, after the cells so far.
 
         Raises:
-            SubmissionError: it was not handed over; it is asked again only after another cell.
+            SubmissionError: it was not handed over; a new attempt follows only after another cell.
 
         """
         cells = len(self._cells)
         taken = self._taken.get(function)
         if taken is None or taken[0] != cells:
-            self._taken.clear()  # a function may be large, and checks come one after the other
+            self._taken.clear()  # keep one function only: it may be large
             taken = self._taken[function] = cells, self._asked_for(function)
         if isinstance(taken[1], SubmissionError):
             raise taken[1]
@@ -256,7 +257,7 @@ class Submission:
         return SubmissionError(f"{why}{self._cell_that_should_define(function)}")
 
     def _cell_that_should_define(self, function: str) -> str:
-        """Return a sentence on the last cell that names the function and did not end well."""
+        """Return a sentence on the last failed cell whose source names the function."""
         for number, source, error in reversed(self._stopped):
             if re.search(rf"\b{re.escape(function)}\b", source):
                 return f". Cell {number} contains this name, but did not run to its end: {error}"

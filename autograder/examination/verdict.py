@@ -1,4 +1,4 @@
-"""Verdicts: what was examined, the result, and what is needed to examine it again."""
+"""Verdicts: the record of an examination, its result, and the data needed to repeat it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from autograder.course import handed_out
 
-if TYPE_CHECKING:  # they import torch, which reading a verdict does not need
+if TYPE_CHECKING:  # these modules import torch, which reading a verdict does not need
     from course_lib.checking import CheckReport
     from course_lib.ranks import Trace
 
 
 SCHEMA = 4
-"""Version of the files. 1: had no number, no notes. 2: no digest of the checks, no limits, traces
-and timings, and so no `key`. 3: traces only in sums. `Verdict.read` reads all up to this one."""
+"""Version of the file format. Version 1 had no number and no notes. Version 2 had no digest of the
+checks, no limits, traces and timings, and so no `key`. Version 3 had only the sums of traces.
+`Verdict.read` reads all versions up to this one."""
 MAX_EVENTS = 400
-"""Largest number of events kept of a trace: enough for a picture; at most 70 kB per verdict."""
+"""Largest number of events kept of a trace: enough for a picture, at most 70 kB per verdict."""
 KEPT = ("rank", "kind", "group", "peer", "bytes", "dtype", "seq", "start", "end")
-"""Kept of each event: those fields of `course_lib.ranks.trace.event.Event` no student can name."""
+"""Fields of `course_lib.ranks.trace.event.Event` that are kept: a student can name none of them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class CheckVerdict:
 
     @property
     def first_failure(self) -> Mapping[str, Any] | None:
-        """The case that a report begins with: the simplest visible one that failed, else a hidden.
+        """The case with which a report begins: the simplest failed visible case, or a hidden one.
 
         Cases that were not run come last. Verdicts of an older version have no difficulty.
         """
@@ -68,7 +69,7 @@ class CheckVerdict:
 
     @classmethod
     def of(cls, report: CheckReport, points: float) -> CheckVerdict:
-        """Return full points if every case passed, else the parts that are earned, if any."""
+        """Return full points if every case passed, else the share of the points that is earned."""
         return cls(
             report.name,
             points * report.fraction,
@@ -84,12 +85,12 @@ class Verdict:
     """One graded notebook of one submission.
 
     Attributes:
-        seed: every input of every case was drawn from it; grade with the same seed to replay.
-        source_sha256: of the code that was examined, cell by cell.
+        seed: the seed of every input of every case; grade with the same seed to replay.
+        source_sha256: digest of the code that was examined, cell by cell.
         seconds: duration of the examination on the wall clock.
-        notes: other events that somebody should know: time used up, a judge that failed.
-        checks_sha256: of all else that decides: checks, hidden cases, the released notebook, the
-            course's version.
+        notes: other events that somebody should know of: time used up, a judge that failed.
+        checks_sha256: digest of everything else that determines the result: the checks, the hidden
+            cases, the released notebook, the course's version.
         settings: the limits that were in force, and the real ranks if any.
         limits: the limits that the submission reached, in words.
         timings: seconds for its cells, and for each check.
@@ -114,7 +115,7 @@ class Verdict:
 
     @property
     def key(self) -> str:
-        """The address of this verdict: equal for the same code, checks, seed and limits."""
+        """The name of this verdict: equal for equal notebook, code, checks, seed and settings."""
         content = (self.notebook, self.source_sha256, self.checks_sha256, self.seed, self.settings)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
@@ -141,12 +142,12 @@ class Verdict:
         with draft.open("w", encoding="utf-8", errors="replace") as file:
             file.write(f"{text}\n")
             file.flush()
-            os.fsync(file.fileno())  # else a power loss may leave a name without content
+            os.fsync(file.fileno())  # without this, a power loss may leave an empty file
         draft.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
-        """Read a file of `write`, from this version or an earlier one.
+        """Read a file that `write` of this version or an earlier one wrote.
 
         Raises:
             ValueError: it is no verdict, or one of a later version.
@@ -169,8 +170,8 @@ def trace_summary(trace: Trace, case: str) -> dict[str, Any]:
     """Return a trace in numbers.
 
     Args:
-        trace: of the messages that the grader carried.
-        case: its case's name.
+        trace: the trace of the messages that the grader carried.
+        case: the name of its case.
 
     Returns:
         Seconds on the virtual clock, the messages of each rank, and the fields `KEPT`, in this
@@ -196,7 +197,7 @@ def source_digest(sources: list[str]) -> str:
 
 
 def checks_digest(source: Path, released: Path) -> str:
-    """Return the SHA-256 of all that decides about a submission besides its own code.
+    """Return the SHA-256 of everything but its own code that determines a submission's result.
 
     Args:
         source: the assignment's folder under ``instructor/``.
@@ -216,7 +217,7 @@ def checks_digest(source: Path, released: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a replay needs."""
+    """Return the versions of the software that a replay must match."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in ("sgd-to-ddp", "torch", "nbgrader")},

@@ -1,4 +1,4 @@
-"""Each student's grade in each assignment, from nbgrader's gradebook, and who has none."""
+"""Read each student's grade in each assignment from nbgrader's gradebook, or why there is none."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Grade:
     """One student's grade in one assignment.
 
     Attributes:
-        status: missing; not graded (submitted again since); to be read (a question that a person
-            grades); graded.
+        status: ``missing``; ``not graded``, if the student submitted again since; ``to be read``,
+            if a person must grade a question; or ``graded``.
         score: the points less the late penalty, at least 0; None if there are none.
-        tasks: points of each task, also of written questions that have been read.
+        tasks: points of each task, including written questions that have been read.
 
     """
 
@@ -54,7 +54,7 @@ def read_grades(
     Args:
         config: nbgrader's configuration.
         data: the class's folder, to find submissions that are not graded yet.
-        roster: the class list; students that only the gradebook knows come after it.
+        roster: the class list. Students who are only in the gradebook come after it.
         assignments: their names; by default all in the gradebook.
 
     Raises:
@@ -125,7 +125,7 @@ def _of_assignment(
 def _left_without_points(notebook: Any) -> bool:
     """Return whether a test cell has no points, because ``nbgrader autograde`` did not finish.
 
-    nbgrader makes the row before it runs anything, and reads its sum as 0.
+    nbgrader makes the row in the gradebook before it runs anything, and reads its sum as 0.
     """
     answers = {cell.name for cell in notebook.notebook.solution_cells}
     return any(

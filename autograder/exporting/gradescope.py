@@ -1,8 +1,8 @@
-"""A verdict in the form that Gradescope reads: ``results.json``.
+"""Write a verdict in the format that Gradescope reads: ``results.json``.
 
-The form is documented at https://gradescope-autograders.readthedocs.io/en/latest/specs/. Its total
-is the sum of the tests' scores. A ``score`` for the whole submission would replace that sum, and
-the page does not say that it stays hidden with the tests, so there is none.
+The format is documented at https://gradescope-autograders.readthedocs.io/en/latest/specs/. The
+total is the sum of the tests' scores. A ``score`` for the whole submission would replace that sum.
+We write none, because the page does not say whether it stays hidden when the tests are hidden.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WHEN = {
     "visible": "at once",
     "hidden": "only to graders",
 }
-"""When Gradescope shows a test to students, in its words and in ours; the first is the default."""
+"""When Gradescope shows a test to students: its word → our words. The first is the default."""
 DEFAULT = next(iter(WHEN))
 MAX_OUTPUT = 20_000
-"""Characters of a test's output: a student's code may have made them long."""
+"""Largest number of characters of a test's output, because a student's code may make it long."""
 
 _POINTS = "Points also depend on hidden cases. Gradescope shows the points {}."
 
@@ -35,8 +35,8 @@ class Task:
     Attributes:
         name: its name in the notebook.
         max_score: points that it can get.
-        told: the report that a student may read; of a hidden case, only the kind of failure.
-        verdict: None if it could not be examined, because its notebook was not submitted.
+        told: the report that a student may read; a hidden case gives only the kind of failure.
+        verdict: None if the task could not be examined because its notebook was not submitted.
 
     """
 
@@ -49,13 +49,14 @@ class Task:
 def results(
     tasks: Sequence[Task], *, when: str, about: Sequence[str], seconds: float
 ) -> dict[str, Any]:
-    """Return the document; all texts in it are plain.
+    """Return the document for Gradescope, in which all texts are plain text.
 
-    A task has a test with its points, and one with the cases that students have. Points depend on
-    hidden cases too, so the first is shown at the time `when`, and the second always.
+    Each task has a test with its points, and a second test with the visible cases. The points also
+    depend on hidden cases. So the test with the points is shown at the time `when`, and the test
+    with the visible cases always.
 
     Args:
-        tasks: in the order of the notebook.
+        tasks: the tasks, in the order of the notebook.
         when: one of `WHEN`.
         about: sentences on the whole submission.
         seconds: duration of grading.
@@ -76,17 +77,17 @@ def results(
         )
     return {
         "output": "\n\n".join([_POINTS.format(WHEN[when]), *about]),
-        "output_format": "text",  # the default would read HTML in it
+        "output_format": "text",  # by default, Gradescope would interpret HTML in it
         "test_output_format": "text",
         "visibility": "visible",
-        "stdout_visibility": "hidden",  # it names hidden cases
+        "stdout_visibility": "hidden",  # the output names hidden cases
         "execution_time": round(seconds),
         "tests": tests,
     }
 
 
 def _visible(check: CheckVerdict) -> dict[str, Any]:
-    """Return a test without points: the cases that students have, in the words of ``check``."""
+    """Return a test without points, with the same report on visible cases as ``check`` gives."""
     cases = [CaseResult(**case) for case in check.cases if not case["hidden"]]
     report = CheckReport(check.name, tuple(cases))
     return {

@@ -1,10 +1,10 @@
-"""Grades in the columns that Canvas, Moodle and spreadsheets read.
+"""Write grades in the columns that Canvas, Moodle and spreadsheets read.
 
 Canvas's importer wants ``Student, ID, …, Section`` before the assignments. It finds students by
 ``ID``, then by ``SIS Login ID`` (``lib/gradebook_importer.rb``). Moodle recognises its grading
 worksheet by ``Identifier``, ``Grade`` and ``Last modified (grade)``
-(``mod/assign/feedback/offline/importgradeslib.php``). For both it is safest to fill in the file
-that the system wrote itself.
+(``mod/assign/feedback/offline/importgradeslib.php``). For both systems, the safest way is to fill
+in the file that the system exported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def canvas(
 
     Args:
         grades: the grades.
-        zero: give 0 where nothing was submitted; else the cell is empty, and Canvas keeps its own.
+        zero: give 0 if nothing was submitted; otherwise the cell is empty, and Canvas keeps its
+            own value.
         titles: assignment → title of its column in Canvas, such as ``Homework 2 (77)``.
         fill: Canvas's own export, whose students and numbers are kept.
 
@@ -95,9 +96,9 @@ def canvas(
 
 
 def worksheet(grades: Sequence[Grade], zero: bool, fill: Path | None) -> str:
-    """Return Moodle's grading worksheet of one assignment; fill in its own one if there is one.
+    """Return Moodle's grading worksheet of one assignment; fill in the exported one if given.
 
-    If Moodle's maximum differs from ours, the grade is scaled to it.
+    If Moodle's maximum differs from ours, the grade is scaled to Moodle's maximum.
     """
     by_student, maximum = _sorted(grades)
     (name,) = maximum
@@ -200,7 +201,7 @@ def _whose(
     known: ByStudent,
     ours: Mapping[str, str],
 ) -> str:
-    """Return our id of the student in a line of a system's file, or an empty string."""
+    """Return the course's id of the student in a line of a system's file, or an empty string."""
     for key in keys:
         cell = line[header.index(key)].strip()
         for guess in (cell, cell.partition("@")[0], ours.get(cell.split(" ")[-1], "")):

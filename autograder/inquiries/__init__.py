@@ -1,1 +1,1 @@
-"""Students' questions about their grades, as files that both sides can read years later."""
+"""Keep students' questions about their grades as files that can still be read years later."""

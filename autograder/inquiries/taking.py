@@ -1,4 +1,4 @@
-"""Take questions: from a file ``TASK.md`` of a submission, between two dates."""
+"""Accept questions from files ``TASK.md`` of submissions, between two dates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autograder.inquiries.thread import MAX_TEXT, STUDENT, Thread, read_thread, 
 
 
 def tasks_of(root: Path, assignment: str, sources: str) -> list[str]:
-    """Return the names of an assignment's tasks: cells that give points."""
+    """Return the names of an assignment's tasks, which are the cells that give points."""
     for folder in (root / "assignments" / assignment, root / sources / assignment):
         found = [
             str(cell.metadata.nbgrader.grade_id)
@@ -33,7 +33,7 @@ def tasks_of(root: Path, assignment: str, sources: str) -> list[str]:
 def take(
     root: Path, data: Path, assignment: str, source: str, tasks: list[str], roster: Path | None
 ) -> tuple[list[Thread], list[Refused]]:
-    """Take the questions from a source that `collect` can read; return new and refused ones."""
+    """Accept questions from a source that `collect` can read; return new and refused questions."""
     by_student, refused, _ = hand_ins_by_student(root, assignment, source, roster=roster)
     new: list[Thread] = []
     for student, hand_ins in by_student.items():
@@ -72,7 +72,7 @@ Dates = tuple[datetime | None, datetime | None]
 
 
 def read_dates(data: Path, assignment: str) -> Dates:
-    """Return the first and the last date; None is no limit."""
+    """Return the first and the last date; None means no limit."""
     path = data / "inquiries" / "dates.json"
     if not path.is_file():
         return None, None
@@ -94,7 +94,7 @@ def write_dates(data: Path, assignment: str, dates: Dates) -> None:
 
 
 def why_not(dates: Dates, zone: tzinfo | None, now: datetime | None = None) -> str:
-    """Return why no question is taken now, or an empty string."""
+    """Return why no question is accepted now, or an empty string."""
     now = now or datetime.now(UTC)
     first, last = dates
     if first and now < first:

@@ -1,8 +1,9 @@
 """One question about one task, its answer, and further messages, as a Markdown file.
 
-``grading/inquiries/STUDENT/ASSIGNMENT/TASK.md`` is readable as it is. Each message has a line with
-its writer and time. The text below it is quoted, so nothing that a student writes can look like
-the instructor's line. If somebody put a file there by hand, it is the student's first message.
+``grading/inquiries/STUDENT/ASSIGNMENT/TASK.md`` can be read in any editor. Each message has a line
+with its writer and time. The text below that line is quoted, so a student's text can never look
+like such a line from the instructor. A file that somebody put there by hand counts as the student's
+first message.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def read_thread(data: Path, student: str, assignment: str, task: str) -> Thread:
         return thread
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
-    if not any(_HEAD.fullmatch(line) for line in lines):  # by hand
+    if not any(_HEAD.fullmatch(line) for line in lines):  # somebody put the file there by hand
         if text.strip():
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
             thread.add(STUDENT, text[:MAX_TEXT], written)
@@ -111,7 +112,7 @@ def write_thread(data: Path, thread: Thread) -> Path:
 
 
 def all_threads(data: Path, assignment: str = "") -> list[Thread]:
-    """Return all threads, of one assignment or of all; the longest wait comes first."""
+    """Return the threads of one or all assignments; the thread that waits longest comes first."""
     found = [
         read_thread(data, path.parts[-3], path.parts[-2], path.stem)
         for path in (data / "inquiries").glob(f"*/{assignment or '*'}/*.md")

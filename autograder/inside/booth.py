@@ -1,7 +1,7 @@
-"""Play the capstone's tapes in a cell, as all student code runs.
+"""Play the capstone's tapes in a cell, like all student code.
 
-A tape is no code, but it calls PyTorch's operators with a student's numbers. With odd numbers some
-operators write past their memory. In a cell this ends only the cell.
+A tape is no code, but it calls PyTorch's operators with a student's numbers. With unusual numbers,
+some operators write past their memory. In a cell, such a crash ends only the cell.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from course_lib.checking.on_ranks.wire import decode, encode
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Play the tapes of one race; answer with the score, or with what is wrong with them."""
+    """Play the tapes of one race; answer with the score, or with an error message about them."""
     silence()
     channel = socket.socket(fileno=fds[0])
     _, payload = recv_frame(channel)
     given = decode(payload)
     send_frame(channel, Frame.READY, b"")
     told = play(**given)  # type: ignore[arg-type]
-    told.pop("events", None)  # a board does not show them
+    told.pop("events", None)  # the leaderboard does not show events
     send_frame(channel, Frame.DONE, encode(told))

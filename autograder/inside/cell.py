@@ -1,9 +1,10 @@
-"""A cell: one student process, alone with its files, its processes and its network.
+"""A cell: one student process, isolated with its own files, processes and network.
 
-The sandbox's fork server runs our code only. A student process is forked from it into namespaces
-of its own. There it sees no other process, has its own ``/tmp``, ``/dev/shm`` and loopback, and has
-no right to change any of it. So ranks and notebook cannot see, signal or write to one another. It
-is process 1 of its cell: when it dies, all processes that it started die.
+The sandbox's fork server runs our code only. It forks each student process into separate
+namespaces. There the process sees no other process, has its own ``/tmp``, ``/dev/shm`` and
+loopback, and has no right to change these namespaces. So ranks and notebook cannot see, signal or
+write to one another. The student process is process 1 of its cell: when it dies, all processes that
+it started die too.
 
 This file needs Linux, the standard library and `scratch` only.
 """
@@ -43,13 +44,13 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 class Forker:
-    """Forks children that are process 1 of a pid namespace of their own; called like `os.fork`."""
+    """Forks children, each as process 1 of a new pid namespace; called like `os.fork`."""
 
     def __init__(self) -> None:
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def __call__(self) -> int:
-        _call("unshare", _NEW_PIDS)  # for the children, not for us
+        _call("unshare", _NEW_PIDS)  # affects our children, not ourselves
         try:
             pid = os.fork()
         except OSError:
@@ -63,10 +64,11 @@ class Forker:
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Run ``config["run"]``, ``module:function``, in a cell; in a child that `Forker` forked.
+    """Make a cell and run ``config["run"]`` in it, given as ``module:function``.
 
-    `config` also has ``uid``, the user to become; ``root``, whether we are root; ``limits``, for
-    `resource.setrlimit`; ``tmp`` and ``shm``, bytes; ``seccomp``, the filter in Base64.
+    A child that `Forker` forked calls this. `config` also has ``uid``, the user to become;
+    ``root``, whether we are root; ``limits``, for `resource.setrlimit`; ``tmp`` and ``shm``, sizes
+    in bytes; and ``seccomp``, the filter in Base64.
     """
     try:
         _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
@@ -87,7 +89,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     except BaseException as error:
         print(f"a student's process ended: {error!r}"[:2000], file=sys.stderr, flush=True)
     finally:
-        # No interpreter shutdown: student code could hang in it.
+        # Skip the interpreter's shutdown, because student code could hang in it.
         os._exit(status & 0xFF)
 
 
@@ -99,7 +101,7 @@ def _mount_own_files(config: dict[str, Any]) -> None:
 
 
 def _loopback_up() -> None:
-    """Start the loopback of the cell's network namespace: honest code may use local sockets."""
+    """Start the loopback of the cell's network namespace, because code may use local sockets."""
     get_flags, set_flags, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sH14x", b"lo", 0)
@@ -109,9 +111,9 @@ def _loopback_up() -> None:
 
 def _give_up_everything(config: dict[str, Any]) -> None:
     uid = config["uid"]
-    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # else its own /proc entries belong to root
+    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # without this, its /proc entries would belong to root
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first when memory runs out
-    if not config["root"]:  # an ordinary user opened the sandbox: there is no other uid
+    if not config["root"]:  # an ordinary user opened the sandbox, so there is no other uid
         _own_user_namespace(uid)
     for capability in range(64):
         if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0) < 0:
@@ -133,7 +135,10 @@ def _give_up_everything(config: dict[str, Any]) -> None:
 
 
 def _own_user_namespace(uid: int) -> None:
-    """Enter one as `uid`: it counts its own processes (Linux 5.14), and owns no other namespace."""
+    """Enter a new user namespace as `uid`.
+
+    It counts its own processes (since Linux 5.14), and owns no other namespace.
+    """
     me, mine = os.geteuid(), os.getegid()
     _call("unshare", _NEW_USER)
     Path("/proc/self/setgroups").write_text("deny")
@@ -153,7 +158,7 @@ def _filter_calls(program: bytes) -> None:
 
 
 def _make_sure() -> None:
-    """Check what the kernel says of us; stop if any right is left that should be gone.
+    """Check this process's rights in the kernel; stop if any right is left that should be gone.
 
     Raises:
         RuntimeError: some right is left.

@@ -1,13 +1,14 @@
-"""The side of an examination that runs inside the sandbox: nothing here is trusted.
+"""The side of an examination that runs inside the sandbox, where nothing is trusted.
 
 This file is the sandbox's first process: a fork server with torch loaded, which runs no student
-code. The examiner, outside, has it fork these, each into a cell of its own (`cell`):
+code. The examiner, outside, makes it fork these processes, each into a separate cell (`cell`):
 
 - one *notebook* process, which runs the submission's cells and hands over functions by name;
-- for every case, K *rank* processes. Each gets a program, a function and its own input, and nothing
-  else. It runs the program and answers with plain bytes. Its only network is the examiner's.
+- for every case, K *rank* processes. Each gets only a program, a function and its own input. It
+  runs the program and answers with plain bytes. Its only network is the examiner's.
 
-It imports the course's package as a student's notebook does, and nothing of the autograder.
+This file imports the course's package as a student's notebook does, and no other part of the
+autograder.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ MAX_TEXT = 64 * 1024
 
 
 class CappedText(io.StringIO):
-    """Keeps the beginning of printed text; counts the rest."""
+    """Keeps the beginning of printed text and counts the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     silence()
     channel = socket.socket(fileno=fds[0])
     shell = _shell()
-    sys.path.insert(0, "")  # as in a kernel: find modules beside the notebook
+    sys.path.insert(0, "")  # as in a kernel: find modules in the notebook's folder
     usual_path = list(sys.path)
     send_frame(channel, Frame.READY, b"")
     while True:
@@ -104,7 +105,7 @@ def _shell() -> InteractiveShell:
             history.input_hist_parsed.append(source)
             history.input_hist_raw.append(source if raw is None else raw)
 
-        # IPython's own history starts a thread, but a cell may have left no room for a thread.
+        # IPython's own history starts a thread, but a cell may have reached the limit of threads.
         history.store_inputs = keep
     # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
@@ -117,7 +118,7 @@ def _shell() -> InteractiveShell:
 
 
 def _forgive_magics(shell: InteractiveShell) -> None:
-    """Let no line magic stop a cell: a kernel knows more magics, and they only change displays."""
+    """Make unknown line magics do nothing: a kernel knows more of them, for displays only."""
     run = shell.run_line_magic
 
     def forgiving(name: str, line: str, _stack_depth: int = 1) -> Any:
@@ -131,7 +132,7 @@ def _forgive_magics(shell: InteractiveShell) -> None:
 
 
 def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, Any]:
-    shell.execution_count = number  # so that "Cell In[3]" is the third of the graded notebook
+    shell.execution_count = number  # "Cell In[3]" is then the third cell of the graded notebook
     printed, errors = CappedText(), CappedText()
     with redirect_stdout(printed), redirect_stderr(errors):
         result = shell.run_cell(source, store_history=True)
@@ -165,7 +166,7 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         if reply[0] == Frame.FAILURE:
             raise FabricStopped
     with suppress(OSError):
-        channel.recv(1)  # stay alive: the examiner ends the case
+        channel.recv(1)  # stay alive until the examiner ends the case
 
 
 def _touched(client: FabricClient) -> list[list[str]]:
@@ -184,7 +185,7 @@ class Work(NamedTuple):
 
 
 def receive_work(channel: socket.socket) -> Work:
-    """Return the work that the examiner sends a rank. No student code has run by then."""
+    """Return the work that the examiner sends to a rank. No student code has run before this."""
     packed: dict[int, bytes] = {}
     while Frame.INPUT not in packed:
         kind, packed[kind] = recv_frame(channel)
@@ -230,14 +231,14 @@ def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -
 
 
 def _described(error: BaseException, labels: dict[str, str]) -> Failure:
-    """Return the exception as text, whatever its class does when it is asked for its message."""
+    """Return the exception as text, even if its class fails to give a message."""
     try:
         theirs = error.__traceback__
         while theirs is not None and not _is_theirs(theirs.tb_frame.f_code.co_filename, labels):
             theirs = theirs.tb_next
         if theirs is not None:
             return describe(error.with_traceback(theirs), labels)
-        # Without a line of the student's, our own lines would tell them nothing.
+        # The traceback has no line of the student's code, and our own lines would not help them.
         failure = describe(error.with_traceback(None), labels)
         return replace(failure, where="") if not isinstance(error, SyntaxError) else failure
     except BaseException:
@@ -269,9 +270,9 @@ def silence() -> None:
 
 
 def warm_up() -> None:
-    """Do once what every rank does first: PyTorch creates much on first use.
+    """Do once what every rank does first, because PyTorch sets up many things on first use.
 
-    With one thread for operators, no threads start that the forks would lose.
+    PyTorch uses one thread for operators here, so it starts no threads that the forks would lose.
     """
     near, far = socket.socketpair()
     with far, fabric_rank(near, 0, 1):
@@ -293,7 +294,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    # Children find this file's functions under its own name, not under __main__.
+    # Children look for this file's functions under the module's name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
     for name in (*WIDE, "course_lib.checking.on_ranks.given", "autograder.inside.node"):

@@ -1,8 +1,8 @@
-"""From the notebook process to the ranks: a function, its cells' source, and the notebook's files.
+"""Send a function, its cells' source and the notebook's files from the notebook to the ranks.
 
-A notebook's function needs more than itself: modules written with ``%%writefile``, the working
-directory and module path that a cell has set, a file that it reads. All of this is sent. The ranks,
-in cells of their own, see copies.
+A notebook's function may need more than its own code: modules written with ``%%writefile``, the
+working directory and module path that a cell has set, a file that it reads. All of this is sent.
+The ranks, in separate cells, see copies.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from course_lib.ranks.for_graders import Sources, cell_sources
 
 MAX_FILES = 1000
 MAX_FILE_BYTES = 16 * 2**20
-"""Bytes of all files together. The rest stays behind: no task needs checkpoints."""
+"""Largest size of all files together. Files beyond it are not sent: no task needs checkpoints."""
 
 
 class Refused(Exception):
-    """The function cannot be handed over; the message tells its author why."""
+    """The function cannot be handed over; the message says why."""
 
 
 class _Pickler(Pickler):
-    """Pickles a function that is wrapped in a cache; cloudpickle would send only its name.
+    """Pickles functions that are wrapped in a cache, of which cloudpickle would send only the name.
 
     A function wrapped by `torch.compile` is sent unwrapped, because compiled code cannot be sent.
     """
@@ -56,7 +56,7 @@ def _as_it_is(function: Callable[..., Any]) -> Any:
 
 
 def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
-    """Return the notebook's function `name` and all that it needs, as bytes for `unpack`.
+    """Return the notebook's function `name` and everything that it needs, as bytes for `unpack`.
 
     Raises:
         Refused: there is no such function, or it refers to something that cannot be sent.
@@ -80,7 +80,7 @@ def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
 
 
 def own_modules() -> list[Any]:
-    """Return the modules that the notebook has imported from files of its own."""
+    """Return the modules that the notebook has imported from its own files."""
     found = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -114,7 +114,7 @@ def _files() -> list[tuple[str, int, bytes]]:
 
 
 def unpack(data: bytes) -> tuple[Callable[..., Any], Sources]:
-    """Return the function and the sources of its cells; put the files where they were."""
+    """Return the function and the sources of its cells; write the files to their old paths."""
     function, sources, folder, path, files = pickle.loads(data)
     for name, mode, content in files:
         Path(name).parent.mkdir(parents=True, exist_ok=True)

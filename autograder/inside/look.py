@@ -1,6 +1,6 @@
-"""Test from a cell that all files are there that a student process needs.
+"""Test from inside a cell whether a student process can read all files that it needs.
 
-A file that the cell's user may not read makes a student's import fail. That looks like their
+If the cell's user may not read a file, a student's import fails. That would look like the student's
 mistake.
 """
 
@@ -20,7 +20,7 @@ _ENOUGH = 3
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Send as JSON the first paths that cannot be read, and what is wrong with `HOME`."""
+    """Send the first paths that cannot be read, and the problem with `HOME`, as JSON."""
     hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
     told = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
@@ -44,7 +44,7 @@ def _readable(path: str) -> bool:
     if os.path.islink(path) and not os.path.exists(path):
         return True
     if path.endswith(".zip") and not os.path.lexists(path):
-        return True  # the standard library's zip: every search path names it, few machines have it
+        return True  # the standard library's zip is on every search path, but few machines have it
     return os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK)
 
 

@@ -1,10 +1,10 @@
-"""Stands in for `course_lib.checking` in the sandbox: names that notebooks import, and no judge."""
+"""Replace `course_lib.checking` in the sandbox: the names that notebooks import, but no judges."""
 
 from typing import Any
 
 
 def check(name: str, *_: Any, **__: Any) -> None:
-    """Do nothing: while grading, the grader runs the check."""
+    """Do nothing, because the grader itself runs the check."""
     print(f"{name}: the grader runs this check")
 
 
@@ -17,7 +17,7 @@ class Prediction:
 
 
 def predict(*_: Any, **__: Any) -> Prediction:
-    """Keep nothing: a prediction is for the notebook."""
+    """Return a prediction that is not kept, because predictions matter only in the notebook."""
     return Prediction()
 
 

@@ -1,7 +1,7 @@
-"""A node in the sandbox: K processes of one cell that are real ranks, on gloo or NCCL.
+"""Run a node in the sandbox: K processes of one cell that are real ranks, on gloo or NCCL.
 
-They are ranks of one machine, so they can see one another. That is no danger: only submissions that
-were right on the examiner's own network run here. Nothing here is trusted either.
+They are ranks of one machine, so they can see one another. That is no danger, because only
+submissions that passed on the examiner's own network run here. Nothing here is trusted either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LIMIT = timedelta(days=1)  # the examiner decides when a case has taken too 
 def serve_node(fds: list[int], config: dict[str, Any]) -> None:
     """Fork a rank for each channel in `fds`, and report how each rank ended.
 
-    `config` has ``backend``, ``devices``, one per rank, and ``environment``.
+    `config` has ``backend``, ``devices`` (one per rank) and ``environment``.
     """
     silence()
     os.environ.update(config["environment"])
@@ -68,7 +68,7 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
         send_frame(channel, Frame.READY, b"")
         with suppress(OSError):
             send_frame(channel, *do_work(receive_work(channel), {}))
-            channel.recv(1)  # stay: other ranks may still talk to us; the examiner ends the case
+            channel.recv(1)  # stay alive for other ranks' messages until the examiner ends the case
         status = 0
     finally:
-        os._exit(status)  # no interpreter shutdown: student code could hang in it
+        os._exit(status)  # skip the interpreter's shutdown: student code could hang in it

@@ -1,8 +1,9 @@
-"""The two folders that each cell has for itself, ``/tmp`` and ``/dev/shm``.
+"""The two private folders of each cell, ``/tmp`` and ``/dev/shm``.
 
-The course, its virtual environment or Python may lie below one of them on this machine. The sandbox
-shows them there, read only. A cell's own folders would hide them, so they are bound in again. The
-cell then sees at those places what the sandbox shows, and nothing else of this machine.
+On this machine, the course, its virtual environment or Python may be below one of these folders.
+The sandbox shows them at their usual paths, read only. A cell's own folders would hide them, so
+they are mounted again. At those paths, the cell then sees what the sandbox shows, and nothing else
+of this machine.
 
 This file needs Linux and the standard library only.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = "/tmp"
-"""The student's folder: the working directory, and the files below it that `is_own` accepts."""
+"""The student's working directory. The student's files are those below it that `is_own` accepts."""
 _SHARED_MEMORY = "/dev/shm"
 
 _NOSUID, _NODEV, _BIND, _REC = 2, 4, 0x1000, 0x4000
@@ -40,7 +41,7 @@ def mount(
 
 
 def mount_own(config: dict[str, Any]) -> None:
-    """Mount a cell's own folders, of ``config["tmp"]`` and ``config["shm"]`` bytes."""
+    """Mount a cell's private folders, of ``config["tmp"]`` and ``config["shm"]`` bytes."""
     held = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in of_python()]
     for folder, size in ((HOME, config["tmp"]), (_SHARED_MEMORY, config["shm"])):
         options = f"mode=1777,size={size},nr_inodes=20000".encode()
@@ -50,7 +51,7 @@ def mount_own(config: dict[str, Any]) -> None:
         os.makedirs(path if os.path.isdir(descriptor) else os.path.dirname(path))
         if not os.path.isdir(descriptor):
             Path(path).touch()
-        # Recursively, with the mounts below it; each mount stays as it is, read only.
+        # Mount it recursively, with the mounts below it; each mount stays read only.
         mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, _BIND | _REC, None)
         os.close(descriptor)
     os.umask(mask)
@@ -58,13 +59,13 @@ def mount_own(config: dict[str, Any]) -> None:
 
 @functools.cache
 def of_python() -> tuple[str, ...]:
-    """Return the paths below a cell's own folders at which the sandbox shows something.
+    """Return the paths below a cell's private folders at which the sandbox shows something.
 
-    Each process asks before it mounts the folders, and remembers the answer.
+    Each process calls this before it mounts the folders; the result is cached.
     """
     found: list[str] = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        # The kernel writes spaces, tabs, line ends and backslashes as numbers, see proc(5).
+        # The kernel writes spaces, tabs, line ends and backslashes as octal numbers, see proc(5).
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
         path = os.fsdecode(name)
         if path.startswith((f"{HOME}/", f"{_SHARED_MEMORY}/")):
@@ -73,10 +74,10 @@ def of_python() -> tuple[str, ...]:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a notebook has written the file at `path`, or may have."""
+    """Return whether the file at `path` may have been written by the notebook."""
     return path.startswith(f"{HOME}/") and not _below(path, of_python())
 
 
 def _below(path: str, folders: list[str] | tuple[str, ...]) -> bool:
-    """Return whether `path` is one of these folders, or lies in one."""
+    """Return whether `path` is one of these folders, or is inside one."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

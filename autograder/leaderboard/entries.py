@@ -19,18 +19,19 @@ class Entry:
 
     Attributes:
         name: the student's name.
-        digest: of all that decides the entry; if it is the same, so is the entry.
+        digest: digest of everything that determines the entry; if it is the same, so is the entry.
         status: ``timed``; ``unfinished`` if it missed the target; ``disqualified`` if it did
             something that is not allowed; ``failed`` if there is nothing to time.
-        note: why, in a sentence.
-        seconds: virtual seconds: the score.
-        loss: the worst over the draws.
+        note: the reason for the status, in a sentence.
+        seconds: the score, in virtual seconds.
+        loss: the worst loss over the draws.
         sent: bytes sent by the rank that sends most.
-        gradients: how many rank 0 computed.
+        gradients: number of gradients that rank 0 computed.
         computed: virtual seconds that the busiest rank computes.
-        light: the speed of light for its operations and bytes, in seconds.
+        light: the least possible time for its operations and bytes (its speed of light), in
+            seconds.
         ran_out: the limit in seconds that its code exceeded; 0 if it did not.
-        place: on the board, from 1; 0 if it has none. Equal scores share one.
+        place: its place on the board, from 1; 0 if it has none. Equal scores share a place.
 
     """
 
@@ -49,7 +50,7 @@ class Entry:
 
     @property
     def distance(self) -> float:
-        """Its time divided by the speed of light."""
+        """The entry's time divided by its speed of light."""
         return self.seconds / self.light if self.light else float("inf")
 
 
@@ -69,15 +70,15 @@ def _key(entry: Entry) -> tuple[int, float, int, str]:
 
 
 class Store:
-    """The known entries, in a file: an interrupted board continues from there.
+    """The known entries, kept in a file from which an interrupted board continues.
 
     Args:
-        path: the file. It holds the seed of the draws, which nobody else should read.
-        seed: for a new file.
+        path: the file. It contains the seed of the draws, which nobody else should read.
+        seed: the seed to use for a new file.
 
     Attributes:
-        seed: all entries are timed on the draws of this seed.
-        entries: by name.
+        seed: the seed of the draws on which all entries are timed.
+        entries: the entries by name.
 
     """
 
@@ -97,7 +98,7 @@ class Store:
                 ) from None
 
     def known(self, name: str, digest: str, seconds: float) -> Entry | None:
-        """Return the entry, unless it must be made again, or ran out of time and has more now."""
+        """Return the entry, unless it has changed, or ran out of time and has more time now."""
         entry = self.entries.get(name)
         if entry is None or entry.digest != digest or 0 < entry.ran_out < seconds:
             return None

@@ -1,7 +1,7 @@
-"""The board as a page and as a table of comma-separated values.
+"""Write the board as a page and as a table of comma-separated values.
 
-Students may write anything as names and notes. The page shows them as text and nothing else, and a
-spreadsheet reads none of them as a formula.
+Students may write anything as names and notes. The page shows them only as text, and a spreadsheet
+never reads them as a formula.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def page(entries: Sequence[Entry], race: Race, title: str, plays: int) -> str:
     """Return the page: one file that fetches nothing and has no script.
 
     Args:
-        entries: in order, with their places.
+        entries: the entries in order, with their places.
         race: the race.
-        title: of the board.
+        title: the title of the board.
         plays: number of draws.
 
     """
@@ -89,7 +89,7 @@ def _row(entry: Entry, longest: float) -> str:
             f'<div style="width:{light:.1f}%"></div></div>'
         )
     cells = [(str(entry.place) if timed else "–", "n", ""), (entry.name, "", bar)]
-    if entry.seconds > 0:  # else the reason takes the place of the numbers
+    if entry.seconds > 0:  # otherwise the reason is shown instead of the numbers
         numbers = (
             *(
                 f"{1e3 * entry.seconds:.3f}",
@@ -107,7 +107,7 @@ def _row(entry: Entry, longest: float) -> str:
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """Return the entries as comma-separated values: seconds to the last digit."""
+    """Return the entries as comma-separated values, with the seconds to the last digit."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(

@@ -35,11 +35,11 @@ class Meeting:
 
     Attributes:
         case: the race.
-        check: its program writes the tapes.
+        check: the check whose program writes the tapes.
         released: the notebook as students got it.
-        seed: of the draws.
+        seed: the seed of the draws.
         plays: number of draws; an entry must reach the target on each.
-        limits: of the wall-clock time of a submission's own code.
+        limits: limits of the wall-clock time of a submission's own code.
 
     """
 
@@ -57,14 +57,14 @@ class Meeting:
 
 
 class Unreadable(Exception):
-    """The submitted file is no notebook; says why."""
+    """The submitted file is no notebook; the message says why."""
 
 
 def sources_of(path: Path, released: NotebookNode) -> list[tuple[int, str]]:
     """Return the code cells of a submitted notebook that are run, with their numbers.
 
     Raises:
-        Unreadable: it is no notebook.
+        Unreadable: the file is no notebook.
 
     """
     try:

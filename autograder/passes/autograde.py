@@ -1,12 +1,12 @@
 """The pass of ``nbgrader autograde`` that decides the points, in place of nbgrader's Execute.
 
-It examines one notebook, writes the test cells' outputs itself, and a verdict beside them.
-nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
+It examines one notebook, and writes the test cells' outputs and a verdict. nbgrader's own
+`SaveAutoGrades` then reads the points from these outputs, as always.
 
 The assignment's canaries (`canary`) are graded before the first submission of a process, and in
-each new sandbox. They are not graded at the end: nbgrader does not tell a pass when that is.
-``autograder grade`` grades them at the end too. Only it finds a machine that breaks half way and
-keeps its sandbox.
+each new sandbox. They are not graded at the end, because nbgrader does not tell a pass when the end
+is reached. ``autograder grade`` grades them at the end too. So only that command notices a machine
+that breaks half way while its sandbox keeps running.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Examine(NbGraderPreprocessor):
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
     ) -> tuple[NotebookNode, ResourcesDict]:
-        """Run the notebook's cells and checks; write outputs into it and a verdict beside it.
+        """Run the notebook's cells and checks; write its outputs, and a verdict in a separate file.
 
         Raises:
-            MachineFailure: this machine failed, or does not grade correctly. nbgrader goes on; the
-                submission gets no mark.
+            MachineFailure: this machine failed, or does not grade correctly. nbgrader continues,
+                but the submission gets no mark.
 
         """
         coursedir = self.parent.parent.coursedir
@@ -74,7 +74,7 @@ class Examine(NbGraderPreprocessor):
         assignment, student, notebook = (
             names[key] for key in ("assignment", "student", "notebook")
         )
-        # No link is followed: instructor/ may be one, and assignments/ lies beside the link.
+        # Follow no link: instructor/ may be a link, and assignments/ is in the link's folder.
         source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).absolute()
         released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent

@@ -1,6 +1,6 @@
-"""The pass that replaces Examine for a submission that is graded already: it runs no code.
+"""The pass that replaces Examine if a submission is graded already. It runs no code.
 
-``autograder grade`` examines a class in many processes, and leaves a graded notebook and a verdict
+``autograder grade`` examines a class in many processes, and writes a graded notebook and a verdict
 for each submission. One process then books them, through nbgrader's own passes and this one.
 """
 
@@ -36,7 +36,7 @@ class Book(NbGraderPreprocessor):
         """Copy outputs cell by cell.
 
         Raises:
-            NotAsGraded: its code is not the code that was graded.
+            NotAsGraded: the notebook's code is not the code that was graded.
 
         """
         name = resources["nbgrader"]["notebook"]
@@ -50,7 +50,7 @@ def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
     """Copy the outputs of `graded` to `nb`, which must have the same code.
 
     Raises:
-        NotAsGraded: it has other code.
+        NotAsGraded: `nb` has different code.
 
     """
     ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))

@@ -1,19 +1,19 @@
-"""Canaries: solutions with known points, graded like a student's, by the same sandbox.
+"""Canaries: solutions with known points, graded like a student's solution in the same sandbox.
 
 A machine can be broken in ways that nobody has thought of. Then it takes points from right
-solutions, or gives them to wrong ones, and nothing raises an error. A canary shows it. It is a
-submission of the same assignment: the instructor's solution, then a function that returns nothing,
-then one that ends its process. It is rebuilt from the released notebook, its cells run in the
-sandbox that grades the class, and its function runs on ranks there. The first must get all points,
-the second less, and the third none, because its process ended. All of this follows from how they
-are made; no number is written down.
+solutions, or gives points to wrong ones, and nothing raises an error. A canary reveals this. It is
+a submission of the same assignment with three functions: the instructor's solution, a function that
+returns nothing, and a function that ends its process. It is rebuilt from the released notebook, its
+cells run in the sandbox that grades the class, and its functions run on ranks there. The first must
+get all points, the second fewer, and the third none, because its process ended. These points follow
+from how the functions are made, so no number is written down.
 
-All three stand in one notebook and solve the same task, so its cells run only once. The task's
-check keeps one public and one hidden case. This takes about a second.
+All three functions are in one notebook and solve the same task, so its cells run only once. The
+task's check keeps one public and one hidden case. This takes about a second.
+
+To do the same for one assignment of the course and print a line (see `main`)::
 
     python -m autograder.passes.canary --course .
-
-does the same for one assignment of the course, and prints a line: see `main`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CanaryError(MachineFailure):
-    """A canary got other points than it must, so nobody is graded here. Says what to do."""
+    """A canary got wrong points, so nobody is graded here. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class Canary:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that its function runs on."""
+        """The number of ranks on which its function runs."""
         return max(case.world_size for case in self.exam.checks[self.task].cases)
 
     @classmethod
     def of(cls, exam: Exam, source: Path, released: Path) -> Canary | None:
         """Return an assignment's canary, for its cheapest task; None if no task gives points.
 
-        A task whose ranks send messages comes before a task that runs on one rank.
+        A task whose ranks send messages is preferred to a task that runs on one rank.
 
         Args:
-            exam: of the assignment.
+            exam: the exam of the assignment.
             source: its folder under ``instructor/``.
             released: the folder with the notebooks that students were given.
 
@@ -113,7 +113,7 @@ class Canary:
         return cls(nb, _short(exam, task), task, path.stem)
 
     def wrong(self, checks: list[CheckVerdict]) -> str:
-        """Return which of the three checks has a wrong result, or nothing."""
+        """Return a sentence on the first check with a wrong result, or an empty string."""
         right, wrong, crashing = checks
         ended = exit_reason(_STATUS)
         for which, check, as_it_must_be in (
@@ -161,7 +161,7 @@ def _is_test(cell: NotebookNode) -> bool:
 
 
 def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
-    """Return all cells up to the task's test, that test, and two other functions with tests."""
+    """Return the cells up to and including the task's test, and two other functions with tests."""
     kept: list[NotebookNode] = []
     for cell in cells:
         if not _is_test(cell):
@@ -175,7 +175,7 @@ def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list
 
 
 def _cases_of(exam: Exam, task: str) -> list[Case]:
-    """Return the first public and the first hidden case, if possible ones with several ranks."""
+    """Return the first public and the first hidden case, with several ranks if possible."""
     chosen = []
     for cases in (exam.checks[task].cases, exam.hidden.get(task, ())):
         chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
@@ -199,7 +199,7 @@ class Canaries:
 
     Attributes:
         seconds: duration of the last check.
-        sandbox: the trusted sandbox, by its place and generation; None if there is none.
+        sandbox: place and generation of the trusted sandbox; None if there is none.
 
     """
 
@@ -210,7 +210,7 @@ class Canaries:
         self.sandbox: tuple[SandboxedPlace, int] | None = None
 
     def trusted(self) -> bool:
-        """Return whether the running sandbox has graded them correctly; start one if none runs."""
+        """Return whether the running sandbox graded them correctly; start one if none runs."""
         if self.sandbox is None or self._exam is None:
             return False
         place = self._exam.place(self._settings)
@@ -218,12 +218,12 @@ class Canaries:
         return self.sandbox == (place, place.generation)
 
     def check(self) -> None:
-        """Grade the canaries by the checks as they are now; then trust this sandbox.
+        """Grade the canaries with the checks as they are now; then trust this sandbox.
 
         Raises:
-            CanaryError: they got other points than they must. The next sandbox is a new one.
+            CanaryError: the canaries got wrong points. The next sandbox will be a new one.
             MachineFailure: the sandbox cannot be started, or has ended.
-            SandboxUnavailable: there is none.
+            SandboxUnavailable: there is no sandbox.
             AuthorError: the check is broken.
 
         """
@@ -259,8 +259,8 @@ class Canaries:
 def main() -> int:
     """Grade the canaries of one assignment; print the result as a line of JSON.
 
-    ``told`` says what was tried, or ``wrong`` says what went wrong. The assignment is the first
-    whose canaries send messages, in its released version.
+    In it, ``told`` says what was tried, or ``wrong`` says what went wrong. The assignment is the
+    first one whose canaries send messages, in its released version.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")
@@ -278,7 +278,7 @@ def try_out(root: Path) -> str:
     """Grade the canaries of one assignment of the course in `root`; return what was tried.
 
     Raises:
-        CanaryError: they got other points than they must.
+        CanaryError: the canaries got wrong points.
         LookupError: there is no assignment with its solution.
 
     """

@@ -1,8 +1,8 @@
-"""Examine one rebuilt notebook: its cells are run, and each test cell gets its points.
+"""Examine one rebuilt notebook: run its cells, and give each test cell its points.
 
-Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run. Its grade id
+Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
 names a check. The examiner runs that check's public and hidden cases on ranks in the sandbox and
-carries their messages. It compares what they return, and writes the cell's outputs itself.
+carries their messages. It judges the values that they return, and writes the cell's outputs itself.
 nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as always.
 """
 
@@ -49,7 +49,7 @@ def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `vet.vet`.
 
     Raises:
-        SystemExit: nothing can be graded here. After any other error nbgrader would go on, and
+        SystemExit: nothing can be graded here. After any other error, nbgrader would continue, and
             repeat a hundred lines for each student.
 
     """
@@ -82,10 +82,10 @@ def blank_verdict(
         released: the notebook that students were given.
         data: the folder of the gradebook, where the assignment's secret is.
         assignment: its name.
-        student: their id.
+        student: the student's id.
         notebook: its name, without ``.ipynb``.
         settings: how it is to be examined.
-        seed: of the inputs; default: the one for this code of this student.
+        seed: the seed of the inputs; by default, the seed for this code of this student.
 
     """
     settings = all_filled_in(settings)
@@ -107,8 +107,8 @@ class Exam:
 
     Attributes:
         checks: grade id of a test cell → its check.
-        hidden: grade id → cases that are not handed out.
-        masked: modules that hold the answers.
+        hidden: grade id → cases that students do not get.
+        masked: modules that contain the answers.
 
     """
 
@@ -124,12 +124,12 @@ class Exam:
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def place(self, settings: Settings) -> SandboxedPlace:
-        """Return the sandbox that examines submissions; it stays warm."""
+        """Return the sandbox that examines submissions; it keeps running between submissions."""
         return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
 
 
 def all_filled_in(settings: Settings) -> Settings:
-    """Return the settings with the table's limits in place of those that are not set."""
+    """Return the settings with default limits in place of those that are not set."""
     return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
 
 
@@ -147,13 +147,13 @@ def examine_notebook(
 
     Args:
         nb: the rebuilt notebook.
-        exam: of its assignment.
-        verdict: a blank one, whose seed and settings are used.
-        log: takes messages.
-        runs: makes what runs the code.
+        exam: the exam of its assignment.
+        verdict: a blank verdict, whose seed and settings are used.
+        log: receives messages.
+        runs: makes the object that runs the code, by default a `Submission`.
 
     Raises:
-        MachineFailure: the machine failed, or our own code: there is no verdict.
+        MachineFailure: the machine or our own code failed, so there is no verdict.
         SandboxUnavailable: there is no sandbox.
         AuthorError: a check is broken.
         LookupError: a test cell has no check.
@@ -183,7 +183,7 @@ def examine_cells(
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
 ) -> None:
-    """Run cell by cell; each test cell gets the report of its check, and its points."""
+    """Run the cells one by one; give each test cell the report of its check and its points."""
     count = 0
     for cell in nb.cells:
         if cell.cell_type != "code":
@@ -213,7 +213,7 @@ def examine_cells(
 
 
 def _limit(outcome: CellOutcome) -> str:
-    if not outcome.error or outcome.trace:  # a cell's own exception may use any words
+    if not outcome.error or outcome.trace:  # the message of a cell's own exception proves nothing
         return ""
     if OVER_MEMORY in outcome.error:
         return MEMORY
@@ -252,10 +252,10 @@ _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
 def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
-    """Return the sandbox of an assignment: the one of the last submission, if there was one.
+    """Return the sandbox of an assignment: the last submission's, or else a new one.
 
     Raises:
-        SandboxUnavailable: it is a new one, and nothing can be graded in it.
+        SandboxUnavailable: the sandbox is new, and nothing can be graded in it.
 
     """
     key = masked_from(masked), memory, gpus
@@ -274,7 +274,7 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
 
 
 def masked_from(modules: Sequence[str]) -> tuple[str, ...]:
-    """Return `modules` and all that follow the first of them in the course's reading order."""
+    """Return `modules` and all modules after the first of them in the course's reading order."""
     rungs = [f"course_lib.{name}" for name in READING_ORDER]
     first = min((rungs.index(name) for name in modules if name in rungs), default=len(rungs))
     return tuple(sorted({*modules, *rungs[first:]}))
@@ -283,8 +283,7 @@ def masked_from(modules: Sequence[str]) -> tuple[str, ...]:
 def graded_outputs(report: CheckReport, score: float, count: int) -> list[NotebookNode]:
     """Return a test cell's outputs: the report, and the points in the form that nbgrader reads.
 
-    The points are always written, even full ones: nbgrader gives full points to a cell without a
-    result.
+    The points are always written, because nbgrader gives full points to a cell without a result.
     """
     return [
         new_output("stream", name="stdout", text=f"{report}\n"),
@@ -293,7 +292,7 @@ def graded_outputs(report: CheckReport, score: float, count: int) -> list[Notebo
 
 
 def cell_outputs(outcome: CellOutcome) -> list[NotebookNode]:
-    """Return a code cell's outputs: plain text only, whatever the student displayed."""
+    """Return a code cell's outputs as plain text only, even if the student displayed more."""
     outputs = []
     for name in ("stdout", "stderr"):
         if text := getattr(outcome, name):

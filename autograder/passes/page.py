@@ -1,7 +1,7 @@
 """The page that a student reads: nbgrader's feedback, without scripts and without downloads.
 
-It says what was examined. It shows formulas as pictures, because MathJax is a script that a
-browser fetches from elsewhere.
+The page says what was examined. It shows formulas as pictures, because MathJax is a script that a
+browser downloads.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class FeedbackPage(HTMLExporter):
 
 
 def _is_theirs(cell: NotebookNode) -> bool:
-    """Tell whether a student may have written a text cell: only ours get pictures."""
+    """Tell whether a student may have written a text cell; only our own cells get pictures."""
     return not cell.metadata.get("nbgrader", {}).get("locked", False)
 
 
 def locked(html: str) -> str:
-    """Return a page without scripts, and with a rule that forbids the browser to run or fetch."""
+    """Return a page without scripts, and with a rule that forbids scripts and downloads."""
     html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
     html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
@@ -72,7 +72,7 @@ _FORMULA = re.compile(r"\$\$(?P<display>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\
 
 
 def with_formulas(source: str) -> str:
-    """Return Markdown with a picture for each formula; one that cannot be drawn stays text."""
+    """Return Markdown with a picture for each formula. If it cannot be drawn, it stays text."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", source, flags=re.DOTALL)
     parts[::2] = [_FORMULA.sub(_picture, part) for part in parts[::2]]
     return "".join(parts)
@@ -97,6 +97,6 @@ def _drawn(formula: str) -> str:
     image = io.BytesIO()
     try:
         math_to_image(f"${plain}$", image, dpi=110, format="png")
-    except Exception:  # mathtext knows a part of TeX, and pyparsing raises many kinds
+    except Exception:  # mathtext knows only part of TeX, and pyparsing raises many kinds of errors
         return ""
     return base64.b64encode(image.getvalue()).decode("ascii")

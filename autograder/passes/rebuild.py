@@ -1,17 +1,17 @@
-"""The first pass of ``nbgrader autograde``: the released notebook with the student's sources in it.
+"""The first pass of ``nbgrader autograde``: put the student's sources into the released notebook.
 
-A submitted file may have been changed by any editor: cells copied, deleted, renamed, re-typed,
-tagged. nbgrader trusts its structure, and loses marks, the submission or the whole batch over it.
-So this pass keeps only what the student *wrote*:
+Any editor may have changed a submitted file: cells copied, deleted, renamed, tagged, or with a
+different type. nbgrader trusts the file's structure. If the structure is wrong, nbgrader loses
+marks, the submission or the whole batch. So this pass keeps only what the student *wrote*:
 
 - the source of each solution cell, code or text, found by its ``grade_id``, or by its cell id
-  if no cell has that ``grade_id`` any more. The first of several copies counts. If none is left,
-  the released cell stays, and is graded as unanswered;
+  if no cell has that ``grade_id`` any more. The first of several copies counts. If no copy is
+  left, the released cell stays, and is graded as unanswered;
 - the source of each released cell that nbgrader does not track, and that anyone may edit;
 - the cells that the student added, without their metadata. Each stays in front of the released
   cell that followed it. A cell in place of a deleted solution cell runs after the released stub.
 
-All else (tests, order, tags, metadata, outputs, attachments, kernelspec) is as it was released.
+Everything else (tests, order, tags, metadata, outputs, attachments, kernelspec) is as released.
 """
 
 import copy
@@ -32,7 +32,7 @@ MAX_NOTES = 20
 
 
 class Rebuild(NbGraderPreprocessor):
-    """nbgrader's pass around ``rebuild``: the head of ``Autograde.sanitize_preprocessors``."""
+    """nbgrader's pass that calls ``rebuild``: the first of ``Autograde.sanitize_preprocessors``."""
 
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
@@ -41,7 +41,8 @@ class Rebuild(NbGraderPreprocessor):
 
         Raises:
             FileNotFoundError: the assignment was not released here. nbgrader then reports that it
-                could not process the submission. It gets no mark, and the others go on.
+                could not process the submission. The submission gets no mark, and nbgrader
+                continues with the others.
         """
         coursedir = self.parent.parent.coursedir  # of the exporter's converter
         names = resources["nbgrader"]
@@ -70,10 +71,10 @@ def released_notebook(folder: Path, notebook: str) -> NotebookNode:
 
 
 def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
-    """Return ``released`` with what the student wrote in ``submitted``; neither is changed.
+    """Return ``released`` with the student's sources from ``submitted``; neither is changed.
 
-    The result is a valid notebook for any ``submitted``, with all of ``released``'s cells in their
-    order. ``metadata["rebuild"]`` lists what was put back or left out, if anything, in sentences
+    For any ``submitted``, the result is a valid notebook with all cells of ``released`` in their
+    order. If something was put back or left out, ``metadata["rebuild"]`` lists it, in sentences
     that repeat nothing from ``submitted``.
     """
     cells: list[NotebookNode] = copy.deepcopy(released.cells)
@@ -97,7 +98,7 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
                 continue
         kind, source = _content(cell)
         if index is None and not source.strip():
-            continue  # editors leave an empty cell at the end
+            continue  # editors often leave an empty cell at the end
         if problem := room.refuse(source, None if index is not None else kind):
             notes.append(f"cell {number} {problem}, so it was left out")
         elif index is not None:
@@ -121,7 +122,7 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
 
 
 class _Finder:
-    """Finds the released cell that a submitted one is a version of."""
+    """Finds the released cell from which a submitted cell comes."""
 
     def __init__(self, cells: list[NotebookNode], theirs: list[Any]) -> None:
         self._cells = cells
@@ -131,7 +132,7 @@ class _Finder:
         names = {_grade_id(cell) for cell in theirs} - {""}
         ids = {_id(cell) for cell in theirs} - {""}
         for index, cell in enumerate(cells):
-            # The weaker signs count only if no cell has the stronger ones.
+            # A cell id counts only if no cell has the grade id, and a text only if none has the id.
             if grade_id := _grade_id(cell):
                 self._tracked[grade_id] = index
             if grade_id in names:
@@ -142,7 +143,7 @@ class _Finder:
                 self._texts.setdefault((cell.cell_type, cell.source), []).append(index)
 
     def find(self, cell: Any, found: set[int]) -> int | None:
-        """Return the index of the released cell, or None for one that the student added.
+        """Return the index of the released cell, or None if the student added the cell.
 
         An index in ``found`` is returned only for another copy of a tracked cell.
         """
@@ -153,23 +154,24 @@ class _Finder:
         index = self._ids.get(_id(cell))
         if index is not None and index not in found:
             released = self._cells[index]
-            # Text that has become code is a student's new cell, not an edit of ours.
+            # If a text cell has become code, it counts as a new cell, not as an edit of ours.
             if _grade_id(released) or released.cell_type == kind:
                 return index
         return next((i for i in self._texts.get((kind, source), ()) if i not in found), None)
 
 
 class _Room:
-    """The room that is left for further cells of a submission."""
+    """The numbers of cells and bytes that a submission may still add."""
 
     def __init__(self) -> None:
         self._cells = MAX_CELLS
         self._bytes = MAX_TOTAL
 
     def refuse(self, source: str, added: str | None) -> str:
-        """Return why a cell is refused, or "" and count it; ``added`` is its type if added.
+        """Return why a cell is refused; if it is accepted, count it and return "".
 
-        ``added`` is None for a version of a released cell, which keeps the released type.
+        ``added`` is the type of a cell that the student added. It is None for a version of a
+        released cell, which keeps the released type.
         """
         size = len(source.encode())
         if added is not None and added not in ("code", "markdown"):
@@ -188,7 +190,7 @@ class _Room:
 
 
 def _nbgrader(cell: Any) -> dict[str, Any]:
-    """Return a cell's nbgrader metadata if it has any of the right form."""
+    """Return a cell's nbgrader metadata, or an empty dict if it has none of the right form."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return found if isinstance(found, dict) else {}
@@ -212,7 +214,7 @@ def _may_edit(released: NotebookNode) -> bool:
 
 
 def _content(cell: Any) -> tuple[str, str]:
-    """Return a submitted cell's type and source, or "" for what is not text.
+    """Return a submitted cell's type and source, with "" for each that is no text.
 
     NUL and halves of surrogate pairs become question marks: files and databases refuse them.
     """

@@ -1,9 +1,10 @@
 """Turn a student's Markdown into HTML that runs nothing and fetches nothing.
 
-nbconvert can clean HTML, but nbgrader's pages do not ask it to. An ``<img onerror=…>`` in a text
-cell ran in the instructor's browser, with the instructor's rights over every grade. Cleaning the
-source first, as ``sanitize_html`` does, misses what Markdown itself makes, such as links to
-``javascript:``. So the resulting HTML is cleaned, by a list of what is allowed.
+nbconvert can clean HTML, but nbgrader's pages do not use this. So the script of an
+``<img onerror=…>`` in a text cell ran in the instructor's browser, with the instructor's rights
+over every grade. If only the Markdown source were cleaned, as by ``sanitize_html``, HTML that
+Markdown itself makes would be missed, such as links to ``javascript:``. So this module cleans the
+resulting HTML, and keeps only what a list allows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jinja2.runtime import Context
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 MAX_SOURCE = 50_000
-"""Characters; a longer text is shown as it was typed."""
+"""Largest number of characters to convert; a longer text is shown as it was typed."""
 _TAGS = {
     *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "ul", "ol", "li"),
     *("em", "strong", "b", "i", "del", "code", "pre", "kbd", "sub", "sup", "a", "img"),
@@ -42,28 +43,31 @@ _cleaner = Cleaner(tags=_TAGS, attributes=_allowed, protocols={"http", "https", 
 
 
 class _Renderer(IPythonRenderer):
-    """nbconvert's renderer, but a picture that is not attached does not stop the notebook."""
+    """nbconvert's renderer, except that a picture without an attachment raises no error."""
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
-        """Return a picture, or the description of an attached one: rebuilding drops those."""
+        """Return a picture, or only its description if it is an attachment.
+
+        Attachments are lost when the notebook is rebuilt.
+        """
         if url.startswith("attachment:"):
             return escape(text)
         return str(super().image(text, url, title))
 
 
 def safe_html(source: str) -> str:
-    """Return Markdown as HTML without scripts, styles, forms or fetched addresses."""
+    """Return Markdown as HTML without scripts, styles, forms or addresses to load."""
     if len(source) > MAX_SOURCE:
         return f"<pre>{escape(source)}</pre>"
     try:
         renderer = _Renderer(escape=False, exclude_anchor_links=True)
         made = MarkdownWithMath(renderer=renderer).render(source)
         return str(_cleaner.clean(made))
-    except Exception:  # the parser may raise anything; the text itself is always shown
+    except Exception:  # the parser may raise anything, but the text must always be shown
         return f"<pre>{escape(source)}</pre>"
 
 
 @pass_context
 def markdown2html(context: Context, source: str) -> str:
-    """Jinja's filter of that name in nbgrader's pages, in place of nbconvert's."""
+    """Return safe HTML: the Jinja filter that replaces nbconvert's filter of the same name."""
     return safe_html(source)

@@ -1,7 +1,8 @@
 """Write the results of an examination into the notebook that becomes a student's feedback.
 
-At the top: each task's points and its number of passed cases, "visible n of m; k hidden". Below a
-task: a timeline of its ranks, if the verdict has one, and questions about it with their answers.
+The top of the notebook shows each task's points and its number of passed cases, "visible n of m;
+k hidden". Below a task, it shows a timeline of the ranks, if the verdict has one, and questions
+about the task with their answers.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
         nb: the notebook, changed in place.
         data: the folder of verdicts and inquiries.
         assignment: its name.
-        student: their id.
-        notebook: its name.
+        student: the student's id.
+        notebook: the notebook's name.
 
     """
     try:
@@ -80,7 +81,7 @@ def _overview(verdict: Verdict) -> str:
 
 
 def _without_hidden(limit: str, verdict: Verdict) -> str:
-    """Return a reached limit without the name of a hidden case, which older verdicts have."""
+    """Return a reached limit without the name of a hidden case, which older verdicts contain."""
     for check in verdict.checks:
         for case in check.cases:
             if case["hidden"]:
@@ -96,7 +97,7 @@ def _counted(check: CheckVerdict) -> str:
 
 
 def _why(check: CheckVerdict) -> str:
-    """Return the simplest visible failure; of hidden failures say only that there are some."""
+    """Return the simplest visible failure; about hidden failures, say only that there are some."""
     first = check.first_failure
     if first is None:
         return ""
@@ -106,13 +107,13 @@ def _why(check: CheckVerdict) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return text on one line without Markdown; it may repeat what the student's code returned."""
+    """Return text on one line without Markdown, because it may contain the student's values."""
     words = " ".join(str(text)[:400].split())
     return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
 
 
 def _alt(text: str) -> str:
-    """Return a picture's description, in which Markdown reads no entities."""
+    """Return a picture's description without characters that Markdown would interpret."""
     return re.sub(r"[^\w ,.;:%]", " ", text)
 
 
@@ -138,25 +139,25 @@ def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
 
 
 def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return a PNG of what each rank did when, and the same in words.
+    """Return a PNG with the timeline of each rank, and the same in words.
 
-    The PNG is empty if the trace has only sums and no ``events``, as before schema 4. Both are
-    empty if it is no trace.
+    The PNG is empty if the trace has only sums and no ``events``, as before schema 4. PNG and words
+    are both empty if the argument is no trace.
 
     Args:
-        trace: as `autograder.examination.verdict.trace_summary` makes it.
+        trace: a trace in the form of `autograder.examination.verdict.trace_summary`.
 
     """
     try:
         if trace.get("events"):
             return _drawn(trace["events"], int(trace["world_size"]))
         return b"", _in_words(trace)
-    except Exception:  # the picture is an extra: the report above it says what is wrong
+    except Exception:  # the picture is optional: the report above it says what is wrong
         return b"", ""
 
 
 def caption_of(trace: Mapping[str, Any]) -> str:
-    """Return the caption of the picture, in a line."""
+    """Return the picture's caption on one line."""
     case = f" “{trace['case']}”" if trace.get("case") else ""
     part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
     return (
@@ -173,7 +174,7 @@ def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
     found = []
     for each in events[:MAX_EVENTS]:
         fields = dict(zip(KEPT, each, strict=True))
-        # Names that a student may have chosen are not drawn: matplotlib reads $…$ as a formula.
+        # Names that a student may have chosen are not drawn: matplotlib would parse $…$ in them.
         found.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
     figure = draw_timelines({"": Timeline(found, world_size)})
     return png_of(figure), figure.alt

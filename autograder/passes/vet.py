@@ -1,9 +1,9 @@
-"""Before a submission is copied or read: check what lies in its folder, and its notebook.
+"""Check the files and the notebook in a submission's folder before anything copies or reads them.
 
-nbgrader copies whatever it finds, follows links, opens pipes, and stops at a timestamp or a
-notebook that it cannot read. So files that no student needs to submit are moved to ``set_aside/``
-beside ``submitted/``. A damaged notebook is replaced by its readable part. Nothing is lost, nothing
-stops the grading, and `notes` says what was done.
+nbgrader copies everything that it finds, follows links, opens pipes, and stops at a timestamp or a
+notebook that it cannot read. So files that no student needs to submit are moved to ``set_aside/``,
+next to ``submitted/``. A damaged notebook is replaced by its readable part. Nothing is lost,
+nothing stops the grading, and `notes` says what was done.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _MAX_DIGITS = 300
 _MAX_NOTES = 20
 _NOTEBOOK = "the notebook"
 _ENCODED = "is in "
-"""A note that begins so is on the encoding only: nothing else of the notebook is lost."""
+"""The start of a note that is only about the encoding; nothing else of the notebook is lost."""
 _MENDED = "mended"
-"""Under this key a mended notebook's metadata says what was done."""
+"""The key in a repaired notebook's metadata under which it says what was done."""
 
 notes: dict[tuple[str, str], list[str]] = {}
-"""(Student, assignment) → sentences on what was set aside or repaired."""
+"""(Student, assignment) → sentences that say what was set aside or repaired."""
 
 
 def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
-    """Vet the folder of `notebooks`: nbgrader's hook before it converts a submission.
+    """Vet the folder of `notebooks`: nbgrader calls this hook before it converts a submission.
 
-    `assignment` and `student` are as given to the command, and may be patterns.
+    `assignment` and `student` are the command's arguments, and may be patterns.
     """
     for folder in {Path(notebook).parent for notebook in notebooks}:
         told = notes[folder.parent.name, folder.name] = []
-        for notebook in notebooks:  # first: there may be more notes on files than are kept
+        for notebook in notebooks:  # first, because notes on files may exceed the limit of notes
             if Path(notebook).parent == folder:
                 _vet_notebook(Path(notebook), told)
         _vet_files(folder, [Path(notebook) for notebook in notebooks], told)
@@ -55,7 +55,7 @@ def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
 
 
 def damage(told: Sequence[str]) -> list[str]:
-    """Return those of a submission's notes that are on the notebook itself."""
+    """Return the notes of a submission that are about the notebook itself."""
     return [note for note in told if note.startswith(_NOTEBOOK)]
 
 
@@ -102,7 +102,7 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything below `folder` that is no folder; links are not followed."""
+    """Yield everything below `folder` except folders; links are not followed."""
     for top, folders, names in os.walk(folder):
         links = [name for name in folders if Path(top, name).is_symlink()]
         folders[:] = [name for name in folders if name not in links]
@@ -144,14 +144,14 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
 
 
 def _told_before(path: Path, content: Any) -> list[str]:
-    """Return the note on a notebook that this pass mended earlier: grading may have been killed."""
+    """Return the note on a notebook that this pass repaired before, if grading was interrupted."""
     note = content["metadata"].get(_MENDED)
     ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)
     return [str(note)] if ours and _place_aside(path, path.parent).exists() else []
 
 
 def text_of(data: bytes) -> str:
-    """Return a notebook's text: Windows' editors save UTF-16, or UTF-8 with a mark in front."""
+    """Return a notebook's text. Windows' editors may save UTF-16, or UTF-8 with a mark in front."""
     return data.decode(json.detect_encoding(data), "replace")
 
 
@@ -167,7 +167,7 @@ def _encoded_oddly(data: bytes) -> str:
 
 
 def _read(data: bytes) -> tuple[str, Any]:
-    """Return what is wrong with a notebook, if anything, and what can be read of it."""
+    """Return a notebook's problem, or an empty string, and the content that can be read."""
     long_numbers = 0
 
     def number(digits: str) -> int:
@@ -189,13 +189,13 @@ def _read(data: bytes) -> tuple[str, Any]:
         ordinary = isinstance(content.get("metadata"), dict) and (
             content.get("nbformat") != 4 or all(map(_is_cell, content["cells"]))
         )
-    except Exception:  # nbformat may raise anything, and nbgrader would stop at it
+    except Exception:  # nbformat may raise anything, and nbgrader would stop at the error
         ordinary = False
     return (_encoded_oddly(data) if ordinary else "is damaged"), content
 
 
 def _cut_off(text: str) -> tuple[str, Any]:
-    """Return what is wrong with a notebook that is no JSON, and its cells up to the damage."""
+    """Return the problem of a notebook that is not JSON, and its cells up to the damage."""
     cells: list[Any] = []
     place = re.search(r'"cells"\s*:\s*\[\s*', text)
     at, decoder = (place.end() if place else len(text)), json.JSONDecoder()
@@ -226,7 +226,7 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 
 def _repaired(content: Any) -> dict[str, Any]:
-    """Return a notebook with the readable cells; the next pass puts the rest back."""
+    """Return a notebook with the readable cells; the next pass restores the others."""
     cells = content.get("cells") if isinstance(content, dict) else None
     kept: list[dict[str, Any]] = []
     for cell in cells if isinstance(cells, list) else ():

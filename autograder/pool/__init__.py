@@ -1,1 +1,1 @@
-"""Grade a class: many processes examine, one process books."""
+"""Grade a class: many processes examine the submissions, and one process books the points."""

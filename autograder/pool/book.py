@@ -1,4 +1,4 @@
-"""The second phase: one writer books the graded submissions through nbgrader. It runs no code."""
+"""The second phase: one process books the graded submissions through nbgrader. It runs no code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def booking_config(config: Config) -> Config:
     config = copy.deepcopy(config)
     passes = config.Autograde.autograde_preprocessors
     config.Autograde.autograde_preprocessors = [BOOK if p == EXAMINE else p for p in passes]
-    config.Autograde.pre_convert_hook = VET  # it runs nothing, so it needs no sandbox
+    config.Autograde.pre_convert_hook = VET  # booking runs no student code, so it needs no sandbox
     return config
 
 
@@ -40,15 +40,15 @@ def book(
 ) -> dict[str, str]:
     """Book these submissions one by one; return student → why it could not be booked.
 
-    nbgrader's own passes make the autograded notebook, points and penalties, from the outputs that
-    were written when the submission was graded.
+    nbgrader's own passes make the autograded notebook, the points and the penalties from the
+    outputs that were written when the submission was graded.
 
     Args:
-        folders: of the course.
-        config: of the course.
+        folders: the course's folders.
+        config: the course's configuration.
         assignment: its name.
         standings: the students; all their notebooks are graded.
-        tell: takes each student, and the reason if it was not booked.
+        tell: called with each student, and with the reason if the submission was not booked.
 
     """
     failed: dict[str, str] = {}
@@ -78,18 +78,18 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) 
         return said.strip()[-1500:]
     _stay_read(api.config, folders, assignment, found.student, read)
     for name, path in found.graded.items():
-        # By student and notebook: feedback and plain nbgrader autograde look for it there.
+        # Also store it by student and notebook: feedback and nbgrader autograde look for it there.
         Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
     write_whole(mark, json.dumps(told))
     return ""
 
 
 Read = dict[tuple[str, str], tuple[float | None, str]]
-"""Notebook and cell → the check's points and the student's text, which a person has read."""
+"""(Notebook, cell) → the check's points and the student's text when a person graded the cell."""
 
 
 def _read_by_hand(config: Config, folders: Folders, assignment: str, student: str) -> Read:
-    """Return the cells of one student that have points by hand and wait for nobody."""
+    """Return the cells of one student that have points by hand and need no further grading."""
     with _gradebook(config) as gradebook:
         return {
             key: what
@@ -101,9 +101,10 @@ def _read_by_hand(config: Config, folders: Folders, assignment: str, student: st
 def _stay_read(
     config: Config, folders: Folders, assignment: str, student: str, before: Read
 ) -> None:
-    """Let points by hand stand where neither the student's text nor the check's points changed.
+    """Keep points by hand if neither the student's text nor the check's points have changed.
 
-    nbgrader has them all read again after each autograding, the whole class after a mended check.
+    Otherwise nbgrader wants a person to grade all these cells again after each autograding, and
+    those of the whole class after a check was fixed.
     """
     with _gradebook(config) as gradebook:
         for key, grade, what in _grades(gradebook, folders, assignment, student):
@@ -130,7 +131,7 @@ def _grades(
             if is_solution(cell)
         }
         for grade in notebook.grades:
-            name = grade.cell.name  # a test cell's points depend on all that the student wrote
+            name = grade.cell.name  # a test cell's points depend on all of the student's text
             yield (notebook.name, name), grade, (grade.auto_score, texts.get(name, str(texts)))
 
 

@@ -1,6 +1,6 @@
-"""The state of a class: what is submitted, what is graded, and what is booked.
+"""Find the state of a class: what is submitted, what is graded, and what is booked.
 
-All of it is read from the files and the gradebook at the moment of the call.
+Each call reads the state from the files and the gradebook.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class NothingToGrade(LookupError):
 
 @dataclass
 class Standing:
-    """Where one student stands with one assignment.
+    """The state of one student's submission of one assignment.
 
     Attributes:
-        student: their id.
+        student: the student's id.
         notebooks: the submitted notebooks that were also released.
         graded: notebook → the verdict on exactly this code, by these checks.
-        outdated: whether there are verdicts, but on other code or by other checks.
-        failed: why the last attempt gave no verdict; else empty.
+        outdated: whether there are verdicts, but on different code or by different checks.
+        failed: why the last attempt gave no verdict, or an empty string.
         booked: whether the gradebook has exactly these points, for exactly these files.
-        points: whether the gradebook has any points of theirs, perhaps older ones.
-        by_hand: whether the gradebook waits for a person.
+        points: whether the gradebook has any points of the student, perhaps older ones.
+        by_hand: whether a person must still grade a part of it.
 
     """
 
@@ -57,7 +57,7 @@ class Standing:
 
 
 def assignments(folders: Folders) -> list[str]:
-    """Return the assignments that were submitted by anybody, or released."""
+    """Return the assignments that somebody has submitted, or that were released."""
     found = {path.name for path in folders.submitted.glob("*/*") if path.is_dir()}
     found |= {path.parent.name for path in folders.release.glob("*/*.ipynb")}
     return sorted(found)
@@ -67,7 +67,7 @@ def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> lis
     """Return the students who submitted something, in order.
 
     Raises:
-        NothingToGrade: nobody did, or one of `only` did not.
+        NothingToGrade: nobody submitted anything, or one of `only` did not.
 
     """
     there = sorted(
@@ -105,7 +105,7 @@ def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
 def standing(
     folders: Folders, assignment: str, student: str, settings: Settings, books: Books
 ) -> Standing:
-    """Return the state of one student. It runs nothing and changes nothing."""
+    """Return the state of one student's submission, without running or changing anything."""
     found = Standing(student, handed_in(folders, assignment, student))
     folder = folders.graded(assignment, student)
     autograded = folders.autograded / student / assignment
@@ -130,7 +130,7 @@ def standing(
 
 
 def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, Any]:
-    """Return what identifies a booking: the verdicts, and the bytes of the submission."""
+    """Return the data that identify a booking: the verdicts and the bytes of the submission."""
     folder = folders.submitted / found.student / assignment
     content = hashlib.sha256()
     for path in (*found.notebooks, folder / "timestamp.txt"):
@@ -147,7 +147,7 @@ def _verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | N
         target = folders.graded(path.parent.name, path.parents[1].name) / f"{key}.json"
         if target.is_file() and target.with_suffix(".ipynb").is_file():
             return Verdict.read(target)
-    except Exception:  # a notebook that is damaged until it is vetted, or a file that is no verdict
+    except Exception:  # the notebook is damaged and not vetted yet, or the file is no verdict
         return None
     return None
 
@@ -163,7 +163,7 @@ class Books:
     """The gradebook's entries on one assignment, read once.
 
     Args:
-        config: of the course.
+        config: the course's configuration.
         assignment: its name.
 
     """
@@ -187,10 +187,10 @@ class Books:
                     self._by_hand.add(student)
 
     def has(self, student: str, scores: dict[str, float]) -> bool:
-        """Return whether these points are booked: grade id → points."""
+        """Return whether these points (grade id → points) are booked."""
         booked = self._scores.get(student)
         return booked is not None and all(booked.get(n) == score for n, score in scores.items())
 
     def by_hand(self, student: str) -> bool:
-        """Return whether the student's work waits for a person."""
+        """Return whether a person must still grade the student's work."""
         return student in self._by_hand

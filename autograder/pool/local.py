@@ -1,8 +1,9 @@
-"""The pool of this machine: worker processes, each with a warm sandbox; a lost one loses nothing.
+"""Grade on this machine with a pool of worker processes, each with a running sandbox.
 
 A worker is ``python -m autograder.pool.one --serve``. All results are on disk, so the pool keeps no
-records. A worker that dies, or that grades its canaries wrongly, is replaced. Submissions that it
-graded since the last good canaries are tried again later, each between canaries of its own.
+records, and losing a worker loses no result. A worker that dies, or that grades its canaries
+wrongly, is replaced. Submissions that it graded since the last good canaries are tried again later.
+Then canaries are graded directly before and after each of them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from autograder.settings import ATTEMPTS, Settings
 from course_lib.ranks.explain.failure import exit_reason
 
 IN_A_ROW = 3
-"""If the machine fails so many times per worker, and nothing was graded, the pool gives up."""
+"""The pool gives up after this many failures of the machine in a row per worker."""
 START_SECONDS = 300.0
-"""Seconds for a worker besides the submissions' code: to start Python and sandbox, and to judge."""
+"""Seconds that a worker may take in addition to the submissions' code.
+
+In this time it starts Python and the sandbox, and judges.
+"""
 
 
 class Worker:
@@ -38,12 +42,12 @@ class Worker:
 
     Args:
         root: the course folder.
-        settings: how it examines.
+        settings: how it examines submissions.
 
     Attributes:
-        open: the submissions without an answer so far; it may be working on the last.
-        graded: number of its answers since the pool last looked.
-        failed: number of those answers that say that the machine failed.
+        open: the submissions without an answer so far; it may be working on the last one.
+        graded: number of its answers since the pool last counted failures.
+        failed: number of these answers that report a failure of the machine.
 
 
     """
@@ -51,7 +55,7 @@ class Worker:
     def __init__(self, root: Path, settings: Settings) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         answers, theirs = os.pipe()
-        # Unbuffered: the pool waits on the descriptor, and would not see a line in a buffer.
+        # Unbuffered, because the pool waits on the descriptor and would miss a line in a buffer.
         self.answers = os.fdopen(answers, "rb", buffering=0)
         self.process = subprocess.Popen(
             [
@@ -60,7 +64,7 @@ class Worker:
             ],
             env=_environment(),
             stdin=subprocess.PIPE,
-            stdout=self._said,  # a sitecustomize may print before our first line runs
+            stdout=self._said,  # a sitecustomize module may print before our first line runs
             stderr=self._said,
             bufsize=0,
             pass_fds=[theirs],
@@ -74,27 +78,27 @@ class Worker:
         self.graded = self.failed = 0
 
     def give(self, path: str, again: bool, alone: bool) -> None:
-        """Have it grade a submission; `alone`: between canaries of its own."""
+        """Make the worker grade a submission; with `alone`, directly between two canary tests."""
         self.open.append(path)
         self._deadline = time.monotonic() + self._patience
         assert self.process.stdin is not None
         line = json.dumps({"path": path, "again": again, "alone": alone}).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it ended: seen when its answer is awaited
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reading its answer shows this
             self.process.stdin.write(line)
 
     def finish(self) -> None:
-        """Have it grade its canaries, and end."""
+        """Make the worker grade its canaries and then end."""
         assert self.process.stdin is not None
         self._deadline = time.monotonic() + self._patience
         self.process.stdin.close()
 
     @property
     def late(self) -> bool:
-        """Whether its answer is overdue."""
+        """Whether the worker's answer is overdue."""
         return time.monotonic() > self._deadline
 
     def answer(self) -> dict[str, Any] | None:
-        """Return its answer in a form of `one.serve`; None if it gives no more answers."""
+        """Return the worker's answer, as `one.serve` writes it; None if there are no more."""
         self._deadline = time.monotonic() + self._patience
         try:
             said = json.loads(self.answers.readline())
@@ -103,7 +107,7 @@ class Worker:
         return said if isinstance(said, dict) else None
 
     def lost(self, why: str) -> list[Outcome]:
-        """End it; return the outcomes of all submissions that it did not answer for."""
+        """End the worker; return failed outcomes for all submissions without an answer."""
         if not why:
             try:
                 status: int | None = self.process.wait(5)
@@ -117,7 +121,7 @@ class Worker:
         return [Outcome(path, failed=failed, fault=MACHINE) for path in self.open]
 
     def close(self) -> None:
-        """End it and its sandbox."""
+        """End the worker and its sandbox."""
         self.process.kill()
         for stream in (self.process.stdin, self.answers):
             assert stream is not None
@@ -128,10 +132,10 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment, changed so that Python finds the packages that this process runs.
+    """Return our environment, changed so that a worker imports the same packages as this process.
 
-    Otherwise it would find those of its working folder, or the installed ones if the command was
-    given with another clone.
+    Otherwise the worker would import those in its working folder, or the installed packages if the
+    command was called from a different clone.
     """
     package = Path(__file__).parents[1]
     path = [str(package.parent)] if beside_packages(package) else []
@@ -193,7 +197,7 @@ class _Pool:
                 worker.finish()
 
     def _replace(self, worker: Worker, why: str, tell: Callable[[Outcome], None]) -> None:
-        """End a worker that has ended, or should; start another if there is work for it."""
+        """End a worker that has failed or is late; start a new one if there is work for it."""
         self._workers.remove(worker)
         for key in [k for k in self._selector.get_map().values() if k.data is worker]:
             self._selector.unregister(key.fileobj)
@@ -219,12 +223,12 @@ class _Pool:
             tell(replace(outcome, failed=failed, attempts=attempts))
 
     def _look(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
-        """Count the failures in a row; failures of many submissions at once count as one."""
+        """Count the failures in a row; many submissions that fail at once count as one failure."""
         if worker.graded > worker.failed:
             self._in_a_row = 0
         elif worker.failed:
             self._in_a_row += 1
-            time.sleep(0.2)  # missing memory or a missing file may be there in a moment
+            time.sleep(0.2)  # memory or a file that is missing may be available in a moment
         worker.graded = worker.failed = 0
         if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
             while self._waiting:
@@ -248,8 +252,8 @@ def grade_all(
         paths: the notebooks: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how they are examined.
         jobs: how many at a time.
-        again: also grade those that have a verdict on the same content.
-        tell: takes each outcome as it comes.
+        again: also grade notebooks that have a verdict on the same content.
+        tell: called with each outcome as it arrives.
 
     """
     outcomes: dict[str, Outcome] = {}

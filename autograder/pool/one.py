@@ -1,14 +1,14 @@
-"""One submission after the other, without a gradebook: paths in, verdicts and JSON out.
+"""Grade submissions one after the other, without a gradebook: paths in, verdicts and JSON out.
 
     python -m autograder.pool.one --course . grading/submitted/ada/02_data_parallel_sgd/*.ipynb
 
-Every engine calls this: the pool of this machine, a Slurm job, a loop in a shell. It writes two
-files, named by the content that they are about: first the graded notebook, then the verdict. If
-both exist already, it runs nothing. So a killed command may simply be started again.
+The pool of this machine, a Slurm job or a loop in a shell can call this program. For each
+submission it writes two files, named by the graded content: first the graded notebook, then the
+verdict. If both exist already, it runs nothing. So a killed command may simply be started again.
 
-The files get these names only once it is known that this machine grades correctly. Canaries are
-solutions whose points are known. The same sandbox grades them before and after (`Bench`). Until
-then the files are drafts. Nobody reads drafts, and the next command removes them.
+The files get these names only after a test has shown that this machine grades correctly. Canaries
+are solutions whose points are known. The same sandbox grades them before and after the submissions
+(`Bench`). Until then the files are drafts. Nothing reads drafts, and the next command removes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def rebuilt(folders: Folders, path: Path) -> nbformat.NotebookNode:
-    """Return the released notebook with the sources of the submitted one at `path`.
+    """Return the released notebook with the sources of the submitted notebook at `path`.
 
     Raises:
         FileNotFoundError: the assignment was not released.
@@ -66,8 +66,8 @@ def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Set
 
 
 SHARE = 20
-"""Canaries are graded again once the submissions have taken so many times as long as they did.
-So canaries cost a twentieth of the time, and a kill loses little work."""
+"""Canaries are graded again after submissions have taken this many times as long as the canaries.
+So canaries cost a twentieth of the time, and little work is lost if the process is killed."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Draft:
 
     Attributes:
         path: the submitted notebook.
-        verdict: on it.
-        target: the verdict's final path; the graded notebook lies beside it.
+        verdict: the verdict on it.
+        target: the verdict's final path; the graded notebook is in the same folder.
 
     """
 
@@ -87,45 +87,45 @@ class Draft:
 
     @property
     def _files(self) -> list[tuple[Path, Path]]:
-        """The drafts with their final names. The second name makes the submission graded."""
+        """The drafts with their final names. With the second name, the submission is graded."""
         names = (self.target.with_suffix(".ipynb"), self.target)
         return [(name.with_name(f"{name.name}.{os.getpid()}.part"), name) for name in names]
 
     def write(self, nb: nbformat.NotebookNode) -> None:
-        """Write both files under names that nobody reads."""
+        """Write both files under the names of drafts, which nothing reads."""
         (notebook, _), (verdict, _) = self._files
         nbformat.write(nb, notebook)
         self.verdict.write(verdict)
 
     def keep(self) -> Outcome:
-        """Make it count."""
+        """Make the draft count: give its files their final names."""
         for draft, name in self._files:
             draft.replace(name)
         return _graded(self.path, self.verdict, self.target)
 
     def drop(self, why: str) -> Outcome:
-        """Remove it because the machine failed."""
+        """Remove the draft because the machine failed."""
         for draft, _ in self._files:
             draft.unlink(missing_ok=True)
         return Outcome(str(self.path), failed=why, fault=MACHINE)
 
 
 class Bench:
-    """Grades one submission after the other; a verdict counts once canaries have confirmed it.
+    """Grades one submission after the other; a verdict counts after canaries have confirmed it.
 
-    Canaries are graded before the first submission, before the first in each new sandbox, as often
-    as `SHARE` allows, after any failure of the machine, and at the end. If they get the points that
-    they must, in the same sandbox as the time before, all verdicts in between count. Otherwise none
-    of them does.
+    Canaries are graded before the first submission, before the first submission in each new
+    sandbox, as often as `SHARE` allows, after any failure of the machine, and at the end. If they
+    get the right points in the same sandbox as the last time, all verdicts in between count.
+    Otherwise none of these verdicts counts.
 
     Args:
-        folders: of the course.
-        settings: how it examines.
-        tell: takes the outcome of each submission; and None when a part of the work is over that
-            has its own time limit.
+        folders: the course's folders.
+        settings: how submissions are examined.
+        tell: called with the outcome of each submission, and with None whenever a part of the work
+            starts that has its own time limit.
 
     Attributes:
-        distrust: why this process may grade nothing more; empty if it may.
+        distrust: why this process may grade nothing more; empty if it may grade.
 
     """
 
@@ -140,12 +140,12 @@ class Bench:
         self.distrust = ""
 
     def grade(self, path: Path, again: bool, alone: bool = False) -> None:
-        """Grade one submitted notebook, whatever happens.
+        """Grade one submitted notebook, and report any failure as its outcome.
 
         Args:
             path: the notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
             again: examine it even if there is a verdict on the same content.
-            alone: grade canaries directly before and after it, because the machine failed it once.
+            alone: grade canaries directly before and after it, because the machine failed before.
 
         """
         try:
@@ -163,10 +163,10 @@ class Bench:
                 self._canaries.sandbox = None  # next time, grade the canaries first
 
     def _grade(self, path: Path, again: bool, alone: bool) -> None:
-        """Grade it.
+        """Grade one submitted notebook.
 
         Raises:
-            CanaryError: the canaries got other points than they must.
+            CanaryError: the canaries got wrong points.
             MachineFailure: the machine failed, not the submission.
             SandboxUnavailable: there is no sandbox.
             OSError: the machine failed: a disk, for example.
@@ -186,10 +186,10 @@ class Bench:
                 old = Verdict.read(target)
                 self._tell(_graded(path, old, target, unchanged=True))
                 return
-        target.parent.mkdir(parents=True, exist_ok=True)  # first: it fails before anything runs
+        target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
         canaries = self._canaries_of(assignment)
         if not canaries.trusted():
-            self.confirm()  # the drafts that another sandbox graded
+            self.confirm()  # decide on the drafts that an earlier sandbox graded
             if not canaries.trusted():
                 self._check_canaries()
         self._tell(None)
@@ -227,7 +227,7 @@ class Bench:
             raise
 
     def confirm(self) -> None:
-        """Grade the canaries; keep or drop all drafts since the last ones, by the result."""
+        """Grade the canaries; by the result, keep or drop all drafts since the last canaries."""
         drafts, self._drafts, self._seconds, why = self._drafts, [], 0.0, ""
         if not drafts:
             return
@@ -259,7 +259,7 @@ _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 def _told(error: Exception) -> str:
-    """Return the message of an expected failure, else all that is known of it."""
+    """Return the message of an expected failure, or everything known about an unexpected one."""
     if isinstance(error, _OF_THE_MACHINE):
         return _words(error)
     return "".join(traceback.format_exception(error))[-2000:].strip()
@@ -277,19 +277,19 @@ def serve(
 ) -> bool:
     """Grade the submission in each line of JSON, until this process is no longer trusted.
 
-    Each answer is a line of JSON: an `Outcome`. Several answers may come at once, when the canaries
-    have confirmed them.
+    Each answer is an `Outcome` as a line of JSON. Several answers may come at once, after the
+    canaries have confirmed them.
 
     Args:
-        folders: of the course.
-        settings: how it examines.
+        folders: the course's folders.
+        settings: how submissions are examined.
         requests: the lines.
-        answers: takes the answers.
-        ask: also write ``{}`` when a part of the work is over that has its own time limit, and
-            ``{"next": true}`` when another line may come.
+        answers: the stream to which the answers are written.
+        ask: also write ``{}`` whenever a part of the work starts that has its own time limit, and
+            ``{"next": true}`` when this process is ready for the next line.
 
     Returns:
-        Whether all were graded.
+        Whether all submissions were graded.
 
     """
     well = True
@@ -317,7 +317,7 @@ def serve(
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when its parent is killed."""
+    """Make the kernel end this process when its parent is killed."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -326,7 +326,7 @@ def end_with_parent() -> None:
 
 
 def main() -> int:
-    """Grade the notebooks named on the command line, or with ``--serve`` those on the input."""
+    """Grade the notebooks named on the command line, or, with ``--serve``, on standard input."""
     parser = argparse.ArgumentParser(prog="python -m autograder.pool.one", description=__doc__)
     parser.add_argument("paths", nargs="*", help="submitted notebooks")
     parser.add_argument("--course", type=Path, help="the course folder")
@@ -359,7 +359,7 @@ def main() -> int:
     answers = os.dup(1)
     if arguments.serve is not None:
         lines, answers = sys.stdin, arguments.serve
-    os.dup2(2, 1)  # a check may print; that must not look like an answer
+    os.dup2(2, 1)  # a check may print, and its output must not look like an answer
     with os.fdopen(answers, "w") as file:
         ask = arguments.serve is not None
         return 0 if serve(Folders.of(root, config), settings, lines, file, ask) else 1

@@ -10,7 +10,7 @@ MACHINE, AUTHOR = "the machine failed", "the check is broken"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one submitted notebook: one line of JSON.
+    """The outcome of one submitted notebook, which is sent as one line of JSON.
 
     Attributes:
         path: the submitted notebook.
@@ -19,10 +19,10 @@ class Outcome:
         max_score: the points that it could get.
         seconds: duration of the examination.
         unchanged: whether the verdict existed already.
-        failed: why there is no verdict, never because of the student; else empty.
-        fault: `MACHINE`, and it may be tried again, or `AUTHOR`.
-        notes: damage in the notebook as it was submitted, and what was done about it.
-        attempts: how often it was tried; more than once only because the machine failed.
+        failed: why there is no verdict, or an empty string. The student is never the reason.
+        fault: `MACHINE`, if another attempt may succeed, or `AUTHOR`.
+        notes: damage in the submitted notebook, and what was done about it.
+        attempts: number of attempts; more than one only if the machine failed.
 
     """
 

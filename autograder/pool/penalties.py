@@ -1,8 +1,9 @@
-"""Late penalties for the whole class, by the deadlines, policy and points of now.
+"""Renew the late penalties of the whole class from the current deadlines, policy and points.
 
 nbgrader assigns a penalty when it autogrades a submission, and never again. So a deadline or policy
-that is set later would reach only those who are graded after it, and points that a person gives
-later would count in full. This runs nbgrader's own pass for everybody; it takes milliseconds each.
+that is set later would affect only students who are graded after it. Points that a person gives
+later would count in full. This module runs nbgrader's own pass for every student. It takes
+milliseconds each.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from autograder.collection.times import course_zone
 
 
 def renew_penalties(config: Config, data: Path, assignment: str) -> int:
-    """Assign the late penalty of each booked submission anew; return how many changed.
+    """Assign the late penalty of each booked submission again; return how many changed.
 
     Args:
-        config: of the course.
+        config: the course's configuration.
         data: the class's folder, with the extensions of single students.
         assignment: its name.
 

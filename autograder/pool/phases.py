@@ -59,7 +59,7 @@ def grade_class(
     Raises:
         NothingToGrade: there is no such assignment or submission.
         SandboxUnavailable: there is no sandbox, so nothing is graded.
-        SlurmUnavailable: a cluster was asked for, but cannot be reached from here.
+        SlurmUnavailable: a cluster was requested, but cannot be reached from here.
         GradeError: another command is grading this assignment.
 
     """
@@ -105,7 +105,7 @@ def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> 
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
-    """Run the second phase: book all that is graded but not booked; return who could not be."""
+    """Run the second phase: book all graded submissions; return those that could not be booked."""
     config = load_config(root)
     folders = Folders.of(root, config)
     with _alone(folders, assignment):
@@ -143,7 +143,7 @@ def _tell_penalties(changed: int) -> None:
 
 @contextlib.contextmanager
 def _alone(folders: Folders, assignment: str) -> Iterator[None]:
-    """Lock the assignment: a second command that grades or books it is refused."""
+    """Lock the assignment, so that a second command that grades or books it is refused."""
     folder = folders.graded(assignment)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
             raise GradeError(
                 f"another command is grading {assignment}: wait until it ends"
             ) from None
-        for leftover in folder.glob("*/*.part"):  # of a command that was killed
+        for leftover in folder.glob("*/*.part"):  # drafts of a command that was killed
             leftover.unlink(missing_ok=True)
         yield
     finally:
@@ -172,7 +172,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _set_aside(outcome: Outcome) -> Path:
-    """Return where a damaged notebook lies now; `passes.vet` moved it there."""
+    """Return the path to which `passes.vet` moved a damaged notebook."""
     *_, assignment, notebook = Path(outcome.path).parts
     return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
 
@@ -180,7 +180,7 @@ def _set_aside(outcome: Outcome) -> Path:
 def _remember(folders: Folders, outcome: Outcome) -> None:
     path = Path(outcome.path)
     note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
-    with contextlib.suppress(OSError):  # the disk may be full; the report says it in any case
+    with contextlib.suppress(OSError):  # the disk may be full; the report names the failure anyway
         if outcome.failed:
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Progress of a long task: a bar with the time left, or now and then a line."""
+"""Show the progress of a long task: a bar with the time left, or a line now and then."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Progress:
 
     Args:
         what: the task, in a word.
-        total: how many things.
-        out: the stream; a terminal gets a bar, anything else lines.
+        total: number of things.
+        out: the stream; a terminal gets a bar, any other stream gets lines.
 
     """
 
@@ -28,7 +28,10 @@ class Progress:
         self._start = self._told = time.monotonic()
 
     def step(self, free: bool = False, note: str = "") -> None:
-        """Count one more; `free`: there was nothing to do for it. `note` gets a line."""
+        """Count one more thing.
+
+        `free` means that it took no work. A `note` is printed on its own line.
+        """
         self._done += 1
         self._free += free
         now = time.monotonic()

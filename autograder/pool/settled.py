@@ -1,9 +1,10 @@
-"""Recognise at once a class in which nothing is left to do.
+"""Recognise quickly that nothing is left to do for a class.
 
-It takes seconds to find out whether a class is graded and booked: nbformat and nbgrader are
-imported, every notebook is rebuilt, the gradebook is read. So the command that found it out leaves
-a digest of all that the answer depends on. While the digest is the same, so is the answer. Nothing
-else relies on the file: if it is missing or in doubt, the class is examined again.
+It takes seconds to find out whether a class is graded and booked, because nbformat and nbgrader are
+imported, every notebook is rebuilt, and the gradebook is read. So a command that has found this out
+saves a digest of everything on which the answer depends. While the digest is the same, so is the
+answer. Nothing else relies on the file. If the file is missing or in doubt, the class is examined
+again.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _SQLITE = "sqlite:///"
 
 
 def inputs(root: Path, folders: Folders, assignment: str, settings: Settings) -> str:
-    """Return the digest of all inputs of an assignment's grades; empty if in doubt."""
+    """Return the digest of all inputs of an assignment's grades; empty if it cannot be computed."""
     found = hashlib.sha256(json.dumps(asdict(settings)).encode())
     names = folders.notebooks(assignment)
     source = folders.source / assignment
     released = (folders.release / assignment / f"{name}.ipynb" for name in names)
     try:
         found.update(json.dumps([checks_digest(source, path) for path in released]).encode())
-    except OSError:  # no hidden cases, for example: grading will report it
+    except OSError:  # for example, hidden cases are missing; grading will report this
         return ""
     whole = {"timestamp.txt", *(f"{name}.ipynb" for name in names)}
     for path in [root / "nbgrader_config.py", *_below(folders.submitted, assignment)]:
@@ -42,7 +43,7 @@ def inputs(root: Path, folders: Folders, assignment: str, settings: Settings) ->
 
 
 def outputs(folders: Folders, config: Config, assignment: str) -> str:
-    """Return the digest of gradebook, verdicts and notebooks; empty if they lie elsewhere."""
+    """Return the digest of gradebook, verdicts and notebooks; empty if they are elsewhere."""
     url = config.CourseDirectory.db_url
     if not url.startswith(_SQLITE):
         return ""
@@ -65,7 +66,7 @@ def _below(folder: Path, assignment: str) -> Iterator[Path]:
 
 
 def _told(path: Path, content: bool = False) -> str:
-    """Return what identifies a file: its bytes, or else its size and time of last change."""
+    """Return the data that identify a file: its bytes, or else its size and time of last change."""
     try:
         info = path.stat()
         if content and path.is_file():
@@ -85,12 +86,12 @@ def settle(
     before: str,
     lines: list[str],
 ) -> None:
-    """Note that all is graded and booked, unless a submission or a check changed meanwhile.
+    """Save that all is graded and booked, unless a submission or a check changed meanwhile.
 
     Args:
         root: the course folder.
-        folders: of the course.
-        config: of the course.
+        folders: the course's folders.
+        config: the course's configuration.
         assignment: its name.
         settings: how it is examined.
         before: the result of `inputs` before grading.
@@ -101,16 +102,16 @@ def settle(
     if not (before and after) or inputs(root, folders, assignment, settings) != before:
         return
     path = _file(folders, assignment)
-    with contextlib.suppress(OSError):  # a full disk: the next time takes longer
+    with contextlib.suppress(OSError):  # if the disk is full, only the next run takes longer
         write_whole(path, json.dumps({"state": [before, after], "lines": lines}))
 
 
 def settled(folders: Folders, config: Config, assignment: str, now: str) -> list[str]:
-    """Return the lines to print if nothing is left to do; else nothing.
+    """Return the lines to print if nothing is left to do, and no lines otherwise.
 
     Args:
-        folders: of the course.
-        config: of the course.
+        folders: the course's folders.
+        config: the course's configuration.
         assignment: its name.
         now: the result of `inputs`.
 

@@ -1,8 +1,8 @@
-"""A class on a cluster: chunks of submissions as a Slurm array job, through submitit.
+"""Grade a class on a cluster: send chunks of submissions as a Slurm array job, through submitit.
 
-A job gets paths and runs the local pool over its share of them. Its results lie on the disk that
-all nodes see, so its answer is not needed. If a job is lost with its node, the missing submissions
-are sent again.
+A job gets paths and runs the local pool for its share of them. It writes its results to the disk
+that all nodes see, so its answer is not needed. If a job is lost with its node, the missing
+submissions are sent again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autograder.settings import ATTEMPTS, Settings
 from course_lib.ranks.explain.words import counted
 
 LOOK_EVERY = 3.0
-"""Seconds between two questions to Slurm."""
+"""Seconds between two queries to Slurm."""
 
 
 class SlurmUnavailable(RuntimeError):
@@ -39,8 +39,8 @@ class Cluster:
         chunk: submissions per element.
         minutes: time limit of each element; Slurm ends it after that.
         partition: Slurm's partition; empty for the default one.
-        gpus: per element.
-        at_once: elements at a time.
+        gpus: number of GPUs of each element.
+        at_once: number of elements that run at a time.
 
     """
 
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster(arguments: argparse.Namespace, jobs: int) -> Cluster | None:
-    """Return the resources that the command line asks for, or None.
+    """Return the resources that the command line requests, or None.
 
     Raises:
         SlurmUnavailable: submitit or sbatch is missing.
@@ -117,9 +117,9 @@ def grade_all(
         paths: the notebooks: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how they are examined.
         cluster: the resources to ask for.
-        folder: for job files and logs, seen by all nodes. No student's code can see it.
-        again: also grade those that have a verdict on the same content.
-        tell: takes each outcome as it comes.
+        folder: the folder for job files and logs. All nodes see it, but no student's code does.
+        again: also grade notebooks that have a verdict on the same content.
+        tell: called with each outcome as it arrives.
 
     """
     waiting = [str(path.resolve()) for path in paths]
@@ -135,7 +135,7 @@ def grade_all(
         )
         for outcome in array.outcomes():
             if outcome.path in outcomes:
-                continue  # of a job that Slurm itself moved to another node
+                continue  # a repeated answer: Slurm itself moved the job to another node
             if outcome.fault != MACHINE or attempt == ATTEMPTS:
                 outcome = replace(outcome, attempts=max(attempt, outcome.attempts))
                 outcomes[outcome.path] = outcome
@@ -151,7 +151,7 @@ def grade_all(
 def grade_chunk(
     root: str, paths: list[str], settings: dict[str, Any], jobs: int, again: bool, answers: str
 ) -> None:
-    """Grade a share of the class on a node; write one line of JSON for each to `answers`."""
+    """Grade a share of the class on a node; write a line of JSON per notebook to `answers`."""
     from autograder.pool import local  # imports torch, which reading options does not need
 
     with Path(answers).open("a", encoding="utf-8", buffering=1) as file:
@@ -199,16 +199,16 @@ class _Array:
         self.id = str(jobs[0].job_id).partition("_")[0]
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the answers until Slurm has none of the jobs any more; end them if asked to.
+        """Yield the answers until all jobs have left Slurm's queue; if interrupted, end the jobs.
 
-        It asks squeue, which knows a job that waits for another node. submitit would ask
-        accounting, which not every cluster has.
+        This calls squeue, which also lists a job that waits for another node. submitit would query
+        Slurm's accounting, which not every cluster has.
         """
         read = [0] * len(self._answers)
         try:
             running = True
             while running:
-                running = self._in_queue()  # first: so its last answers are read after its end
+                running = self._in_queue()  # first, so that the last answers are read after the end
                 for number, path in enumerate(self._answers):
                     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
                     for line in lines[read[number] :]:
@@ -232,5 +232,5 @@ class _Array:
             check=False,
         )
         if asked.returncode and "Invalid job id" not in asked.stderr:
-            return True  # the controller does not answer; it may be restarting
+            return True  # the controller does not answer; perhaps it restarts
         return bool(asked.stdout.strip())

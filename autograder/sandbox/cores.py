@@ -1,8 +1,8 @@
-"""How long processes ran on the machine's cores, and how long they waited for one.
+"""Measure how long processes ran on the machine's cores, and how long they waited for a core.
 
-Linux counts both for every task: time on a core, and time ready to run without one
-(``/proc/PID/schedstat``, see the kernel's Documentation/scheduler/sched-stats.rst). A process that
-sleeps adds to neither.
+Linux counts both for every task: the time on a core, and the time in which the task was ready to
+run but had no core (``/proc/PID/schedstat``, see the kernel's
+Documentation/scheduler/sched-stats.rst). A process that sleeps adds to neither.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Cores(NamedTuple):
     """Seconds of one process since its start.
 
     Attributes:
-        ran: time on a core, all its threads together, including ended ones.
-        waited: time that its main thread wanted a core and had none.
-        stopped: whether a signal from outside has stopped it: it is process 1 of a pid namespace,
-            which no signal from inside can stop.
+        ran: time of all its threads together on a core, including ended threads.
+        waited: time in which its main thread wanted a core and had none.
+        stopped: whether a signal from outside has stopped it. No signal from inside can do so,
+            because it is process 1 of a pid namespace.
 
     """
 
@@ -32,7 +32,7 @@ class Cores(NamedTuple):
 
 
 def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
-    """Return the times of those processes that still exist; nothing if Linux does not count."""
+    """Return the times of the processes that still exist; nothing if Linux does not count them."""
     found = {}
     for pid in pids:
         try:
@@ -57,7 +57,7 @@ def _is_first(pid: int) -> bool:
 
 
 def own_wait() -> float:
-    """Return the seconds that the calling thread wanted a core and had none."""
+    """Return the seconds in which the calling thread wanted a core and had none."""
     try:
         return _waited("/proc/thread-self/schedstat")
     except (OSError, ValueError, IndexError):

@@ -11,9 +11,9 @@ from typing import IO
 
 
 def hold(info: IO[bytes], parent: int, timeout: float) -> int | None:
-    """Return a descriptor of process 1 once bubblewrap reports it; None if it is gone already.
+    """Return a descriptor of process 1 after bubblewrap reports it; None if it is gone already.
 
-    A descriptor holds it, because its number may later belong to another process.
+    The descriptor always refers to this process, but its number may later belong to another.
 
     Args:
         info: the read end of a pipe; bubblewrap writes to the other end.
@@ -43,7 +43,7 @@ def kill(descriptor: int, timeout: float) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    # It is readable once process 1 is dead, which is after all the others are dead.
+    # The descriptor becomes readable when process 1 is dead. All the others are dead before that.
     select.select([descriptor], [], [], timeout)
     os.close(descriptor)
 

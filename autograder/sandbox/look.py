@@ -1,7 +1,7 @@
-"""Before anything is graded: test that a cell of the sandbox has what it needs.
+"""Test that a cell of the sandbox has everything that it needs, before anything is graded.
 
-A sandbox may start where cells fail, or where a cell's user may not read Python, its packages or
-the course. If that were found later, it would look like the mistake of some student.
+A sandbox may start even if cells fail, or if a cell's user may not read Python, its packages or
+the course. If this were noticed later, it would look like a student's mistake.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SECONDS = 120.0
 
 
 def ready(place: SandboxedPlace) -> None:
-    """Start the sandbox, and have a cell of it look around.
+    """Start the sandbox, and test from inside a cell that everything needed is there.
 
     Raises:
-        SandboxUnavailable: nothing can be graded here; says why, and what to do.
+        SandboxUnavailable: nothing can be graded here; the message says why, and what to do.
 
     """
     try:
@@ -47,12 +47,12 @@ def _look_from_a_cell(place: SandboxedPlace) -> dict[str, Any]:
             ours.settimeout(_SECONDS)
             try:
                 said = b"".join(iter(lambda: ours.recv(65536), b""))
-                return dict(json.loads(said))  # no student code has run here: this answer is ours
+                return dict(json.loads(said))  # trusted, because no student code has run here
             except (OSError, ValueError):
                 raise place.broken("A cell of the sandbox did not start") from None
 
 
 def _short(text: str) -> str:
-    """Return the first and the last line: the last one has the exception's own message."""
+    """Return the first line and the last line, which has the exception's own message."""
     first, *rest = text.splitlines() or [""]
     return " … ".join([first, *rest[-1:]])

@@ -1,8 +1,8 @@
-"""The memory of all processes of a submission together: limited by the kernel, or watched.
+"""Limit the memory of all processes of a submission together, by the kernel or by polling.
 
-The limits of processes bound each of them, and a submission may have two hundred. If this user may
-make a control group (cgroup v2), the kernel enforces a limit on the sum. Elsewhere the grader looks
-now and then, and ends a submission that has grown too large.
+`HardLimits` limit each process, but a submission may have two hundred processes. If this user may
+make a control group (cgroup v2), the kernel enforces a limit on the sum. Otherwise the grader
+measures the sum now and then, and ends a submission that uses too much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _count = itertools.count(1)
 
 
 class MemoryGroup:
-    """A control group of our own, with a limit. `make` returns one if possible."""
+    """A new control group with a limit. `make` returns one if possible."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,14 +32,14 @@ class MemoryGroup:
             limit: bytes of memory, swap included.
             processes: largest number of processes.
             root: where cgroup v2 is mounted.
-            own: the group of this process, from the root; default: asked of the kernel.
+            own: the group of this process, from the root; by default, the kernel gives it.
 
         """
         own = _own_group() if own is None else own
         if own is None or not (root / "cgroup.controllers").exists():
             return None
         here = root / own.lstrip("/")
-        # A group with processes cannot have a child with controllers; a sibling may have them.
+        # A group that has processes cannot have a child with controllers, but a sibling may.
         for base in (here, here.parent) if here != root else (here,):
             path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
             try:
@@ -64,24 +64,24 @@ class MemoryGroup:
         return None
 
     def add(self, pids: list[int]) -> None:
-        """Put these processes, and so all that they start, into the group."""
+        """Put these processes, and so all processes that they start, into the group."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (self.path / "cgroup.procs").write_text(str(pid))
 
     def times_over(self) -> int:
-        """Return how often memory ran out at exactly this limit, and not at one above it.
+        """Return how often memory ran out at exactly this limit, and not at a parent group's limit.
 
-        The counter ``oom_kill`` is no use: it also counts processes of the group that were killed
-        because the whole machine, or a container around it, had no memory left.
+        The counter ``oom_kill`` is no use, because it also counts processes of the group that were
+        killed because the whole machine, or a container around it, had no memory left.
         """
-        for name in ("memory.events.local", "memory.events"):  # the former: Linux 5.2
+        for name in ("memory.events.local", "memory.events"):  # the first needs Linux 5.2
             with contextlib.suppress(OSError, ValueError):
                 return _counter(self.path / name, "oom")
         return 0
 
     def close(self) -> None:
-        """Remove the group; its processes have ended."""
+        """Remove the group, after its processes have ended."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -95,7 +95,7 @@ def _own_group() -> str | None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return all processes below `ancestor`, seen from here."""
+    """Return all descendants of the process `ancestor`, as seen in our pid namespace."""
     children = _children if os.path.exists("/proc/thread-self/children") else _all_children().get
     found: list[int] = []
     waiting = [ancestor]
@@ -118,7 +118,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _all_children() -> dict[int, list[int]]:
-    """Return every process's children; for kernels built without those lists."""
+    """Return every process's children, on a kernel that was built without such lists."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -146,7 +146,7 @@ def _counter(path: Path, wanted: str) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that this machine can give to processes; 0 if it does not say."""
+    """Return the bytes that this machine can give to processes; 0 if it does not report them."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -155,7 +155,7 @@ def available_memory() -> int:
 
 
 def private_memory(pid: int) -> int:
-    """Return the bytes of this process that no file backs; 0 when it is gone."""
+    """Return the bytes of this process's memory that no file backs; 0 if the process is gone."""
     try:
         _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The files that a sandbox can see: mounts, and those that Python with this course needs."""
+"""The mounts that a sandbox can see, and those that Python with this course needs."""
 
 import os
 import sys
@@ -12,18 +12,19 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 
 _SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
 _PACKAGES = ("torch", "numpy", "cloudpickle", "IPython")
-"""Other packages that the sandbox needs from its start."""
+"""Packages, in addition to the course, that the sandbox needs from its start."""
 _COURSE_FILES = "share/sgd-to-ddp"
-"""Where a wheel puts assignments and their solutions, below the environment's folder."""
+"""The folder in the environment to which a wheel writes assignments and their solutions."""
 
 
 @dataclass(frozen=True)
 class Mount:
     """The sandbox's view at the path ``target``.
 
-    It is the file or directory ``source``, or a file with ``text``, or else an empty directory for
-    further mounts. It is read only, unless a source is ``writable``; there is no quota on that. If
-    root opens the sandbox, its user becomes the owner. A ``device`` may be used as a device.
+    It shows the file or directory ``source``, or a file with ``text``, or else an empty directory
+    for further mounts. It is read only, unless it has a source and is ``writable``. There is no
+    quota on a writable source, and if root opens the sandbox, the sandbox's user becomes its owner.
+    A ``device`` may be used as a device.
     """
 
     target: str | Path
@@ -36,28 +37,28 @@ class Mount:
 def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> list[Mount]:
     """Return the mounts that this Python, its packages and ``course_lib`` need, then ``extra``.
 
-    Only the package ``course_lib`` is seen of the directory that an editable install points to: no
-    assignment, no hidden case, no gradebook. Nor are the files seen that a wheel of the course
-    brings beside its packages, solutions among them.
+    If an editable install points to a directory, only its package ``course_lib`` is visible: no
+    assignment, no hidden case, no gradebook. If the course comes from a wheel, the files next to
+    its packages, such as solutions, are not visible either.
 
     Args:
         masked: modules of ``course_lib``, such as ``"course_lib.sharding"``, that raise
-            ImportError when imported. No compiled copy of them is seen either.
-        extra: further mounts.
+            ImportError when imported. No compiled copy of them is visible either.
+        extra: additional mounts.
 
     Raises:
         ValueError: there is no such module to mask.
-        SandboxUnavailable: Python or the course lies where it cannot be shown.
+        SandboxUnavailable: Python or the course is at a path that cannot be shown.
     """
     prefixes = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
-    prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may be a link across
+    prefixes |= {prefix.resolve() for prefix in prefixes}  # bin/python may link from one to another
     package = course_package()
     _make_sure_of_paths(prefixes, package)
     mounts = [Mount(p, p) for p in sorted(prefixes) if p not in (Path("/"), Path("/usr"))]
     installed = {p / _COURSE_FILES for p in (*prefixes, Path(sysconfig.get_path("data")))}
-    mounts += [Mount(p) for p in sorted(installed) if p.is_dir()]  # seen empty
+    mounts += [Mount(p) for p in sorted(installed) if p.is_dir()]  # shown as empty
     if beside_packages(package):
-        # Hidden by name, because it may lie inside a folder that is mounted above, such as /usr.
+        # Hide it explicitly, because it may be inside a folder that is mounted above, such as /usr.
         mounts.append(Mount(package.parent))
     for name in masked:
         path = package.parent.joinpath(*name.split("."))
@@ -70,10 +71,10 @@ def python_mounts(masked: Sequence[str] = (), extra: Sequence[Mount] = ()) -> li
 
 
 def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
-    """Make sure that a sandbox can show Python and the course, and nothing besides.
+    """Make sure that a sandbox can show Python and the course, and nothing else.
 
     Raises:
-        SandboxUnavailable: it cannot.
+        SandboxUnavailable: this is not possible.
 
     """
     for prefix in prefixes:
@@ -117,15 +118,15 @@ def course_package() -> Path:
 
 
 def beside_packages(package: Path) -> bool:
-    """Tell whether a package lies in a clone instead of pip's folder of packages."""
+    """Tell whether a package is in a clone instead of pip's folder of packages."""
     return package.parent not in {Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")}
 
 
 def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[Mount]:
     """Mount the package in ``directory``, entry by entry if it contains a masked module.
 
-    A mask over a single file would vanish when an editor replaces that file outside, and
-    ``__pycache__`` has copies.
+    A mask over a single file would not be enough: it would vanish when an editor replaces that file
+    outside, and ``__pycache__`` has copies.
     """
     if not any(name.startswith(f"{package}.") for name in masked):
         yield Mount(directory, directory)

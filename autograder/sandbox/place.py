@@ -1,15 +1,15 @@
-"""Where student code runs: a sandbox with Python and the course, and a cell in it per process.
+"""Run student code in a sandbox with Python and the course, in a separate cell for each process.
 
-The sandbox holds one process of ours, a fork server with torch loaded. The server runs no student
-code, so it serves one submission after the other, and only the first has to wait for its start.
-Each student process is forked from it into a cell of its own (`inside.cell`). One cell cannot touch
-another, and a new cell is a fresh sandbox.
+The sandbox contains one process of ours, a fork server with torch loaded. The server runs no
+student code, so it can serve one submission after the other, and only the first waits for its
+start. It forks each student process into a separate cell (`inside.cell`). One cell cannot affect
+another, and each new cell is like a new sandbox.
 
-This module decides who caused the end of a process. **A student's code is blamed for an end that it
-can cause, and for no other.** It can exit with any status, and it can crash. It cannot send itself
-SIGKILL: its process is number 1 of its pid namespace, so the kernel ignores that signal from
-inside. If a process was killed from outside, the machine did it: `MachineFailure`. The same holds
-if nobody saw its end because the sandbox was gone by then.
+This module decides who caused the end of a process. **A student's code is blamed only for an end
+that it can cause.** It can exit with any status, and it can crash. It cannot send itself SIGKILL,
+because its process is number 1 of its pid namespace, so the kernel ignores that signal from inside.
+If a process was killed from outside, the machine did it: `MachineFailure`. The same is true if
+nobody saw the end of the process because the sandbox had ended before.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _EXAM = "/exam"
 _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # a fork would lose further threads
+    "OPENBLAS_NUM_THREADS": "1",  # a fork would lose additional threads
     "MPLBACKEND": "agg",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PIP_NO_INDEX": "1",  # else `%pip install` would look for a network for half a minute
+    "PIP_NO_INDEX": "1",  # otherwise `%pip install` would try the network for half a minute
 }
 _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
-"""Seconds that a process may take to end after hanging up, and the fork server to answer."""
+"""Seconds for a process to end after it closes its connection, and for the fork server's answer."""
 OVER_MEMORY = "submission's processes took more than"
 STOPPED = -signal.SIGSYS
-"""Exit status of a process that killed or stopped itself, or used the kernel's other ABI."""
+"""Exit status of a process that killed or stopped itself, or used a different ABI of the kernel."""
 _CRASHES = frozenset(
     {
         signal.SIGSEGV,
@@ -68,11 +68,11 @@ _CRASHES = frozenset(
         signal.SIGSYS,
     }
 )
-"""Signals from a program's own fault; they end it even as process 1 of its pid namespace."""
+"""Signals that a program's own fault causes. They end even process 1 of a pid namespace."""
 
 
 class MachineFailure(RuntimeError):
-    """The machine or our own code failed: no student loses points, and it is tried again."""
+    """The machine or our own code failed. No student loses points, and grading is tried again."""
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Cell:
     _kept: contextlib.ExitStack
 
     def status(self, wait: float = 0.0) -> int | None:
-        """Return its exit status (negative: the signal); None while it runs."""
+        """Return the exit status (a signal's number is negative); None while the process runs."""
         return self.server.exit_status(self.pid, wait)
 
     def close(self) -> None:
-        """End it and everything that it started, and wait until all of that is gone."""
+        """End the process and everything that it started, and wait until all of it is gone."""
         self.server.kill([self.pid])
         self._kept.close()
 
@@ -103,14 +103,14 @@ class SandboxedPlace:
     """The sandbox of one assignment.
 
     Args:
-        masked: modules of course_lib that hold the answers and may not be imported.
-        limits: bounds of memory, processes and files of each cell, and of the memory of all
-            together; default: those of `HardLimits`.
-        more: further mounts of its cells, such as GPUs.
-        environment: further variables of its cells.
+        masked: modules of course_lib that contain the answers and may not be imported.
+        limits: limits of memory, processes and files of each cell, and of the memory of all cells
+            together; by default those of `HardLimits`.
+        more: additional mounts of its cells, such as GPUs.
+        environment: additional variables of its cells.
 
     Attributes:
-        generation: how often its sandbox was started; another number is another sandbox.
+        generation: how often its sandbox was started; a different number is a different sandbox.
 
     """
 
@@ -145,9 +145,9 @@ class SandboxedPlace:
     def cell(
         self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
     ) -> Cell:
-        """Start a process in a cell of its own; it runs the function ``module:name``.
+        """Start a process that runs the function ``module:name`` in a new cell.
 
-        `gpu`: it uses CUDA, which reserves more addresses than any limit on them allows.
+        `gpu` means that it uses CUDA, which reserves more addresses than any limit on them allows.
 
         Raises:
             MachineFailure: there is no sandbox to start it in.
@@ -188,7 +188,7 @@ class SandboxedPlace:
         """Start the sandbox, unless it runs. An error of an earlier sandbox is forgotten.
 
         Raises:
-            MachineFailure: it does not start.
+            MachineFailure: the sandbox does not start.
 
         """
         self._failure = None
@@ -215,9 +215,9 @@ class SandboxedPlace:
         self.generation += 1
 
     def broken(self, what: str) -> MachineFailure:
-        """Return the error for a sandbox that failed, with its own words, and close the sandbox.
+        """Return the error for a failed sandbox, with the sandbox's last output, and close it.
 
-        It is kept until `warm`: if a caller swallows it, `check_alive` raises it again.
+        The error is kept until `warm`. If a caller swallows it, `check_alive` raises it again.
         """
         said = ""
         if self._log is not None:
@@ -230,7 +230,7 @@ class SandboxedPlace:
         return self._failure
 
     def why_ended(self, cell: Cell) -> str:
-        """Return in words how a student process ended that has hung up.
+        """Return in words how a student process ended, after it closed its connection.
 
         Raises:
             MachineFailure: its code cannot have caused this end, or nobody knows how it ended.
@@ -256,10 +256,10 @@ class SandboxedPlace:
         return exit_reason(status)
 
     def check_alive(self) -> None:
-        """Make sure that the sandbox is the one that `warm` started, and that it is running.
+        """Make sure that the sandbox that `warm` started is still running.
 
         Raises:
-            MachineFailure: it is not.
+            MachineFailure: it is not running.
 
         """
         if self._failure is not None:
@@ -268,11 +268,11 @@ class SandboxedPlace:
             raise self.broken("The sandbox does not answer: it has ended or is paused")
 
     def make_sure(self) -> None:
-        """Make sure that no failure since `watch_memory` was caused by the machine.
+        """Make sure that the machine has caused no failure since `watch_memory`.
 
         Raises:
-            MachineFailure: the sandbox has failed, ended, or is stopped; or the kernel has killed a
-                process for lack of memory, and not at the submission's own limit.
+            MachineFailure: the sandbox has failed, has ended, or is stopped. Or the kernel has
+                killed a process for lack of memory, but not at the submission's own limit.
 
         """
         self.check_alive()
@@ -294,28 +294,28 @@ class SandboxedPlace:
     def cores(self) -> dict[int, Cores]:
         """Return the core times of the sandbox's processes, by pid.
 
-        Our own process is among them, with its waiting time: it carries the ranks' messages.
+        Our own process is included with its waiting time, because it carries the ranks' messages.
         """
         below = descendants(self._sandbox.pid) if self._sandbox is not None else ()
         return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
 
     def watch_memory(self) -> None:
-        """Make `over_memory` and `make_sure` look at events from now on."""
+        """Make `over_memory` and `make_sure` consider only events from now on."""
         self._over = ""
         self._times_over = 0 if self._group is None else self._group.times_over()
         self._killed = killed_for_memory()
 
     def over_memory(self) -> str:
-        """Return a message if the cells together took too much memory, or nothing.
+        """Return a message if the cells together used too much memory, or an empty string.
 
-        Once there is a message, it stays until `watch_memory`.
+        After a first message, every call returns a message until `watch_memory`.
         """
         if self._over or self._sandbox is None:
             return self._over
         if self._group is not None:
             over = self._group.times_over() > self._times_over
         else:
-            # Looking at every process takes long, so it is done only if free memory has shrunk.
+            # Measuring every process takes long, so do it only if free memory has shrunk.
             now = available_memory()
             self._most_free = max(self._most_free, now)
             if self._most_free - now < self._limits.memory / 2 and now:
@@ -346,15 +346,16 @@ class SandboxedPlace:
 
 
 def _path() -> str:
-    """Return Python's search path inside; it also finds a clone that is not the installed one."""
+    """Return Python's search path inside, which also includes a clone that is not installed."""
     package = course_package()
     return os.pathsep.join([_EXAM, *([str(package.parent)] if beside_packages(package) else [])])
 
 
 def _checking() -> Iterator[Mount]:
-    """Show only the rank's side of `course_lib.checking`; judges and oracles stay outside.
+    """Show only the ranks' part of `course_lib.checking`; judges and oracles stay outside.
 
-    A student's cell may import `check` and call it: it says that the grader does that.
+    A student's cell may import `check` and call it. The call does nothing, because the grader
+    itself runs the check.
     """
     folder = course_package() / "checking"
     yield Mount(folder)
@@ -363,7 +364,7 @@ def _checking() -> Iterator[Mount]:
 
 
 class _SandboxProcess:
-    """A sandbox, in the form of a process that `ForkServer` talks to."""
+    """A sandbox with the interface of a process, for `ForkServer`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

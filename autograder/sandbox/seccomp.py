@@ -1,10 +1,10 @@
-"""The calls to the kernel that student code may make: a seccomp filter, as classic BPF.
+"""Limit the system calls of student code with a seccomp filter, as classic BPF.
 
-It is a deny list: Python, NumPy and PyTorch use some 150 calls, and other versions of them a few
-more. It refuses calls that honest course code does not use, and with which attacks on kernels and
-neighbours begin. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
+The filter is a deny list, because Python, NumPy and PyTorch use some 150 calls, and other versions
+of them a few more. It refuses calls that course code does not need and that attacks on kernels and
+other processes use. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
 
-The filter answers EPERM, as a kernel does to a caller without the right. To ``clone3`` it answers
+The filter answers EPERM, as a kernel answers a caller without the right. To ``clone3`` it answers
 ENOSYS, because a filter cannot see its flags; libraries then fall back to ``clone``.
 """
 
@@ -23,7 +23,7 @@ _EQUAL, _AT_LEAST, _RETURN = 0x15, 0x35, 0x06  # BPF_JMP|BPF_JEQ, BPF_JMP|BPF_JG
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 _X32 = 0x40000000
-"""Calls of x86's third ABI have this bit: other numbers for the same calls."""
+"""Calls of x86's third ABI (x32) have this bit; this ABI has different numbers for the calls."""
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -99,15 +99,16 @@ class UnknownArchitecture(RuntimeError):
 
 
 def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> bytes:
-    """Return the filter as the kernel takes it: 8 bytes per instruction.
+    """Return the filter in the kernel's format, with 8 bytes per instruction.
 
     Args:
-        machine: ``x86_64`` or ``aarch64``; default: this one.
+        machine: ``x86_64`` or ``aarch64``; by default this machine's.
         namespaces: whether the process may make namespaces and change mounts. Our own process
-            may, to give every student process its own. It then applies the filter without them.
+            may, because it gives every student process its own namespaces. It then applies the
+            filter that does not allow this.
 
     Raises:
-        UnknownArchitecture: it is another machine.
+        UnknownArchitecture: the machine is neither of them.
 
     """
     machine = machine or platform.machine()
@@ -147,8 +148,8 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
 def _ends_itself(number: int, signal_at: int) -> list[bytes]:
     """Return code that ends a process which sends SIGKILL or SIGSTOP to process 1 of its cell.
 
-    Process 1 of a pid namespace gets neither from inside. Without this, a student process that
-    killed or stopped itself would go on.
+    Process 1 of a pid namespace receives neither signal from inside. Without this code, a student
+    process that killed or stopped itself would continue.
     """
     return [
         _instruction(_LOAD, _NUMBER),
@@ -166,8 +167,9 @@ def _ends_itself(number: int, signal_at: int) -> list[bytes]:
 def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
     """Return code that refuses a limit on processor time, ``RLIMIT_CPU``, which is number 0.
 
-    Over its hard limit the kernel itself sends SIGKILL, also to process 1. Nothing else in student
-    code can end its process by SIGKILL, so this signal always comes from the machine.
+    If a process exceeds its hard limit, the kernel sends SIGKILL, even to process 1. Student code
+    has no other way to end its process by SIGKILL. So with this code, SIGKILL always comes from the
+    machine.
     """
     second, third = _FIRST_ARGUMENT + 8, _FIRST_ARGUMENT + 16
     return [
@@ -180,7 +182,7 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
         _instruction(_EQUAL, prlimit, no=7),
         _instruction(_LOAD, second),
         _instruction(_EQUAL, 0, no=5),
-        _instruction(_LOAD, third),  # a pointer to the new limit: null if the caller only asks
+        _instruction(_LOAD, third),  # pointer to the new limit; null if the caller only reads it
         _instruction(_EQUAL, 0, no=2),
         _instruction(_LOAD, third + 4),
         _instruction(_EQUAL, 0, yes=1),
@@ -190,7 +192,7 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
 
 
 def _instruction(operation: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """Return one instruction; `yes` and `no`: how many to skip if a comparison holds or fails."""
+    """Return one instruction, which skips `yes` or `no` more if its comparison holds or fails."""
     return struct.pack("=HBBI", operation, yes, no, value)
 
 

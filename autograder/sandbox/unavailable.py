@@ -18,8 +18,8 @@ class SandboxUnavailable(RuntimeError):
     """Student code cannot be run safely here; the message says why and what to do.
 
     Args:
-        reason: why.
-        advice: what to do, if `reason` does not say it; default: how to get a sandbox.
+        reason: why it cannot be run.
+        advice: what to do, if `reason` does not say it; by default, how to get a sandbox.
 
     """
 

@@ -1,7 +1,8 @@
-"""The user of a command in a sandbox: never root; under root, a uid of each sandbox's own.
+"""Choose the user of a command in a sandbox, which is never root.
 
-If root opens the sandbox, it runs under an unprivileged uid of its own, because the real uid 0 has
-no limit on processes. If an ordinary user opens it, it runs in a user namespace.
+If root opens the sandbox, the command runs under an unprivileged uid that only this sandbox has,
+because the real uid 0 has no limit on processes. If an ordinary user opens it, the command runs in
+a user namespace.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from autograder.sandbox.binary import tool
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.unavailable import SandboxUnavailable
 
-# Between the ranges that Debian and systemd give to users; inside a container's 65536 ids.
+# These are between the ranges that Debian and systemd use, and within a container's 65536 ids.
 UIDS = range(60706, 61184)
 
 
@@ -25,14 +26,14 @@ def is_root() -> bool:
 
 @contextlib.contextmanager
 def own_uid() -> Iterator[int]:
-    """Hold the command's uid; under root, no other sandbox of this machine has the same.
+    """Reserve the command's uid; under root, no other sandbox of this machine has the same uid.
 
-    The lock is a name in the abstract socket namespace: the kernel frees it when we die.
+    The lock is a name in the abstract socket namespace, which the kernel frees when we die.
 
     Raises:
         SandboxUnavailable: all uids are in use.
     """
-    if not is_root():  # seen from outside, each sandbox has our own user
+    if not is_root():  # as seen from outside, each sandbox runs as our own user
         yield UIDS[0]
         return
     with socket.socket(socket.AF_UNIX) as lock:
@@ -52,11 +53,11 @@ def make_sure_of_uids() -> None:
     """Make sure that this root may become each user of `UIDS`.
 
     Raises:
-        SandboxUnavailable: it is root of a user namespace that lacks them.
+        SandboxUnavailable: this root belongs to a user namespace that lacks these users.
 
     """
     for kind, option in (("uid", "--add-subuids"), ("gid", "--add-subgids")):
-        with contextlib.suppress(OSError):  # a kernel without user namespaces
+        with contextlib.suppress(OSError):  # the kernel may have no user namespaces
             lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
             spans = [
                 range(int(first), int(first) + int(count))
@@ -80,16 +81,18 @@ def user_namespace(uid: int) -> list[str]:
 def rights_to_make_cells() -> list[str]:
     """Return bubblewrap's options for a command that gives each of its children namespaces.
 
-    Such a command is ours, and runs no student code. If an ordinary user opens it, its rights end
-    with the sandbox's user namespace. If root opens it, it stays root in the sandbox's namespaces,
-    with the few rights that are needed to make cells and to become another user.
+    Such a command is ours, and runs no student code. If an ordinary user opens the sandbox, the
+    command has rights only in the sandbox's user namespace. If root opens it, the command stays
+    root in the sandbox's namespaces, with the few rights that it needs to make cells and to become
+    another user.
     """
     rights = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
     if is_root():
         rights += ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_RESOURCE"]
     else:
         rights += ["CAP_SETFCAP"]  # Linux 5.12 needs it to map this namespace's 0
-    # As 0, or bubblewrap enters a second user namespace, which does not own its pid namespace.
+    # With uid 0. Otherwise bubblewrap enters a second user namespace, which does not own its pid
+    # namespace.
     options = [] if is_root() else user_namespace(0)
     return [*options, "--cap-drop", "ALL", *(p for right in rights for p in ("--cap-add", right))]
 
@@ -97,8 +100,9 @@ def rights_to_make_cells() -> list[str]:
 def drop_privileges(uid: int, root: str) -> list[str]:
     """Return the start of a command line that makes root an ordinary user in ``root`` for good.
 
-    That user could make a user namespace, become root in it, and mount a ``/tmp`` without a limit.
-    The kernel refuses this to a process whose root directory is not that of its mount namespace.
+    Otherwise the user could make a user namespace, become root in it, and mount a ``/tmp`` without
+    a limit. The kernel refuses this to a process whose root directory differs from that of its
+    mount namespace.
 
     Raises:
         SandboxUnavailable: a program that does this is missing.

@@ -1,1 +1,1 @@
-"""Solutions that look alike: which parts of the code count, how alike two are, and a report."""
+"""Find solutions that look alike: normalise the code, compare all pairs, and write a report."""

@@ -1,21 +1,21 @@
-"""How alike the solutions of a class are: shared fingerprints, with rare ones weighing more.
+"""Measure how similar the solutions of a class are by shared fingerprints; rare ones weigh more.
 
-The content of the released notebook is first taken out of every solution. A passage that half of
-the class wrote says little: there are not many ways to write a short function. So a fingerprint in
-d of n solutions weighs log(n/d), like a word in a search engine (inverse document frequency). Two
-solutions are alike by the weight that they share: 2 w(A ∩ B) / (w(A) + w(B) + c). The constant c is
-the weight of two fingerprints that only these two have. So solutions that share only what all wrote
-are not alike.
+First, the content of the released notebook is removed from every solution. A passage that half of
+the class wrote proves little, because there are not many ways to write a short function. So a
+fingerprint in d of n solutions weighs log(n/d), like a word in a search engine (inverse document
+frequency). The similarity of two solutions is the weight that they share:
+2 w(A ∩ B) / (w(A) + w(B) + c). The constant c is the weight of two fingerprints that only these two
+solutions have. So solutions that share only passages that everybody wrote are not similar.
 
-Fingerprints are found by winnowing: keep few hashes of a text, such that texts with a common
-passage share a hash. Every K symbols in a row have a hash. In every window of W hashes the smallest
-is kept. Each common passage of at least K + W - 1 symbols leaves a common hash. One of fewer than K
-leaves none. See Schleimer, Wilkerson, Aiken, "Winnowing: local algorithms for document
-fingerprinting", SIGMOD 2003.
+Fingerprints are found by winnowing. It keeps few hashes of a text, such that texts with a common
+passage share a hash. Every K symbols in a row have a hash, and the smallest hash in every window of
+W hashes is kept. Each common passage of at least K + W - 1 symbols leaves a common hash. A passage
+of fewer than K symbols leaves none. See Schleimer, Wilkerson, Aiken, "Winnowing: local algorithms
+for document fingerprinting", SIGMOD 2003.
 
-Two maintained tools winnow offline too. copydetect (Python) weighs all passages alike, so in an
-assignment of short functions the ways that everybody writes them count as much as rare ones. Dolos
-needs Node. Neither reads notebooks cell by cell, so we keep this.
+Two maintained tools also use winnowing offline. copydetect (Python) weighs all passages alike. So
+in an assignment of short functions, common ways to write them count as much as rare ones. Dolos
+needs Node. Neither tool reads notebooks cell by cell, so the course has this module.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import numpy as np
 from autograder.similarity.normalise import Symbol, normalise
 
 _FEW = 4
-"""Smallest number of fingerprints; a solution with fewer is too short to compare."""
+"""Smallest number of fingerprints; a solution with fewer fingerprints is too short to compare."""
 
 
 @dataclass
 class Solution:
-    """One student's code: cells by their names, and the places of each kept fingerprint."""
+    """One student's code: cells by their names, and the positions of each kept fingerprint."""
 
     student: str
     cells: Mapping[str, str]
@@ -100,10 +100,10 @@ def compare(
     """Return the pairs that are most alike.
 
     Args:
-        solutions: of the class.
+        solutions: the solutions of the class.
         top: largest number of pairs.
         at_least: leave out pairs that are less alike.
-        progress: takes lines of progress.
+        progress: called with lines of progress.
 
     """
     short = [each.student for each in solutions if len(each.prints) < _FEW]
@@ -115,7 +115,7 @@ def compare(
     for row, each in enumerate(long):
         has[row, [columns[hashed] for hashed in each.prints]] = 1
     count = has.sum(0)
-    # With two solutions, every shared fingerprint is in both: then all weigh the same.
+    # With only two solutions, every shared fingerprint is in both, so all weigh the same.
     weight = np.log((len(long) + 1) / count) if len(long) > 2 else np.ones(len(columns))
     constant = 2 * np.log((len(long) + 1) / 2) if len(long) > 2 else 2.0
     progress(f"comparing {len(long) * (len(long) - 1) // 2} pairs …")
@@ -157,9 +157,9 @@ def _lines(solution: Solution, shared: set[int]) -> dict[str, list[tuple[int, in
 
 
 K = 12
-"""Symbols in a row: about two short lines."""
+"""Number of symbols in a row that have a hash: about two short lines."""
 W = 4
-"""Hashes in a window: a common passage of K + W - 1 symbols is always found."""
+"""Number of hashes in a window. A common passage of K + W - 1 symbols is always found."""
 
 
 def passages(symbols: Sequence[Symbol], k: int = K) -> list[tuple[int, int, int]]:
@@ -179,7 +179,7 @@ def passages(symbols: Sequence[Symbol], k: int = K) -> list[tuple[int, int, int]
 
 
 def winnow(hashes: Sequence[int], w: int = W) -> set[int]:
-    """Return the positions of the hashes to keep: in each window the last smallest one."""
+    """Return the positions of the hashes to keep: in each window, the last of the smallest."""
     if len(hashes) <= w:
         return {max(range(len(hashes)), key=lambda i: (-hashes[i], i))} if hashes else set()
     return {

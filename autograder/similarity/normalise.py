@@ -1,8 +1,8 @@
-"""Code as a sequence of symbols in which names, comments and layout no longer count.
+"""Turn code into a sequence of symbols in which names, comments and layout no longer count.
 
 A symbol is the kind of a node of the syntax tree, with details that a copier seldom changes:
 attributes (``all_reduce``), keywords, numbers, imports. Local names, strings, annotations and
-docstrings are one symbol each, or none. If a cell has no syntax tree, its tokens are taken.
+docstrings are one symbol each, or none. If a cell has no syntax tree, its tokens are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 _BUILTIN = frozenset(dir(builtins))
 MAX_SOURCE = 200_000
-"""Characters of a cell; the rest of a longer cell is ignored."""
+"""Largest number of characters of a cell; the rest of a longer cell is ignored."""
 
 
 class Symbol(NamedTuple):
@@ -30,11 +30,11 @@ class Symbol(NamedTuple):
 
 
 def normalise(source: str) -> list[list[Symbol]]:
-    """Return the symbols of each top-level statement of a cell: their order will not count."""
+    """Return the symbols of each top-level statement of a cell, so that their order won't count."""
     source = source[:MAX_SOURCE].replace("\0", "")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in strings
+            warnings.simplefilter("ignore")  # about invalid escapes in strings
             tree = ast.parse(_without_magics(source))
         return [list(_symbols(statement)) for statement in tree.body]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -47,7 +47,7 @@ def _without_magics(source: str) -> str:
 
 
 def _symbols(node: ast.AST, line: int = 1) -> Iterator[Symbol]:
-    """Yield the nodes in the order of the text; operands that commute stay in their order."""
+    """Yield the nodes' symbols in the order of the text; commuting operands are not sorted."""
     line = getattr(node, "lineno", line)
     text = _text(node)
     if text is None:
@@ -74,7 +74,7 @@ def _is_docstring(node: object) -> bool:
 
 
 def _text(node: ast.AST) -> str | None:
-    """Return a node's symbol; empty: only the nodes below it count; None: nothing of it does."""
+    """Return a node's symbol: empty if only the nodes below it count, None if they don't either."""
     match node:
         case ast.Expr(value=ast.Constant(value=str())) | ast.Pass():
             return None

@@ -1,4 +1,4 @@
-"""The report: one page without a script, and the same as text."""
+"""Write the report as one page without a script, and as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARNING = (
     "text, never who wrote it."
 )
 MAX_LINES = 400
-"""Number of lines of a cell that are shown."""
+"""Largest number of lines of a cell that are shown."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">

@@ -28,7 +28,7 @@ HIDDEN = {
     "tree_broadcast": in_many_forms(
         Case("3 ranks, from rank 1", 3, {"shape": (2, 2), "root": 1}),
         Case("6 ranks in two groups, each from its last", 6, {"shape": (3, 2), "root": 2}),
-        # Bandwidth costs more than latency here, so each further message of a rank shows.
+        # Bandwidth costs more than latency here, so each additional message of a rank shows.
         Case("7 ranks, from rank 6", 7, {"shape": (6,), "root": 6}, network=Network(1e-6, 1e6)),
         Case("8 ranks in two groups, each from its third", 8, {"shape": (2, 3), "root": 2}),
         Case("8 ranks, from rank 5", 8, {"shape": (3, 20), "root": 5}),
