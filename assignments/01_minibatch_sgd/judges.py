@@ -239,7 +239,7 @@ def last(rows: Tensor, micro: int) -> Tensor:
 
 
 MISTAKES: dict[str, Factors] = {
-    "the plain mean over the micro-batches, though the last one has fewer rows": (
+    "the plain mean over the micro-batches, though the last micro-batch is shorter": (
         lambda rows, micro: torch.ones_like(rows) / len(rows)
     ),
     "the sum over the micro-batches: weight each micro-batch by its share of the rows": (

@@ -202,7 +202,7 @@ freezes: changes which of the parameters require a gradient
   → …
 scales_the_gradient_there_and_back: do not scale it or round it
     param -= lr * param.grad → param -= param.grad.mul_(lr); param.grad.div_(lr)
-zeroes: Do not change the gradients
+zeroes: do not scale it or round it
     param -= lr * param.grad → …; param.grad.zero_()
 clips: expected
     param -= lr * param.grad → param -= lr * param.grad.clamp(-5, 5)
@@ -476,7 +476,7 @@ own_generator: the same number in each of 24 calls
 from_the_first_seed: the same number in each of 24 calls
     total = 0.0 → total, mine = 0.0, torch.Generator().manual_seed(generator.initial_seed())
     generator=generator → generator=mine
-always_10_batches: no 2 batches have this mean
+always_10_batches: 2 batches cannot have this mean
     range(num_batches): → range(10):
     / num_batches → / 10
 batches_of_an_epoch: anew from all rows
@@ -501,14 +501,14 @@ torch_var: around the mean of the drawn batches
     full = gradient(slice(None)) → found = []
     total += (gradient(rows) - full).square().sum().item() → found.append(gradient(rows))
     return total / num_batches → return torch.stack(found).var(0).sum().item()
-the_formula: no 2 batches have this mean
+the_formula: 2 batches cannot have this mean
     for _ in range(num_batches) → for i in range(len(x))
     torch.randperm(len(x), generator=generator)[:batch_size] → [i]
     return total / num_batches
   → n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)
 one_less_in_the_mean: expected
     / num_batches → / max(1, num_batches - 1)
-weights_only: no 2 batches have this mean
+weights_only: 2 batches cannot have this mean
     list(model.parameters()) → [p for p in model.parameters() if p.dim() > 1]
 gradients_are_there: NoneType
     full = gradient → held = [p.grad.clone() for p in model.parameters()]; …
@@ -687,7 +687,7 @@ six_decimals: expected
   → return round(peak * (1 + math.cos(math.pi * passed)) / 2, 6)
 """)
 edits_of(gradient_variance__draw_by_draw)("""
-at_most_20_batches (simulated, grader): no 25 batches
+at_most_20_batches (simulated, grader): 25 batches cannot have this mean
     range(num_batches) → range(min(num_batches, 20))
 """)
 
@@ -758,7 +758,7 @@ def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_bat
 
 
 edits_of(gradient_variance__draw_by_draw)("""
-in_float32: no 2 batches have this mean
+in_float32: 2 batches cannot have this mean
     torch.cat([g.flatten() for g in grads]) → torch.cat([g.flatten() for g in grads]).float()
 """)
 

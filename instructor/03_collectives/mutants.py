@@ -87,9 +87,9 @@ powers_of_two_only: 3 ranks, from rank 2
     and place + width < k →
 forgets_to_copy_back: make a copy, and the result went into the copy
     tensor.copy_(data) → pass
-one_round_too_few: nothing arrived
+one_round_too_few: received nothing
     while width < k → while 2 * width < k
-into_a_copy: nothing arrived
+into_a_copy: received nothing
     tensor.copy_(data) → return data
     contiguous() → clone()
 contiguous_only: view size is not compatible
@@ -97,10 +97,10 @@ contiguous_only: view size is not compatible
     tensor.copy_(data) → pass
 through_float32: rounded to float32
     tensor.contiguous() → tensor.float().contiguous()
-in_other_memory: nothing arrived
+in_other_memory: received nothing
     tensor.contiguous() → tensor.clone()
     tensor.copy_(data) → tensor.data = data
-set: nothing arrived
+set: received nothing
     tensor.contiguous() → tensor.clone()
     tensor.copy_(data) → tensor.set_(data)
 vectors_as_they_are (simulated, grader): needs a contiguous tensor
@@ -567,7 +567,7 @@ deadlock (simulated, grader): waits in send
     sending.wait() → pass
 does_not_wait (simulated, grader): never waits for the handle of send
     sending.wait() → pass
-gathers_without_the_group: Only the cases with several groups of ranks fail
+gathers_without_the_group: no passing case, have several groups of ranks
     group=group → group=group if step < k - 1 else None
 whole_tensors: never the whole tensor
     chunks = flat.tensor_split(k) → given = flat.clone()

@@ -44,7 +44,7 @@ rounds_down: which rounds every number down
     scaled + u → scaled
 cuts_off: x/s truncated towards zero: add u
     np.floor(scaled + u) → np.trunc(scaled)
-cuts_off_after_adding: which rounds numbers below zero up: round down
+cuts_off_after_adding: which moves negative numbers up: use the floor
     np.floor( → np.trunc(
 subtracts_u: that u moves the wrong way
     np.minimum(np.floor(scaled + u), 127) → np.maximum(np.ceil(scaled - u), -127)

@@ -41,9 +41,9 @@ def metropolis_weights__as_lists(links, world_size):
 
 
 edits_of(metropolis_weights__by_sets)("""
-own_neighbours_only: A link has the same weight at both ends
+own_neighbours_only: The weight of a link is
     max(len(neighbours[i]), len(neighbours[j])) → len(neighbours[i])
-smaller_number: A link has the same weight at both ends
+smaller_number: The weight of a link is
     max(len(neighbours[i]), len(neighbours[j])) → min(len(neighbours[i]), len(neighbours[j]))
 without_the_one: the larger number of neighbours
     1 / (1 + → 1 / (
@@ -57,7 +57,7 @@ own_share_is_the_same: row 0 sums to
     weights[i, i] = 1 - weights[i].sum() → weights[i, i] = 1 / 3
 one_direction: W[1, 0] is 0
     neighbours[j].add(i) → pass
-counts_links_twice: A link has the same weight at both ends
+counts_links_twice: The weight of a link is
     [set() for _ in range(world_size)] → [[] for _ in range(world_size)]
     .add( → .append(
 in_float32: has dtype torch.float32
