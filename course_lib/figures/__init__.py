@@ -1,4 +1,4 @@
-"""Figures that everybody can read: shown with a description, and not by colour alone.
+"""Figures that everybody can read: with a description, and with no information in colour alone.
 
     >>> from course_lib.figures import show
     >>> show(figure, alt="The loss falls from 2.3 to 0.2 within 30 steps.")
@@ -11,11 +11,11 @@ figure as HTML, `<img alt="…">`, which JupyterLab, GitHub-like viewers and exp
 A good alternative text states what the figure shows, not that it is a figure: "The variance falls
 from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of the variance".
 
-- `_shown`: shows a figure; the style of the course; timelines and curves
-- `_explore`: a figure under sliders, drawn for each combination of their values
+- `_shown`: shows a figure; sets the style of the course; draws timelines and curves
+- `_explore`: shows a figure with sliders, drawn for each combination of their values
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
-- `_graphs`: draws who hears whom
+- `_graphs`: draws which ranks get messages from which
 - `_schedules`: draws the schedules of pipelines
 """
 

@@ -4,13 +4,14 @@
     >>> chunk_names(marked_chunks(rank=1, world_size=3))
     ['a1', 'b1', 'c1']
 
-A tensor is cut into K chunks, named by letters; "b2" is chunk b of rank 2. To see where chunks go
-and which have been added up, run the real algorithm on numbers that say where they come from:
-`marked_chunks` gives every chunk of every rank a one at its own place among zeros, so a sum shows
-all its parts. "b02" is then the sum of ranks 0's and 2's chunk b, "Σb" that of all.
+A tensor is cut into K chunks, which have letters as names: "b2" is chunk b of rank 2. To see where
+chunks go and which have been added up, the real algorithm is run on numbers that show where they
+come from. `marked_chunks` fills every chunk of every rank with zeros, and a one at a position that
+no other chunk uses. So a sum shows all its parts. "b02" is the sum of chunk b of ranks 0 and 2, and
+"Σb" is the sum of chunk b of all ranks.
 
-An algorithm that keeps notes of its steps is drawn by `draw_steps`, all steps at once. Any other
-is watched while it runs (`chunk_moments`), and `draw_moment` draws one moment of it, for `explore`.
+If an algorithm records its steps, `draw_steps` draws all of them at once. Any other algorithm is
+watched while it runs (`chunk_moments`), and `draw_moment` draws one moment of it, for `explore`.
 
 These pictures do not use colour: new content is bold, on grey.
 """
@@ -46,16 +47,16 @@ _LEGEND = "b2: chunk b of rank 2\nb02: of ranks 0 and 2,\nadded up\nΣb: the sum
 def marked_chunks(rank: int, world_size: int) -> Tensor:
     """Return a tensor (K, K²) whose row c, chunk c of `rank`, has a one where no other row has it.
 
-    Flattened it is cut by `shard_bounds` into just these rows.
+    If the tensor is flattened, `shard_bounds` cuts it into exactly these rows.
     """
     return torch.eye(world_size**2)[world_size * rank : world_size * (rank + 1)].clone()
 
 
 def chunk_names(held: Tensor) -> list[str]:
-    """Return what is in each row of `held` (any number of rows, K²): "" for a row of zeros.
+    """Return the name of each row's content in `held` (any number of rows, K²); "" for zeros.
 
-    Raises ValueError if a row is a sum of different chunks, or has a part more than once: no
-    collective adds these up.
+    Raises ValueError if a row is a sum of different chunks, or contains a part more than once: no
+    collective computes such a sum.
     """
     k = round(held.shape[-1] ** 0.5)
     names = []
@@ -78,10 +79,10 @@ def _letter(chunk: int) -> str:
 
 
 def draw_outcomes(outcomes: Mapping[str, Sequence[Tensor]]) -> Figure:
-    """Draw what all ranks hold, one panel for each title; bold is what differs from the first.
+    """Draw what all ranks hold, with a panel for each title; differences from the first are bold.
 
-    A value has one tensor (any number of rows, K²) for each rank, as `chunk_names` reads it; a row
-    of the panel is a rank, a column a place in its tensor.
+    A value of `outcomes` has one tensor (any number of rows, K²) for each rank, as for
+    `chunk_names`. A row of the panel is a rank, and a column is a row of its tensor.
     """
     grids = {title: [chunk_names(held) for held in ranks] for title, ranks in outcomes.items()}
     before = next(iter(grids.values()))
@@ -95,9 +96,9 @@ def draw_outcomes(outcomes: Mapping[str, Sequence[Tensor]]) -> Figure:
 def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
     """Draw a collective step by step: what each rank holds, and the messages that brought it there.
 
-    `history[rank]` is what that rank held before and after each step, as `chunk_names` reads it;
-    the messages, and when each step began and ended, are those of `trace`, in which every rank
-    sends once in a step.
+    `history[rank]` holds that rank's tensor before and after each step, as for `chunk_names`. The
+    messages, and the times at which each step began and ended, are taken from `trace`. Every rank
+    must send exactly once in a step.
     """
     grids = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
     sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
@@ -126,7 +127,7 @@ def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
 
 
 def _by_step(trace: Trace, kind: str) -> list[tuple[Event, ...]]:
-    """Return the first, the second, … message of all ranks."""
+    """Return, for each step, one message of every rank: first all first messages, and so on."""
     of_ranks = [
         [event for event in trace.events if (event.rank, event.kind) == (rank, kind)]
         for rank in range(trace.world_size)
@@ -148,7 +149,7 @@ def _panels(count: int, columns: int, rows_of_text: int) -> tuple[Figure, list[A
 
 
 def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Sequence[str]]) -> None:
-    """Draw a row for each rank, rank 0 on top, and a box for each place of its tensor."""
+    """Draw a row for each rank, rank 0 on top, and a box for each row of its tensor."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -165,7 +166,7 @@ def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Seque
             size = 9 if len(name) < 4 else 8 if len(name) < 7 else 7
             axes.text(place + 0.07, rank, name, va="center", size=size, weight=weight)
     for color, paths in boxes.items():
-        if paths:  # all of one color at once: a box for itself is four times as long in a page
+        if paths:  # all boxes of one color at once: single boxes would be four times as long in SVG
             together = Path.make_compound_path(*paths)
             axes.add_patch(PathPatch(together, facecolor=color, edgecolor="0.5", lw=0.8))
     axes.set(xlim=(-1.3, width + 0.05), ylim=(len(grid) - 0.5, -0.6))
@@ -181,8 +182,8 @@ def _draw_message(
 ) -> list[Artist]:
     """Draw an arrow in each column in which the receiver got something; return the arrows.
 
-    `senders` are all ranks that sent to it in this step. Where one of them held just what the
-    receiver holds now, it is a copy, and the others did not send it.
+    `senders` are all ranks that sent to the receiver in this step. If one of them held exactly what
+    the receiver holds now, the receiver got a copy from it, and the others did not send this.
     """
     down = 1 if to > source else -1
     arrows: list[Artist] = []
@@ -190,7 +191,7 @@ def _draw_message(
         holders = [rank for rank in senders if old[rank][place] == is_now]
         if was == is_now or source not in (holders or senders):
             continue
-        x = place + 0.76 + 0.17 * source / len(old)  # those of a column side by side
+        x = place + 0.76 + 0.17 * source / len(old)  # the arrows of a column are side by side
         drawn = axes.annotate(
             "",
             (x, to - 0.2 * down),
@@ -220,9 +221,9 @@ class Moment(NamedTuple):
     time: float
     """In seconds since the start of the run."""
     held: list[list[str]]
-    """`held[rank][chunk]` is what `chunk_names` calls it."""
+    """`held[rank][chunk]` is the name of the chunk's content, as from `chunk_names`."""
     arrived: list[Event]
-    """The receives that ended since the moment before."""
+    """The receives that ended since the previous moment."""
 
 
 def chunk_moments(
@@ -236,12 +237,12 @@ def chunk_moments(
     """Run `all_reduce(tensor)` on simulated `ranks`; return each moment at which a rank got more.
 
     The first moment is the start. The tensor has `nbytes` bytes, in float32, and `chunks` rows of
-    one length, one for each chunk: by default as many as ranks. It is watched from outside, so any
-    algorithm will do, in place and without notes. Give the number of pieces into which the
-    algorithm cuts its tensor: half a chunk has no name. Changes that follow one another `within` so
-    many seconds make one moment, the last of them.
+    equal length, one for each chunk. By default, there are as many chunks as ranks. The tensor is
+    watched from outside, so any in-place algorithm works, and it need not record its steps. Set
+    `chunks` to the number of pieces into which the algorithm cuts its tensor, as half a chunk has
+    no name. If changes follow one another within `within` seconds, only the last one is a moment.
 
-    Raises ValueError if the rows do not come out equally long, or are too short for the marks of
+    Raises ValueError if the rows would not be equally long, or are too short for the marks of
     `marked_chunks`, which take K² · 4 bytes.
     """
     k = ranks.world_size
@@ -267,7 +268,7 @@ def chunk_moments(
 
 
 def _rounded(time: float) -> float:
-    """Return a time in whole nanoseconds: ranks that wait for the same may differ by rounding."""
+    """Return a time rounded to nanoseconds: ranks that end together may differ by rounding."""
     return round(time, 9)
 
 
@@ -286,7 +287,7 @@ def _watched(
 
 
 class _Watch(TorchFunctionMode):
-    """Notes what is in `marks`, by the time on the virtual clock."""
+    """Records the content of `marks` at each time of the virtual clock."""
 
     def __init__(self, marks: Tensor) -> None:
         super().__init__()
@@ -301,23 +302,24 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        # The machinery writes what arrives before the rank has waited for it: not yet to be read.
+        # Calls of `ranks` itself are not watched: it writes a message before the rank has waited.
         if caller.startswith("course_lib.ranks") or not any(isinstance(x, Tensor) for x in args):
             return func(*args, **(kwargs or {}))
-        if _rounded(clock()) not in self.seen:  # the first call after a wait: all of it is there
+        if _rounded(clock()) not in self.seen:  # first call after a wait: the message has arrived
             self.look()
         result = func(*args, **(kwargs or {}))
         if func.__name__.startswith("__i") or re.search(r"[^_]_$", func.__name__):
-            self.look()  # it wrote: __iadd__, add_, copy_
+            self.look()  # an in-place function has written: __iadd__, add_, copy_
         return result
 
 
 def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figure:
     """Draw moment `number`: what each rank holds, and the messages that brought it.
 
-    All have the same size. A number beyond the last shows the last. New content is bold, on grey;
-    an arrow leads from sender to receiver in each column in which the receiver got something, so
-    a message of several columns has several arrows, and says so where the pointer rests on one.
+    All drawings have the same size. A number beyond the last moment draws the last moment. New
+    content is bold, on grey. In each column in which the receiver got something, an arrow leads
+    from the sender to the receiver. So a message of several columns has several arrows, and the tip
+    of each arrow says this.
     """
     import matplotlib.pyplot as plt
 

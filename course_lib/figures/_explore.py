@@ -1,10 +1,10 @@
-"""A figure under sliders: one drawing for each combination of what the sliders say.
+"""A figure with sliders: one drawing for each combination of the sliders' values.
 
     explore(draw, words, K=[2, 4, 8], step=range(7), alt="Chunks travel round the ring.")
 
-All drawings are made before, by the same function, and the page holds them. So every number in
-them is Python's, and the page needs neither a kernel nor the network. The program in the page,
-``explore.js``, only picks one.
+All drawings are made in advance, by the same function, and the page holds all of them. So Python
+computes every number in them, and the page needs neither a kernel nor the network. The program in
+the page, ``explore.js``, only selects a drawing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
     from matplotlib.figure import Figure
 
 MOST = 400
-"""Drawings in one figure: at most this many, or the page becomes heavy."""
+"""Largest number of drawings in one figure: with more, the page would be too large."""
 
 _PROGRAM = Path(__file__).with_name("explore.js")
 _TIP = "tip: "
-# Each text names all fonts that it may have: matplotlib's ten would be half of a drawing.
+# Each text lists all its possible fonts: matplotlib's ten names would be half of a drawing.
 _FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
 _HATCH = re.compile(r"<pattern.*?</pattern>", re.DOTALL)
-# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+# The selectors begin with an element name. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
 div.course-explore { color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
   font: 13px/1.5 var(--jp-content-font-family, system-ui, sans-serif); }
@@ -58,7 +58,7 @@ div.course-explore .picture { overflow-x: auto; }
 
 
 class Explored(Described):
-    """A figure under sliders, as a notebook shows it; see `explore`."""
+    """A figure with sliders, in the form that a notebook can show; see `explore`."""
 
 
 def explore(
@@ -70,25 +70,27 @@ def explore(
     play: str | None = None,
     **parameters: Iterable[Any],
 ) -> Explored:
-    """Return a figure under sliders, for a notebook to display.
+    """Return a figure with sliders, for a notebook to display.
 
-    Where no program may run, as on GitHub and in a notebook that is not trusted, the first drawing
-    stands there. A table of the words for all drawings stands below, folded. A slider ends where
-    the drawings no longer change: return the same figure again for values that mean nothing more.
+    Viewers that do not run the program, such as GitHub and a notebook that is not trusted, show the
+    first drawing. Below it is a folded table with the words for all drawings. A slider ends where
+    the drawings no longer change: for values without a meaning, let `draw` return the same figure
+    again.
 
     Args:
         draw: makes the figure for one value of each parameter, given by keyword. All figures have
             the same size.
-        words: says in a sentence, with its numbers, what the figure for these values shows.
-        alt: what changes when the sliders are moved, in a sentence.
-        first: the values that are shown first; by default the first of each parameter.
+        words: returns a sentence, with numbers, about what the figure for these values shows.
+        alt: a sentence that says what changes when the sliders are moved.
+        first: the values that are shown first; by default the first value of each parameter.
         play: the parameter that a button plays, as a film.
         **parameters: the name of a slider → the values on it, shown as texts. An underscore in
             a name is shown as a space.
 
     Raises:
         ValueError: there is no parameter, or one has no values; there are more than `MOST`
-            drawings; `first` or `play` name what there is not; or `alt` is blank.
+            drawings; `first` or `play` names a parameter or value that does not exist; or `alt` is
+            blank.
 
     """
     import matplotlib.pyplot as plt
@@ -102,10 +104,10 @@ def explore(
     figures = []
     for given in combinations:
         figures.append(draw(**given))
-        plt.close(figures[-1])  # pyplot forgets it, and warns of no crowd of open figures
+        plt.close(figures[-1])  # otherwise pyplot would warn of too many open figures
     told = [" ".join(words(**each).split()) for each in combinations]
     drawings, still = _drawn(figures, combinations.index(start))
-    # Hatches are long, and the same in all drawings: they stand once.
+    # Hatches are long, and the same in all drawings, so the page holds them once.
     hatches = dict.fromkeys(one for drawing in drawings for one in _HATCH.findall(drawing))
     drawings = [_HATCH.sub("", drawing) for drawing in drawings]
     packed = zlib.compress(json.dumps(["".join(hatches), *drawings]).encode(), 9)
@@ -126,7 +128,7 @@ def explore(
 
 
 def tip(artist: Artist, text: str) -> None:
-    """Let a part of a drawing say `text` where the pointer rests on it, in `explore`."""
+    """Show `text` when the pointer rests on this part of a drawing, in `explore`."""
     artist.set_gid(_TIP + text)
 
 
@@ -148,17 +150,17 @@ def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: 
 
 
 def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
-    """Return all figures as SVG, on one piece of paper, and the one at `place` as a PNG."""
+    """Return all figures as SVGs with the same frame, and the figure at `place` as a PNG."""
     import matplotlib
     from matplotlib.transforms import Bbox
 
     from course_lib.ranks.trace.figure import png_of
 
     still = png_of(figures[place])
-    # One frame for all that holds each: so nothing jumps, and nothing is cut off.
-    drawn = dict.fromkeys(figures, "")  # one that stands in several places is drawn once
+    # All have one frame, large enough for each, so that nothing jumps and nothing is cut off.
+    drawn = dict.fromkeys(figures, "")  # a figure that is used several times is drawn once
     frame = Bbox.union([figure.get_tightbbox() for figure in drawn]).padded(0.05)
-    # The text stays text: a screen reader finds it, and it is a tenth as long as its outlines.
+    # Text stays text: a screen reader can read it, and it is a tenth as long as its outlines.
     kept: Any = {"svg.fonttype": "none", "svg.hashsalt": "course", "font.sans-serif": _FONTS}
     with matplotlib.rc_context(kept):
         for figure in drawn:
@@ -169,11 +171,11 @@ def _drawn(figures: list[Figure], place: int) -> tuple[list[str], bytes]:
 
 
 def _tidy(svg: str) -> str:
-    """Return the element alone, without what only a file needs, and with its tips."""
+    """Return only the SVG element with its tips, without the parts that only a file needs."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(rf'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", svg)
     svg = re.sub(r'<g id="\w+_\d+">', "<g>", svg)
-    # A hundredth of a point is seen by nobody: numbers are cut there, but not those in texts.
+    # A hundredth of a point cannot be seen, so coordinates (but not texts) are rounded to it.
     svg = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', _short, svg)
     return re.sub(r"\n\s*", "\n", svg)
 

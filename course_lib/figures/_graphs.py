@@ -1,10 +1,11 @@
-"""A drawing of who hears whom: one dot for each rank, one line for each message.
+"""Draw which ranks get messages from which: one dot for each rank, one line for each message.
 
     >>> from matplotlib.figure import Figure
     >>> from course_lib.figures import communication_graph
     >>> communication_graph(Figure().subplots(), [[0.5, 0.5], [0.5, 0.5]])
 
-The messages that one rank hears are thick arrows in colour; so they stand out in grey as well.
+The messages that rank 0 gets are thick coloured arrows. As they are thick, they also stand out in
+grey.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def communication_graph(
     columns: int = 0,
     values: Sequence[float] | None = None,
 ) -> None:
-    """Draw a line between ranks i and j where `mixing[i][j]`, K × K, is not 0: i hears j.
+    """Draw a line between ranks i and j if `mixing[i][j]` (K × K) is not 0: i gets j's messages.
 
-    Arrows show whom rank 0 hears. The ranks sit on a circle, rank 0 on top; with `columns` in a
-    grid, row by row. A line that would run through another rank is bent.
+    Arrows show the messages that rank 0 gets. The ranks are on a circle, with rank 0 on top. With
+    `columns`, they are in a grid, row by row. A line that would run through a third rank is bent.
 
-    A dot shows its rank; or its number of `values`, K numbers of 0 or more, the darker the larger,
-    up to twice their mean. Its rank then stands beside it, and in `explore` the dot says it where
-    the pointer rests.
+    A dot shows its rank. With `values`, K numbers of 0 or more, a dot shows its value instead. A
+    larger value is darker, up to twice the mean of all values. The rank is then written next to the
+    dot, and in `explore` a tip names it.
     """
     from matplotlib.collections import PathCollection
 
@@ -52,7 +53,7 @@ def communication_graph(
                 _arrow(ax, start, end, bend, math.sqrt(size) / 2)
             else:
                 lines.append(_line(start, end, bend))
-    # All in one: a complete graph of 16 ranks has 225, and is drawn for each position of a slider.
+    # Draw all lines at once: there are up to 225 for 16 ranks, at each position of a slider.
     grey = PathCollection(lines, facecolor="none", edgecolor="0.75", linewidth=0.6, zorder=1)
     ax.add_collection(grey)
     _dots(ax, places, size, values)
@@ -62,10 +63,10 @@ def communication_graph(
 
 
 def _bend(start: Place, end: Place, columns: int, count: int) -> float:
-    """Return how far a line leaves the straight way, as a share of its length."""
+    """Return how far a line bends away from the straight line, as a share of its length."""
     if columns:
         return 0.3 if math.dist(start, end) > 1 else 0.0
-    # On a large circle, the line to the second next runs through the next; so it bends inwards.
+    # On a large circle, a line to the second neighbour would run through the first: bend inwards.
     second = 2 * math.sin(2 * math.pi / count)
     if count < 10 or not math.isclose(math.dist(start, end), second):
         return 0.0
@@ -79,7 +80,7 @@ def _arrow(ax: Axes, start: Place, end: Place, bend: float, short: float) -> Non
 
 
 def _line(start: Place, end: Place, bend: float) -> Path:
-    """Return the way that the arrow would take."""
+    """Return the path that an arrow of `_arrow` would take."""
     from matplotlib.path import Path
 
     right, up = end[0] - start[0], end[1] - start[1]
@@ -116,7 +117,7 @@ def _dots(ax: Axes, places: list[Place], size: int, values: Sequence[float] | No
 
 
 def _name_beside(ax: Axes, rank: int, place: Place, on_circle: bool) -> None:
-    """Write the rank outside of the circle; in a grid, where no straight line runs."""
+    """Write the rank outside the circle, or in a grid at a position without straight lines."""
     from matplotlib.transforms import offset_copy
 
     (x, y), name = place, "rank 0" if rank == 0 else f"{rank}"

@@ -3,10 +3,10 @@
     >>> from course_lib.figures import draw_schedules
     >>> figure = draw_schedules({"two ranks": [(0, "forward", 0.0, 1.0, "0")]}, unit="s")
 
-A rank does one thing at a time, so forward, backward and weights' gradients share its lane, and the
-idle time is the white between the boxes. They differ in colour and in hatch, and each box holds the
-number of its micro-batch. Where a rank has several stages, a later one is paler, as the papers draw
-it. In a figure under sliders (`explore`) a box says where the pointer rests on it what it is.
+A rank does one thing at a time, so forward, backward and weights' gradients share its lane. The
+white between the boxes is idle time. The three differ in colour and in hatch, and each box holds
+the number of its micro-batch. If a rank has several stages, later ones are paler, as in the papers.
+In a figure with sliders (`explore`), a box is explained when the pointer rests on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's blue, orange and green, with a hatch that leaves a number legible.
+# Okabe and Ito's blue, orange and green, with hatches over which a number is still legible.
 _STYLES = {
     "forward": ("#56b4e9", ""),
     "backward": ("#e69f00", "///"),
@@ -42,12 +42,12 @@ def draw_schedules(
     """Draw schedules, by title, one above the other on one axis of time; return the figure.
 
     `panels[title]` are the spans `(rank, lane, start, stop, label)` of a simulation, with times in
-    `unit`; the lanes are "forward", "backward" and "weights' gradients". A label is the number of
-    the micro-batch, with a letter for each stage of a rank but its first: ``3``, ``3b``, ``3c``.
-    The axis ends at `end`, in `unit`, or where the last span stops. Each panel has room for at
-    least `lanes` ranks, so that figures of fewer ranks are as large.
+    `unit`. The lanes are "forward", "backward" and "weights' gradients". A label is the number of
+    the micro-batch. It has a letter for every stage of a rank except the first: ``3``, ``3b``,
+    ``3c``. The axis ends at `end`, in `unit`, or where the last span stops. Each panel has room for
+    at least `lanes` ranks, so that figures with fewer ranks have the same size.
 
-    Raises ValueError if there are no spans, or a lane has another name.
+    Raises ValueError if there are no spans, or a lane has a different name.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
@@ -86,7 +86,7 @@ def draw_schedules(
 
 
 def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> None:
-    """Draw the boxes. A number is as large as its box allows, and left out below 6 points."""
+    """Draw the boxes. A number is as large as its box allows; below 6 points it is left out."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
@@ -111,7 +111,7 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> Non
             parts.append(text)
         for part in parts:
             tip(part, said)
-            part.set_in_layout(False)  # all lie within the axes; to measure hundreds takes long
+            part.set_in_layout(False)  # all are inside the axes, and measuring hundreds takes long
             ax.add_artist(part)
     corners = [
         [(start, rank - 0.4), (stop, rank - 0.4), (stop, rank + 0.4), (start, rank + 0.4)]
@@ -121,7 +121,7 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> Non
 
 
 def _paler(color: str, chunk: int) -> tuple[float, float, float]:
-    """Return the colour of a rank's stage number `chunk`: nearer to white with each."""
+    """Return the colour of a rank's stage number `chunk`: each stage is closer to white."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = (1 - (1 - part) * 0.6**chunk for part in to_rgb(color))

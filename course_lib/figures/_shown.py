@@ -1,9 +1,9 @@
 """Show figures, and draw timelines and curves, in the style of the course.
 
-About one man in twelve confuses some colours, and printers lose them all. `use_course_style` varies
-line style and marker together with the colour; `timeline`, and the timelines that traces draw of
-themselves, hatch together with it. The colours are those of M. Okabe and K. Ito, "Color Universal
-Design", 2008.
+About one man in twelve confuses some colours, and a black-and-white printer loses all of them. So
+with `use_course_style`, lines also differ in line style and marker. In `timeline`, and in the
+timelines of traces, bars also differ in hatch. The colours are from M. Okabe and K. Ito, "Color
+Universal Design", 2008.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Described:
-    """A picture with its description, as IPython's `display` asks for it."""
+    """A picture with its description, in the form that IPython's `display` needs."""
 
     def __init__(self, bundle: dict[str, str]) -> None:
         self._bundle = bundle
 
     def __repr__(self) -> str:
-        return self._bundle["text/plain"]  # what is printed where there is no notebook
+        return self._bundle["text/plain"]  # printed outside a notebook
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return self._bundle
@@ -44,10 +44,10 @@ class Described:
 def show(fig: Figure, *, alt: str) -> None:
     """Display `fig` in the notebook with the alternative text `alt`, and close it.
 
-    Outside of a notebook the alternative text is printed instead. Closing frees the figure and
-    keeps the notebook from displaying it a second time, without its description.
+    Outside a notebook the alternative text is printed instead. Closing frees the figure, and
+    prevents the notebook from displaying it a second time without its description.
 
-    Raises ValueError if `alt` is empty or blank; the figure then stays open.
+    Raises ValueError if `alt` is empty or blank. The figure then stays open.
     """
     if not alt.strip():
         raise ValueError(
@@ -65,12 +65,12 @@ def show(fig: Figure, *, alt: str) -> None:
 
 
 def use_course_style() -> None:
-    """Set matplotlib's defaults for the course: legible, small, and not by colour alone.
+    """Set matplotlib's defaults for the course: legible, small, no information in colour alone.
 
-    Lines differ in colour, line style and marker at once, seven ways. Where points lie close, as on
-    a loss curve, only one in every 5% of the axes' diagonal gets its marker; `markevery=1` marks
-    all. Sizes are chosen so that a figure is readable at the width of a notebook and its PNG stays
-    under 100 kB.
+    There are seven kinds of lines, which differ in colour, line style and marker at once. If points
+    are close together, as on a loss curve, only one marker is drawn per 5% of the axes' diagonal;
+    `markevery=1` marks all points. The sizes make a figure readable at the width of a notebook, and
+    its PNG smaller than 100 kB.
     """
     import matplotlib
     from cycler import cycler
@@ -91,7 +91,7 @@ def use_course_style() -> None:
             "savefig.facecolor": "white",
             "font.size": 11,
             "axes.titlesize": 12,
-            "axes.titlelocation": "left",  # at the right, timelines have their legend
+            "axes.titlelocation": "left",  # the legend of timelines is at the right
             "legend.fontsize": 10,
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -102,14 +102,15 @@ def use_course_style() -> None:
 
 
 def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
-    """Draw what each rank did when: time to the right, a row for each rank, rank 0 on top.
+    """Draw when each rank did what: time to the right, a row for each rank, rank 0 on top.
 
     `spans` are tuples `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every
-    lane has a strip of its own, so that computation and communication that overlap in time do not
-    hide each other. Spans of one lane that overlap are spread over several strips. A lane has one
-    colour and one hatch, named in the legend above. The label is written into its span if it fits.
+    lane has its own strip, so that computation and communication that overlap in time do not hide
+    each other. If spans of one lane overlap, they are spread over several strips. Each lane has a
+    colour and a hatch, which the legend above explains. A label is written into its span if it
+    fits.
 
-    Raises ValueError if there are no spans, or one stops before it starts.
+    Raises ValueError if there are no spans, or if a span stops before it starts.
     """
     spans = _checked(spans)
     lanes = _lanes_of([spans])
@@ -123,11 +124,11 @@ def timelines(
 ) -> Figure:
     """Draw timelines, by title, one above the other on one axis of time; return the figure.
 
-    Each as `timeline` draws it. All have the same lanes, in the order of their first appearance. So
-    a lane has the same place, colour and hatch in all panels, which makes them easy to compare.
-    The axis ends at `end`, in `unit`, or where the last span stops.
+    Each one is drawn as by `timeline`. All have the same lanes, in the order of their first
+    appearance. So a lane has the same position, colour and hatch in all panels, which makes them
+    easy to compare. The axis ends at `end`, in `unit`, or where the last span stops.
 
-    Raises ValueError if there are no panels, and as `timeline` for each of them.
+    Raises ValueError if there are no panels, and in the same cases as `timeline`.
     """
     import matplotlib.pyplot as plt
 
@@ -145,11 +146,12 @@ def timelines(
     if end is None:
         end = max(span[3] for spans in checked.values() for span in spans)
     for ax, (title, spans) in zip(axes[:, 0], checked.items(), strict=True):
-        ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)  # labels ask whether they fit
+        # Set the limits before labels are drawn, which must know whether they fit.
+        ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)
         _draw_spans(ax, spans, lanes)
         ax.set_title(title, loc="left", fontsize=11)
     axes[-1, 0].set_xlabel(f"time ({unit})")
-    # Every panel knows all lanes, also those that it does not use.
+    # The legend of any panel has all lanes, even the lanes that the panel does not use.
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(),
         loc="outside upper right", ncols=len(lanes), frameon=False,
@@ -160,10 +162,10 @@ def timelines(
 def order_of_rows(
     ax: Axes, epochs: Sequence[Sequence[tuple[int, int]]], *, title: str = ""
 ) -> None:
-    """Draw who uses which row of a data set when: a line for every epoch, a column for every row.
+    """Draw which rank uses which row of a data set: a line for each epoch, a column for each row.
 
-    `epochs[e][i]` is `(rank, step)` of row i in epoch e. A cell holds the rank's number; the later
-    the step, the darker it is.
+    `epochs[e][i]` is `(rank, step)` of row i in epoch e. A cell shows the rank's number. The later
+    the step, the darker the cell.
     """
     steps = [[step for _, step in epoch] for epoch in epochs]
     last = max(max(line) for line in steps)
@@ -191,7 +193,7 @@ def _checked(spans: Iterable[Span]) -> list[Span]:
 
 
 def _lanes_of(panels: Iterable[Sequence[Span]]) -> dict[str, int]:
-    """Return the lanes, in order of appearance, with the strips that each needs at most."""
+    """Return the lanes, in order of appearance, with the number of strips that each needs."""
     lanes: dict[str, int] = {}
     for spans in panels:
         lanes |= {lane: lanes.get(lane, 1) for _, lane, *_ in spans}
@@ -201,7 +203,7 @@ def _lanes_of(panels: Iterable[Sequence[Span]]) -> dict[str, int]:
 
 
 def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
-    """Return each span with its strip in its lane: 0, but for those that overlap in time."""
+    """Return each span with its strip in its lane: 0, or more if spans overlap in time."""
     free: dict[tuple[int, str], list[float]] = {}
     unseen = max(abs(span[3]) for span in spans) / 2000
     placed = []
@@ -232,7 +234,7 @@ def error_curves(
     title: str,
     ylabel: str = "relative error",
 ) -> Figure:
-    """Draw curves over `xs` on two logarithmic axes, each with its name at its end; return it.
+    """Draw curves over `xs` on two logarithmic axes, with names at their ends; return the figure.
 
     `curves[name][i]` is positive and belongs to `xs[i]`. A power law is a straight line.
     """
@@ -251,13 +253,13 @@ def error_curves(
 
 
 def label_ends(ax: Axes) -> None:
-    """Write the name of each line beside its last point, in its colour.
+    """Write the name of each line next to its last point, in the line's colour.
 
-    Names that would overlap move apart. Call it last: it needs the final limits and scales.
+    Names that would overlap move apart. Call this last: it needs the final limits and scales.
     """
     import matplotlib
 
-    ax.get_xlim(), ax.get_ylim()  # they are worked out when they are asked for
+    ax.get_xlim(), ax.get_ylim()  # matplotlib computes the limits when they are read
     named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
     places = []
     for line in named:
@@ -273,7 +275,7 @@ def label_ends(ax: Axes) -> None:
 
 
 def _apart(places: Sequence[float], gap: float) -> list[float]:
-    """Return `places`, moved as far as needed for any two to be `gap` apart."""
+    """Return `places`, moved only as far as needed, so that any two are at least `gap` apart."""
     found = list(places)
     order = sorted(range(len(found)), key=found.__getitem__)
     for _ in range(200):
@@ -287,8 +289,8 @@ def _apart(places: Sequence[float], gap: float) -> list[float]:
 def plain_ticks(ax: Axes) -> None:
     """Label the logarithmic axes of `ax` in plain numbers: 0.1, 20, 5,000, 10 M.
 
-    Where an axis covers less than two and a half powers of ten, 2 and 5 are labelled as well.
-    Numbers below a ten-thousandth stay powers of ten.
+    If an axis covers less than two and a half powers of ten, 2 and 5 are also labelled. Numbers
+    below a ten-thousandth stay powers of ten.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -301,7 +303,7 @@ def plain_ticks(ax: Axes) -> None:
 
 
 def _plain(value: float) -> str:
-    """Return a positive number as people write it, to one digit behind the first."""
+    """Return a positive number as people write it: 0.1, 20, 5,000, 10 M."""
     for size, letter in ((1e9, " G"), (1e6, " M")):
         if value >= size:
             return f"{value / size:,g}{letter}"
@@ -311,10 +313,11 @@ def _plain(value: float) -> str:
 
 
 def bytes_and_quality(runs: Mapping[str, tuple[float, float, float]]) -> Figure:
-    """Draw the accuracy of runs over the bytes that they sent, each with its name; return it.
+    """Draw the accuracy of runs over the bytes that they sent, with their names; return the figure.
 
-    `runs[name]`, of eight runs at most, is `(bytes, mean, half)`: the accuracy is between
-    mean - half and mean + half. A name is right of its point, or left where another run is near.
+    There are at most eight runs. `runs[name]` is `(bytes, mean, half)`: the accuracy is between
+    mean - half and mean + half. A name is to the right of its point, or to the left if there is a
+    different run close to the right.
     """
     import matplotlib.pyplot as plt
 

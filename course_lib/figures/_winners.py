@@ -5,7 +5,7 @@
     >>> ax = Figure().subplots()
     >>> winner_map(ax, [1e3, 1e6], {2: ["tree", "ring"], 4: ["tree", "tree"]})
 
-Each winner has a colour and a hatch of its own, so the map can be read in grey.
+Each winner has its own colour and its own hatch, so the map can also be read in grey.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def winner_map(
     winners: Mapping[int, Sequence[str]],
     names: Sequence[str] = (),
 ) -> None:
-    """Draw who wins where: `winners[y][i]` is the name of the winner at `xs[i]` and the integer y.
+    """Draw which name wins at each x and y.
 
-    `xs` rise, and are drawn on a logarithmic axis. Each name has a colour and a hatch of its own,
-    and is written where its area has most room. Maps that are given the same `names`, in the same
-    order, give each of them the same look.
+    `winners[y][i]` is the name of the winner at `xs[i]` and the integer y. `xs` must increase; they
+    are drawn on a logarithmic axis. Each name has its own colour and hatch, and is written where
+    its area has most room. Maps with the same `names`, in the same order, use the same look for
+    each name.
 
-    Raises ValueError if a row has not one winner for each x.
+    Raises ValueError if a row does not have exactly one winner for each x.
     """
     styles = styles_of([*names, *(name for row in winners.values() for name in row)])
     edges = [xs[0], *(math.sqrt(a * b) for a, b in itertools.pairwise(xs)), xs[-1]]
@@ -67,7 +68,7 @@ def winner_map(
 def _room(
     area: Mapping[int, Sequence[tuple[float, float]]], y: int, left: float, right: float
 ) -> tuple[float, float, float, int]:
-    """Return how wide an area is around a run of row y, how wide the run is, and its middle."""
+    """Return the width of the area around a run of row y, the width of the run, and the middle."""
     width, a, b = right / left, left, right
     for near in (y - 1, y + 1, y - 2, y + 2):
         shared = [(max(a, c), min(b, d)) for c, d in area.get(near, ())]

@@ -26,7 +26,7 @@ PASSES_ON = ("lab",)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit status."""
-    if sys.version_info < (3, 11):  # noqa: UP036 (a checkout needs no pip, which would refuse)
+    if sys.version_info < (3, 11):  # noqa: UP036 (pip would refuse, but a checkout needs no pip)
         found = ".".join(map(str, sys.version_info[:2]))
         print(f"course: Python 3.11 or newer is needed; this is {found}", file=sys.stderr)
         return 2
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         for name, told in COMMANDS.items():
             command = commands.add_parser(name, help=told)
-            if name in words[:1]:  # only now: --help needs none of the libraries
+            if name in words[:1]:  # import only this command: --help must not need the libraries
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION
                 module.add_options(command)

@@ -35,7 +35,7 @@ class Task:
 
 
 def default_desk(course: Path) -> Path:
-    """Return the desk that we are in; else ``work`` in the checkout, or in this folder."""
+    """Return the desk around this folder; else ``work``, in the checkout or in this folder."""
     if (here := find_desk(Path.cwd())) is not None:
         return here
     return (Path.cwd() if course.parts[-2:] == SHARED else course) / "work"

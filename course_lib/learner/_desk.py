@@ -13,7 +13,7 @@ damaged, not a notebook any more        it stays, a good copy is name.new.ipynb
 ======================================  =============================================
 
 "Changed" means that the words differ from those of every version handed out; see `notebooks`.
-If a new version has the same words, it keeps the outputs. A version is put beside the student's
+If a new version has the same words, it keeps the outputs. A version is put next to the student's
 file only once: if the student deletes it, it does not come back.
 
 The desk, ``work/``, holds copies of lectures and assignments, apart from the course's own files;
@@ -42,7 +42,7 @@ READ_ONLY = ("course_lib", "docs", "benchmarks")
 _LINK = re.compile(r"""\]\(<?([^)\s>]+)|(?:src|href)=["']([^"']+)""")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|/", re.IGNORECASE)
 _VERSION = 1
-"""Of the records."""
+"""Version of the format of the records."""
 
 
 def refresh(course: Path, desk: Path) -> list[str]:
@@ -90,7 +90,7 @@ def put_aside(desk: Path, path: str) -> str:
 
 
 def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str]:
-    """Put one file on the desk, or beside what is there; return messages about it."""
+    """Put one file on the desk, or next to an existing file; return messages about it."""
     target, notes = desk / path, []
     theirs = _read(target)
     written = words(path, theirs) if theirs is not None else None
@@ -116,7 +116,7 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
 
 
 def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
-    """Write a file beside one that stays, without overwriting anything; return its name."""
+    """Write a file next to one that stays, without overwriting anything; return its name."""
     for place in _beside(desk / path, "new"):
         theirs = _read(place)
         if theirs is None:
@@ -150,7 +150,7 @@ def _is_as_handed_out(path: str, theirs: bytes, record: Record) -> bool:
 
 
 def _beside(path: Path, mark: str) -> Iterator[Path]:
-    """Yield places beside a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
+    """Yield paths next to a file: name.mark.ipynb, name.mark-2.ipynb, and so on without end."""
     for number in itertools.count(1):
         each = mark if number == 1 else f"{mark}-{number}"
         yield path.with_name(f"{path.stem}.{each}{path.suffix}")
@@ -188,7 +188,7 @@ def handouts(course: Path) -> dict[str, bytes | None]:
 
 
 def _place_of(course: Path, target: str) -> Path | None:
-    """Return the file that a link points to; an installed course's modules lie elsewhere."""
+    """Return the file that a link points to, in the course or next to the installed package."""
     places = (course / target, PACKAGE.parent / target)
     return next((place for place in places if place.is_file()), None)
 
@@ -233,8 +233,8 @@ class Record:
     """The record of one path.
 
     Attributes:
-        given: digest of the last version that was handed out, or put beside the student's file;
-            empty during a refresh, and after a refresh that was interrupted.
+        given: digest of the last version that was handed out, or put next to the student's file.
+            It is empty during a refresh, and after a refresh that was interrupted.
         words: digests of the words of all versions so far: a file with such words is not edited.
 
     """

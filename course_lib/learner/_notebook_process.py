@@ -1,8 +1,8 @@
 """A fresh process that runs a notebook's cells and checks: started by ``course check``.
 
 It reads one line of JSON and runs the cells in IPython, as a notebook would. It writes one line per
-check to a file descriptor of its own, and the cells print to the terminal. It ends when the process
-that started it ends: then its standard input closes.
+check to a separate file descriptor, and the cells print to the terminal. It ends when the process
+that started it ends, because its standard input then closes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     os.chdir(plan["folder"])
     sys.path.insert(0, plan["folder"])
     with (
-        tempfile.TemporaryDirectory(prefix="course-check-") as home,  # none of the user's set-up
+        tempfile.TemporaryDirectory(prefix="course-check-") as home,  # without the user's settings
         os.fdopen(plan["results"], "w") as results,
     ):
         os.environ["IPYTHONDIR"] = home
@@ -60,7 +60,7 @@ def _run(shell: Any, step: dict[str, Any], results: IO[str]) -> int:
 
 
 def _be_quiet_about_failed_checks(shell: Any) -> None:
-    """Show no traceback of an error that carries a report: the report has been printed."""
+    """Show no traceback of an error that has a report, as the report was already printed."""
     show = shell.showtraceback
 
     def showtraceback(*args: Any, **more: Any) -> None:

@@ -86,7 +86,7 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
 def plan(notebook: Path, course: Path, name: str, chosen: list[Task]) -> list[Step]:
     """Return the steps: the student's code cells, and the released cell of each chosen check.
 
-    A check runs where it stands in the student's copy. If the student deleted it, it runs at the
+    A check runs at its position in the student's copy. If the student deleted it, it runs at the
     end. If the student wrote nothing above a check, it does not run: its step has a ``check`` and
     an empty ``source``.
     """
@@ -120,8 +120,8 @@ def _tags(cell: dict[str, Any]) -> list[str]:
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
     """Run the steps in a new process; return its exit status, and the outcome of each check.
 
-    The process has a session of its own, so that we decide how an interrupt at the terminal reaches
-    it. It ends when we end, for any reason.
+    The process has its own session, so that this process decides how an interrupt at the terminal
+    reaches it. It ends when this process ends, for any reason.
     """
     read, write = os.pipe()
     process = subprocess.Popen(

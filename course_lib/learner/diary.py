@@ -1,7 +1,7 @@
 """A record of the student's work on the desk: predictions, their scores, and checks.
 
-The files have one line per entry, and lie beside the desk's own records. Away from a desk nothing
-is recorded. A disk that is full or read-only does not stop a lecture.
+The files have one line per entry, and are in the same folder as the desk's own records. Outside a
+desk, nothing is recorded. A disk that is full or read-only does not stop a lecture.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CHECKS = "checks.jsonl"
 
 
 def keep(file: str, entry: dict[str, Any]) -> None:
-    """Append `entry` to a file of the desk; do nothing if the working directory is on no desk.
+    """Append `entry` to a file of the desk; do nothing if the working directory is not on a desk.
 
-    The line begins with the time, with the folder of the desk that we are in, which is the
-    notebook's, and with the notebook's name if JupyterLab gives it.
+    The line begins with the time, the working directory (the notebook's folder) relative to the
+    desk, and the notebook's name if JupyterLab gives it.
     """
     desk = find_desk(Path.cwd())
     if desk is None:

@@ -15,8 +15,8 @@ def find_course() -> Path:
     """Return the folder that holds ``lectures`` and ``assignments``.
 
     In a checkout, this is the folder that holds the package. A wheel contains the two folders, and
-    pip knows where it put them. If they are nowhere, this returns the folder beside the package;
-    the caller then reports that lectures are missing.
+    pip knows where it put them. If neither is found, this returns the package's parent folder; the
+    caller then reports that lectures are missing.
     """
     checkout = PACKAGE.parent
     if not (checkout / _FIRST).is_file():

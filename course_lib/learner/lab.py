@@ -90,7 +90,7 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
 def opened(desk: Path) -> str:
     """Return what JupyterLab shows: lecture 00 until it has been run, then the lectures' folder.
 
-    It also opens again what was open when it was closed.
+    JupyterLab also reopens what was open when it was closed.
     """
     first = desk / FIRST
     begun = not first.is_file() or has_outputs(FIRST, first.read_bytes())

@@ -26,7 +26,7 @@ def words(path: str, content: bytes) -> str | None:
     """Return a digest of a file's words; None for a notebook that cannot be read.
 
     Args:
-        path: its ending says whether it is a notebook; in any other file all bytes count.
+        path: its ending shows whether it is a notebook. In any other file, all bytes count.
         content: the file's content.
 
     """

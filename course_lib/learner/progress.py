@@ -87,7 +87,7 @@ def _foretold(entries: Iterable[dict[str, Any]]) -> str:
     for entry in entries:
         if "scored" in entry:
             scored.setdefault(str(entry["scored"]), entry)
-    # Guesses know how many options they had.
+    # The entry of a guess has the number of its options, under "of".
     options = [each["of"] for each in scored.values() if isinstance(each.get("of"), int)]
     guesses = [bool(each.get("right")) for each in scored.values() if "of" in each]
     numbers = [bool(each.get("right")) for each in scored.values() if "of" not in each]

@@ -74,14 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _begun(course: Path, notebook: Path, path: str) -> str:
-    """Return the message about a copy that was there before."""
+    """Return the message about a copy that already existed."""
     if words(path, notebook.read_bytes()) == words(path, (course / path).read_bytes()):
         return "Handed out already"
     return "You have started already, so your copy stays as it is (--over starts over)"
 
 
 def confirm(question: str) -> bool:
-    """Ask, and return whether the answer is yes; it is no if there is nobody to ask."""
+    """Ask a question and return whether the answer is yes; without a person, it is no."""
     try:
         answer = input(f"{question} [y/N] ")
     except EOFError:

@@ -4,22 +4,23 @@
     >>> with Ranks(4) as ranks:
     ...     results = ranks.run(fn, per_rank(shards), lr=0.1)
 
-From the ground up; each room knows only those above it in this list:
+The parts of this package, from the bottom up. Each one imports only parts above it in this list:
 
-- `explain`: failures in words; `costs`: what messages and computation take; `calls`: how a function
-  travels; `placement`: which devices; `variables`: what ranks keep between calls; `stopping`: what
-  ends their code from outside; `sockets`: what travels through sockets
-- `trace`: what happened; `memory`: objects as bytes, and what processes share
+- `explain`: failures in words; `costs`: the time of messages and computation; `calls`: how a
+  function is sent to ranks; `placement`: which device each rank gets; `variables`: what ranks keep
+  between calls; `stopping`: how code is interrupted from outside; `sockets`: how to read from
+  sockets
+- `trace`: what happened; `memory`: objects as bytes, and memory that processes share
 - `_torch`: what PyTorch does not document, and the table of collectives
 - `output`: what ranks print and display
-- `processes`: ranks as processes of this machine; `simulated`: ranks on a network with a virtual
-  clock, the fabric; neither knows the other
+- `processes`: ranks as processes of this machine; `simulated`: ranks on the fabric, a network with
+  a virtual clock; neither imports the other
 - `isolated`: processes whose network is a fabric
-- `engine`: which of them runs the calls; `ranks`: `Ranks`, their face; `multinode`: on several
-  machines; `flight_recorder`: the dumps of PyTorch's recorder, explained
+- `engine`: the choice between these kinds of ranks; `ranks`: the class `Ranks`; `multinode`: ranks
+  on several machines; `flight_recorder`: the dumps of PyTorch's recorder, explained
 - `watch`: hangs of any ``torchrun`` job, explained
 - `notebook`: `%%ranks`, and the kernel that has it loaded
-- `for_graders`: what those who grade take from inside
+- `for_graders`: the inner names that checks and the autograder may import
 """
 
 from typing import TYPE_CHECKING
@@ -64,10 +65,10 @@ __all__ = [
     "per_rank",
 ]
 
-# Now, before anything here loads PyTorch: it takes longest, and loads PyTorch, too.
+# Start the fork server before anything here loads PyTorch. It also loads PyTorch and takes longest.
 start_in_notebook()
 
-# Names that need PyTorch are loaded when somebody asks for them. Costs do not need it.
+# Names that need PyTorch are loaded at their first use. `costs` does not need PyTorch.
 __getattr__ = later(
     __name__,
     {

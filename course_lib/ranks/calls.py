@@ -1,7 +1,7 @@
 """Function calls as bytes: what a notebook sends to its ranks, and what comes back.
 
 Functions defined in a cell exist in no file, so cloudpickle sends their code. Their source lines
-travel along, so that tracebacks and ``inspect.getsource`` show the cell inside the rank.
+are sent too, so that tracebacks and ``inspect.getsource`` can show the cell on the rank.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_SOURCE = 1 << 20
 
 @dataclass(frozen=True)
 class CallOptions:
-    """The options of one call: all that it has besides the function and its arguments.
+    """The options of one call, in addition to the function and its arguments.
 
     Attributes:
-        timeout: limit in seconds of this computer; ``None`` for none.
+        timeout: limit in seconds of real time; ``None`` for no limit.
         check_nan: whether ranks refuse to send NaN.
 
     """
@@ -53,7 +53,7 @@ class PerRank(tuple[Any, ...]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         own = getattr(_packing, "own", None)
-        if own is None:  # not in a call: a tuple like any other
+        if own is None:  # pickled outside a call: an ordinary tuple
             return PerRank, (tuple(self),)
         if len(self) != _packing.world_size:
             raise _WrongNumber(
@@ -65,13 +65,13 @@ class PerRank(tuple[Any, ...]):
 
 
 class _WrongNumber(ValueError):
-    """A `per_rank` has not one value per rank."""
+    """A `per_rank` does not have exactly one value per rank."""
 
 
 _packing = threading.local()
-"""While a call is packed: ``own``, the `PerRank` found so far, and what errors need to know."""
+"""While a call is packed: ``own``, the `PerRank` found so far, and the facts for error messages."""
 _joining = threading.local()
-"""While a call is unpacked on a rank: ``own``, what the rank alone gets."""
+"""While a call is unpacked on a rank: ``own``, the values for this rank only."""
 
 
 def _mine(index: int) -> Any:
@@ -79,9 +79,9 @@ def _mine(index: int) -> Any:
 
 
 def per_rank(values: Iterable[Any]) -> PerRank:
-    """Mark `values` as one per rank: rank ``r`` gets the ``r``-th.
+    """Mark `values` as one per rank: rank ``r`` gets ``values[r]``.
 
-    It may be an argument, or lie anywhere inside one: in a list, in a dict, in an object.
+    The result may be an argument, or be anywhere inside an argument: in a list, a dict, an object.
 
     Example:
         ``ranks.run(fn, per_rank(shards), lr=0.1)``: rank r runs ``fn(shards[r], lr=0.1)``.
@@ -97,12 +97,12 @@ def pack_call(
     world_size: int,
     pack: Callable[[Any], Bytes],
 ) -> tuple[Bytes, list[Bytes]]:
-    """Return the call as bytes: what all ranks share, and what each rank alone gets, if anything.
+    """Return the call as bytes: the part that all ranks share, and each rank's own part, if any.
 
     `pack` makes the bytes, as `explain.pickling.dumps` does.
 
     Raises:
-        TypeError: something cannot be sent; names it.
+        TypeError: something cannot be sent; the message names it.
         ValueError: a `per_rank` argument has not exactly one value per rank.
 
     """
@@ -143,7 +143,7 @@ def pack_call(
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments, each with what a message calls it."""
+    """Yield each argument with its name in messages."""
     for number, value in enumerate(args, 1):
         yield f"argument {number}", value
     for key, value in kwargs.items():
@@ -163,10 +163,10 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
 
 
 def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
-    """Return what a call has returned as bytes, which `pack` makes.
+    """Return the result of a call as bytes, which `pack` makes.
 
     Raises:
-        TypeError: it cannot be sent; says what can.
+        TypeError: the result cannot be sent; the message says what can be sent.
 
     """
     try:
@@ -181,7 +181,7 @@ def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
 def join_call(common: Callable[[], Any], own: list[Any]) -> functools.partial[Any]:
     """Return the call, on the rank, as a function without arguments.
 
-    `common` unpickles what all ranks share, in which `own` is filled in.
+    `common` unpickles the part that all ranks share, and `own` holds the values for this rank only.
     """
     _joining.own = own
     try:
@@ -197,14 +197,14 @@ class Sources:
 
     lines: dict[str, list[str]]
     labels: dict[str, str]
-    """File name → what a person calls it, for example ``Cell In[3]``."""
+    """File name → its name for people, for example ``Cell In[3]``."""
 
 
 def cell_sources(known: set[str]) -> Sources:
-    """Return the sources that exist only in this process, except those in `known`; all labels.
+    """Return all labels, and the sources that exist only in this process and are not in `known`.
 
-    The names of files, which the ranks can read themselves, are added to `known`. A label may
-    change while the lines do not: a cell that runs again has a new number.
+    The names of real files are added to `known`, as the ranks can read these files themselves. A
+    label may change while the lines stay the same: a cell that runs again has a new number.
     """
     lines = {}
     for name, entry in list(linecache.cache.items()):
@@ -219,12 +219,12 @@ def cell_sources(known: set[str]) -> Sources:
 
 
 def cell_labels() -> dict[str, str]:
-    """Ask IPython, if it runs here, which file name belongs to which cell."""
+    """Return file name → label of its cell, such as ``Cell In[3]``; empty without IPython."""
     return {name: f"Cell In[{count}]" for name, count in cell_numbers().items()}
 
 
 def cell_numbers() -> dict[str, int]:
-    """Return IPython's own table of them: file name → number of the cell."""
+    """Return IPython's own table of cells: file name → number of the cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     numbers: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
@@ -232,6 +232,6 @@ def cell_numbers() -> dict[str, int]:
 
 
 def install_sources(sources: Sources) -> None:
-    """Make the sources known to ``linecache``, and so to tracebacks and ``inspect``."""
+    """Add the sources to ``linecache``, from which tracebacks and ``inspect`` read."""
     for name, lines in sources.lines.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

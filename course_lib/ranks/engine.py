@@ -1,7 +1,7 @@
-"""The engines, which run the calls of a `Ranks`, and the one place that chooses among them.
+"""The engines, which run the calls of a `Ranks`, and the function that chooses one of them.
 
-`Processes` for ``on="cpu"`` and ``"gpu"``; `Simulated`, whose ranks are threads of this process on
-a fabric with a virtual clock; or `IsolatedSimulated`, the same with a process for each rank.
+`Processes` is for ``on="cpu"`` and ``"gpu"``. The ranks of `Simulated` are threads of this process
+on a fabric with a virtual clock. `IsolatedSimulated` is the same with a process for each rank.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Engine(Protocol):
     """Runs the calls of one `Ranks`."""
 
     placement: Placement
-    """A device for every rank, and a sentence about them."""
+    """A device for every rank, and the reason for this choice in a sentence."""
     trace: Trace
-    """The trace of the last call, also of one that failed."""
+    """The trace of the last call, even if that call failed."""
     closing: threading.Event
-    """Set when the ranks are to end: a call that runs in another thread then raises."""
+    """Set when the ranks must end. A call that runs in another thread then raises an error."""
 
     def run(self, call: Call) -> list[Any]:
-        """Run the call on every rank; its arguments may be `PerRank`."""
+        """Run the call on every rank. Its arguments may be `PerRank`."""
 
     def start(self) -> None:
-        """Start the processes of the ranks, if there are any, and do not wait for them."""
+        """Start the processes of the ranks, if they have any, and do not wait for them."""
 
     def pids(self) -> list[int]:
-        """Return the processes of the ranks; empty if there are none of their own."""
+        """Return the pids of the ranks; empty if the ranks have no processes of their own."""
 
     def close(self) -> None:
         """Free everything. A later `run` may start again from nothing."""
@@ -52,10 +52,10 @@ def make_engine(
     misuse: Misuse,
     isolated: bool,
 ) -> Engine:
-    """Return the engine for the arguments of `Ranks`, which says what they mean.
+    """Return the engine for the arguments of `Ranks`, where they are explained.
 
     Raises:
-        ValueError: there is no such place, or it cannot hold these ranks.
+        ValueError: `on` is not valid, or ranks of this kind are not possible with these arguments.
 
     """
     if isolated and (on != "simulated" or device is not None or computation is not None):
@@ -77,7 +77,10 @@ def make_engine(
 
 
 def _check_emulated(network: Network, on: str, metered: bool) -> None:
-    """Refuse what CPU ranks do not emulate: one link per rank, of one latency and bandwidth."""
+    """Refuse a network that CPU ranks cannot emulate.
+
+    They can emulate only one link per rank, of one latency and bandwidth.
+    """
     if on == "gpu" or not metered:
         raise ValueError(
             'network=… works only with on="simulated", or with on="cpu" and without metered=False'

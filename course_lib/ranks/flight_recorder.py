@@ -1,13 +1,13 @@
-"""The dumps of PyTorch's flight recorder, explained as hangs of ranks are.
+"""Explain the dumps of PyTorch's flight recorder in the same words as the hangs of ranks.
 
 With ``TORCH_FR_BUFFER_SIZE=2000`` (before PyTorch 2.9: ``TORCH_NCCL_TRACE_BUFFER_SIZE``) every rank
-remembers its latest operations. When NCCL's watchdog finds a hang, each writes them into a file
-whose name ends in the rank. Such a file is a pickle, of numbers, text, lists and dictionaries only;
-what ``torch._C._distributed_c10d._dump_fr_trace_json()`` returns is the same as JSON.
+remembers its latest operations. When NCCL's watchdog finds a hang, each rank writes them into a
+file whose name ends in the rank. The file is a pickle that holds only numbers, text, lists and
+dictionaries. ``torch._C._distributed_c10d._dump_fr_trace_json()`` returns the same as JSON.
 
-A dump knows no rank's end: of a rank without an operation under way, it says only that the rank had
-not called what others wait for. It does not count single messages that a full buffer has
-dropped.
+A dump does not show whether a rank has ended. If a rank has no operation under way, its dump shows
+only that the rank had not called what others wait for. Single messages that a full buffer has
+dropped are not counted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NAMES = {
     "_reduce_oop": "reduce",
     "all_reduce_barrier": "barrier",
 }
-"""The recorder's name of a collective → that of ``torch.distributed``."""
+"""The recorder's name of a collective → its name in ``torch.distributed``."""
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -68,11 +68,11 @@ _NOT_YET = {
     "which ended without sending": "which had not sent when it wrote its dump",
     "which ended without receiving": "which had not received when it wrote its dump",
 }
-"""The words for a rank that has ended → for one that has written a dump."""
+"""The words for a rank that has ended → the words for a rank that has written a dump."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, text, lists and dictionaries: a file from elsewhere must not run code."""
+    """Reads only numbers, text, lists and dictionaries: a foreign file must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(
@@ -84,7 +84,7 @@ def read_dump(path: Path) -> dict[str, Any]:
     """Return one rank's dump.
 
     Raises:
-        ValueError: the file is no dump of a flight recorder.
+        ValueError: the file is not a dump of a flight recorder.
 
     """
     data = path.read_bytes()
@@ -98,12 +98,12 @@ def read_dump(path: Path) -> dict[str, Any]:
 
 
 def explain_dumps(folder: Path) -> str:
-    """Return, in words, why the ranks whose dumps lie in `folder` stood still.
+    """Return, in words, why the ranks hung whose dumps are in `folder`.
 
     The name of each file ends in its rank, as in ``nccl_trace_rank_3`` or ``rank_3.json``.
 
     Raises:
-        ValueError: there is no dump, or a file is none.
+        ValueError: the folder has no dump, or a file is not a dump.
 
     """
     paths = {}
@@ -120,7 +120,7 @@ def explain_dumps(folder: Path) -> str:
 
 
 def explain(dumps: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return, in words, why the ranks of these dumps stood still; `dumps`: rank → its dump."""
+    """Return, in words, why the ranks of these dumps hung. `dumps`: rank → its dump."""
     last = max(dumps)
     for dump in dumps.values():
         last = max(last, *(member for group in _members(dump).values() for member in group), 0)
@@ -148,7 +148,7 @@ def _members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, Any]]) -> RankView:
-    """Return what a rank's dump says as the part of a board that the rank would have written."""
+    """Return a rank's dump in the form in which a rank writes its state to a board."""
     members = _members(dump)
     entered: dict[str, dict[int, tuple[str, str]]] = defaultdict(dict)
     messages: dict[MessageChannel, dict[int, Message]] = defaultdict(dict)
@@ -179,7 +179,7 @@ def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, A
             size = "" if kind not in KINDS or KINDS[kind].uneven else counted(numel, "element")
             signature = " ".join(filter(None, [kind, dtype, size if dtype else ""]))
             entered[name][seq] = signature, where
-        # gloo's never say that they are completed, only that they are no longer kept an eye on.
+        # Operations of gloo are never "completed". They are "retired": no longer watched.
         if entry["state"] == "completed" or entry.get("retired"):
             continue
         pending += 1
@@ -217,13 +217,13 @@ def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, A
 
 
 def _keys(dumps: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
-    """Return a number for every group: the dumps name them by text."""
+    """Return a number for every group, as the dumps name groups by text."""
     entries = [entry for dump in dumps.values() for entry in dump.get("entries", ())]
     found = sorted({str(entry["process_group"][0]) for entry in entries})
     return {name: number for number, name in enumerate(found, 1)}
 
 
 def _where(frames: Any) -> str:
-    """Return the innermost line of the user's own among a dump's frames, the innermost first."""
+    """Return the innermost line of the user's code in a dump's frames (innermost frame first)."""
     found = innermost(((str(f["filename"]), int(f["line"])) for f in frames), {})
     return named(*found, {}) if found else ""

@@ -1,6 +1,7 @@
-"""The one door into `ranks` for those who grade: checks, the autograder, the race; and the doctor.
+"""The inner names of `ranks` for code that grades: checks, autograder, race; and for the doctor.
 
-Others take from `ranks` its face, `explain`, `costs` and `trace`; the rest may change.
+All other code may import from `ranks` only its public names, `explain`, `costs` and `trace`. The
+rest may change.
 """
 
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ __all__ = [
     "why_not",
 ]
 
-# Each part comes when it is asked for: a sandbox, for one, is started without a fabric.
+# Each part is loaded at its first use. For example, a sandbox is started without a fabric.
 __getattr__ = later(
     __name__,
     {

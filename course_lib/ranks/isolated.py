@@ -1,9 +1,9 @@
 """Simulated ranks as processes: the engine behind ``on="simulated", isolated=True``.
 
-Threads share most of what a process has once: the environment, the folder, imported modules. Where
-that matters, each rank is a process of its own. The fabric, in a thread of this one, is at the
-other end of a socket. A call costs some milliseconds more, and every message its way through the
-socket.
+Threads share most of what a process has once: the environment, the working folder, imported
+modules. If that matters, each rank can be a process of its own. The fabric runs in a thread of this
+process, at the other end of a socket. A call costs some milliseconds more, and every message must
+also pass through the socket.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class IsolatedSimulated:
             except BaseException as error:
                 ended.set()
                 serving.join()
-                # A rank's own exception says more than that the fabric saw it end.
+                # A rank's own exception says more than the fabric, which only saw the rank end.
                 told = found and not isinstance(found[0], RankError)
                 if told and isinstance(error, RanksError):
                     raise found[0] from None
@@ -126,7 +126,7 @@ def _on_rank(
     job: _Job, mine: tuple[int, bytes], fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> tuple[Any, list[Misuse]]:
     rank, secret = mine
-    # FabricStopped must not outlive the call: what the server says is what counts.
+    # FabricStopped must not leave this function: the server's own error is the one to report.
     with (
         contextlib.suppress(FabricStopped),
         virtual_time(),

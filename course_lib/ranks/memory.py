@@ -1,9 +1,9 @@
 """Objects as bytes, and memory that processes share without a name.
 
-An object becomes what cloudpickle makes of it and, beside that, the bytes of its tensors and arrays
-as they lie in memory (pickle protocol 5, PEP 574). A large object is written once into a nameless
-file in memory, whatever the number of readers. Each reader maps the file: the system copies a page
-when a reader writes to it. Nothing is left in the file system, ever.
+An object becomes a pickle, made by cloudpickle, followed by the raw bytes of its tensors and arrays
+as they are in memory (pickle protocol 5, PEP 574). A large object is written only once, into a
+nameless file in memory, for any number of readers. Each reader maps the file: the system copies a
+page when a reader writes to it. Nothing ever stays in the file system.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from cloudpickle import cloudpickle as trackers
 from course_lib.ranks.explain.pickling import Pickler
 
 _INLINE = 1 << 13
-"""Bytes that surely fit into a socket's buffer, so that sending them never waits."""
+"""Number of bytes that always fit into a socket's buffer, so that sending them never waits."""
 _ALIGN = 64
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of an empty file that is gone with its last descriptor and mapping."""
+    """Return the descriptor of an empty file without a name.
+
+    The file disappears with its last descriptor and mapping.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # macOS
@@ -38,13 +41,13 @@ def anonymous_file(name: str) -> int:
 
 
 def path_of(fd: int) -> str | None:
-    """Return a path under which this process can open the file of `fd` anew, if there is one."""
+    """Return a path at which this process can open the file of `fd` again; ``None`` without one."""
     path = f"/proc/self/fd/{fd}"  # opens the file itself, also when it has no name
     return path if os.path.exists(path) else None
 
 
 def map_file(fd: int, size: int, *, private: bool) -> Any:
-    """Return a file's bytes; if `private`, the other readers do not see what is written to them."""
+    """Return a file's bytes. If `private`, other readers do not see what is written to them."""
     access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
     return mmap.mmap(fd, size, access=access)
 
@@ -55,7 +58,7 @@ class Packed:
 
     size: int
     parts: int
-    """The pickle and the buffers beside it."""
+    """Number of parts: the pickle and its buffers."""
     inline: bytes | bytearray = b""
     fd: int = -1
 
@@ -63,28 +66,28 @@ class Packed:
 
     @classmethod
     def in_file(cls, size: int, parts: int, fd: int) -> Packed:
-        """Return what lies in the file `fd`."""
+        """Return the object whose bytes are in the file `fd`."""
         packed = cls(size, parts, b"", fd)
         packed._free = weakref.finalize(packed, os.close, fd)
         return packed
 
     def close(self) -> None:
-        """Free the file, if there is one; it is also freed with the object."""
+        """Free the file, if there is one. It is also freed with the object."""
         if self._free is not None:
             self._free()
 
     def read(self) -> Any:
-        """Return the object, with memory of its own: another `read` gets another object."""
+        """Return the object, with memory of its own. Each `read` returns a new object."""
         if self.fd < 0:
             return unpack(bytearray(self.inline), self.size, self.parts)
         try:
             data = map_file(self.fd, self.size, private=True)
-        except OSError:  # no descriptor is left, perhaps, of a thousand ranks: then a copy at once
+        except OSError:  # perhaps a thousand ranks have used up all descriptors: copy at once
             data = _read_all(self.fd, self.size)
         return unpack(data, self.size, self.parts)
 
     def read_last(self) -> Any:
-        """Return the object without a copy. Nobody may read this again."""
+        """Return the object without a copy. After this call, it must not be read again."""
         data = map_file(self.fd, self.size, private=False) if self.fd >= 0 else self.inline
         return unpack(data, self.size, self.parts)
 
@@ -94,12 +97,12 @@ class _Packer(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
-            # A transposed tensor stays one, as one in `channels_last`; gaps are left out.
+            # A transposed or `channels_last` tensor keeps its memory order. Gaps are left out.
             order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
             data = obj.detach().to("cpu").permute(order).contiguous()
             return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
                              order, obj.requires_grad)  # fmt: skip
-        # Also an empty one, or whoever reads it would need CUDA.
+        # An empty tensor too, or its reader would need CUDA.
         if type(obj) is torch.Tensor and obj.is_cuda:
             return _itself, (obj.to("cpu"),)
         if self.known and isinstance(obj, type):
@@ -143,7 +146,7 @@ def _tensor(
 
 
 class _Spool:
-    """Takes the pickle: in a buffer as long as it is small, then in a file in memory."""
+    """Collects the pickle: in a buffer while it is small, then in a file in memory."""
 
     def __init__(self, inline: int) -> None:
         self._inline = inline
@@ -183,11 +186,11 @@ def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> P
 
     Args:
         value: anything that cloudpickle can pickle.
-        inline: the bytes up to which no file is used.
-        known: the notebook's classes that the reader has already, by the names that cloudpickle
-            gives them; they are not sent.
+        inline: up to this number of bytes, no file is used.
+        known: the notebook's classes that the reader already has, by the names that cloudpickle
+            gives them. They are not sent.
 
-    Raises whatever pickling raises.
+    Raises any exception that pickling raises.
 
     """
     buffers: list[pickle.PickleBuffer] = []
@@ -214,7 +217,7 @@ def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> P
 
 
 def unpack(data: Any, size: int, parts: int) -> Any:
-    """Return what `data` is, the bytes of a `Packed` of this size with so many parts."""
+    """Return the object in `data`, which holds the bytes of a `Packed` of this size and parts."""
     view = memoryview(data)[:size]
     if parts == 1:
         return pickle.loads(view)

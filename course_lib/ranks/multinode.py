@@ -1,4 +1,4 @@
-"""The same functions on several machines: started by ``torchrun``, traced, merged.
+"""Run the same functions on several machines: started by ``torchrun``, with one merged trace.
 
 On every machine, with a file ``train.py`` that defines ``main()`` as for `Ranks.run`:
 
@@ -6,14 +6,14 @@ On every machine, with a file ``train.py`` that defines ``main()`` as for `Ranks
         --master-addr first-machine --master-port 29500 \
         -m course_lib.ranks.multinode train.py:main --trace trace.json
 
-and on the second machine the same with ``--node-rank 1``. Further words are passed to the function
-as text. Under Slurm, ``srun torchrun …`` with ``--rdzv-backend c10d``, as PyTorch's
-documentation has it. Where gloo picks the wrong network card, set ``GLOO_SOCKET_IFNAME``.
+On the second machine, run the same with ``--node-rank 1``. Further arguments are passed to the
+function as text. Under Slurm, use ``srun torchrun …`` with ``--rdzv-backend c10d``, as described in
+PyTorch's documentation. If gloo picks the wrong network card, set ``GLOO_SOCKET_IFNAME``.
 
-Rank 0 writes the trace of all machines, on its own clock: the others' clocks are compared with it
-at barriers, so that they agree to within about the time of a message. There is no board that all
-machines share, so a hang is ended by ``--timeout``, without an explanation: for that, run the
-script with `course_lib.ranks.watch`.
+Rank 0 writes the trace of all machines, in the time of its own clock. The clocks of the other
+machines are compared with it at barriers, so the times agree to within about the time of a message.
+The machines share no board. So ``--timeout`` ends a hang, without an explanation. To get an
+explanation, run the script with `course_lib.ranks.watch`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load_function(target: str) -> Callable[..., Any]:
     """Return the function that ``path/to/file.py:name`` names.
 
     Raises:
-        SystemExit: there is no such file or function; says which.
+        SystemExit: there is no such file or function; the message says which.
 
     """
     path, _, name = target.rpartition(":")
@@ -65,7 +65,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def join_from_environment(timeout: float) -> RankRecorder:
-    """Join the process group that ``torchrun`` describes, metered; return the recorder."""
+    """Join the process group that ``torchrun`` describes, metered, and return its recorder."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size > MAX_BOARD_RANKS:
         raise SystemExit(f"at most {MAX_BOARD_RANKS} ranks can be traced, got {world_size}")
@@ -84,7 +84,7 @@ def join_from_environment(timeout: float) -> RankRecorder:
 
 
 def clock_offset() -> float:
-    """Return the seconds to add to this machine's monotonic clock to get that of rank 0."""
+    """Return the seconds to add to this machine's monotonic clock to get rank 0's clock."""
     differences = []
     for _ in range(_ROUNDS):
         dist.barrier()
@@ -96,7 +96,7 @@ def clock_offset() -> float:
 
 
 def gather_trace(events: list[Event], offset: float) -> Trace | None:
-    """Collect the events of all ranks on rank 0, on its clock; return ``None`` elsewhere."""
+    """Return the trace of all ranks, in rank 0's time, on rank 0; return ``None`` elsewhere."""
     shifted = [e._replace(start=e.start + offset, end=e.end + offset) for e in events]
     first = dist.get_rank() == 0
     gathered: list[Any] | None = [None] * dist.get_world_size() if first else None
@@ -116,8 +116,8 @@ def main() -> None:
     )
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_intermixed_args()
-    # The ranks of one machine share torchrun's output. A line that leaves in one piece cannot mix
-    # with a neighbour's; under PYTHONUNBUFFERED every argument of a print would leave by itself.
+    # The ranks of one machine share torchrun's output. Lines of different ranks cannot mix if each
+    # line is written in one piece. Under PYTHONUNBUFFERED, a print writes each argument separately.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)

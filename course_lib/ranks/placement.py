@@ -11,30 +11,30 @@ import torch
 _SHARING_NCCL = (2, 30)
 """NCCL refuses two ranks on one GPU before this release."""
 _BLOCKS_PER_GPU = 16
-"""Thread blocks of NCCL's kernels on a shared GPU, of all ranks together. The kernels of all ranks
-must run at the same time, or those that do wait for ever for those that do not."""
+"""Thread blocks of NCCL's kernels on a shared GPU, for all its ranks together. The kernels of all
+ranks must run at the same time. Otherwise the running ones wait forever for the others."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for every rank, and how they talk."""
+    """A device for every rank, and the backend through which the ranks communicate."""
 
     devices: tuple[str, ...]
     backend: str
-    """``gloo`` or ``nccl``; of simulated ranks, ``fabric``."""
+    """``gloo`` or ``nccl``; for simulated ranks, ``fabric``."""
     why: str
-    """One sentence for a person."""
+    """The reason for this choice: one sentence for a person."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that the ranks need."""
 
     @property
     def threads(self) -> int:
-        """Threads per rank: the cores of this machine, shared out."""
+        """Threads per rank: the cores of this machine, divided among the ranks."""
         return max(1, _cores() // len(self.devices))
 
     @property
     def core_each(self) -> bool:
-        """Whether there is a core for every rank."""
+        """Whether the machine has a core for every rank."""
         return len(self.devices) <= _cores()
 
 
@@ -46,7 +46,7 @@ def place(world_size: int, on: str) -> Placement:
     """Return where `world_size` ranks run with ``on="auto"``, ``"cpu"`` or ``"gpu"``.
 
     Raises:
-        ValueError: no such place, or ``"gpu"`` and there is none.
+        ValueError: `on` is none of these, or is ``"gpu"`` and there is no GPU.
 
     """
     if on not in ("auto", "cpu", "gpu"):
@@ -89,7 +89,7 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
 def nccl_version() -> tuple[int, ...]:
     """Return the version of NCCL that will run; empty if there is none.
 
-    PyTorch knows the one that it was built with. Another may be installed.
+    PyTorch only knows the version that it was built with. A different one may be installed.
     """
     try:
         library = ctypes.CDLL("libnccl.so.2")

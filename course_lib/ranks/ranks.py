@@ -1,6 +1,6 @@
 """`Ranks`: K ranks that run a notebook's functions together.
 
-`Ranks` is the face; an *engine* behind it runs the calls, which `engine.make_engine` chooses.
+`Ranks` is what users see. It passes each call to an *engine*, which `engine.make_engine` chooses.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ __all__ = ["Ranks"]
 class Ranks:
     """K ranks, ready to run functions together.
 
-    The functions use plain ``torch.distributed``; they may be defined in notebook cells. On the
-    CPU and on GPUs every rank is its own process on this machine; it stays between calls, so a
-    call costs about a millisecond. After a failure the next call works. Ranks on the CPU are told
-    to give the failed call up, and keep their variables. Those that do not listen, or have died,
-    are replaced by fresh ones.
+    The functions use plain ``torch.distributed``. They may be defined in notebook cells. On the
+    CPU and on GPUs every rank is its own process on this machine. The process stays between calls,
+    so a call costs about a millisecond. After a failure the next call works. Ranks on the CPU are
+    asked to give up the failed call, and they keep their variables. Ranks that do not react, or
+    that have died, are replaced by new ones.
 
     Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
-    time, output, arguments and classes of the notebook. All else that a process has once, such as
-    ``os.environ``, the working folder and the globals of imported modules, they share with one
-    another and with the notebook. Where that matters, ``isolated=True`` makes each a process. From
-    three ranks on, sums differ from those of other kinds of ranks by rounding: the order differs.
+    time, output, arguments and classes of the notebook. They share everything else that a process
+    has once, with one another and with the notebook: ``os.environ``, the working folder, the
+    globals of imported modules. If that matters, ``isolated=True`` makes each rank a process. With
+    three or more simulated ranks, sums differ from sums on other kinds of ranks by rounding,
+    because the order of addition differs.
 
     Args:
-        world_size: number of ranks K, 1 to 64; simulated ones, 1 to 1024.
-        on: ``"cpu"`` (gloo), ``"gpu"`` (NCCL; more ranks than GPUs share them), ``"auto"``: GPUs
-            if there is one for every rank, else the CPU; or ``"simulated"``.
-        timeout: limit for one call, in seconds; ``None`` for none. Hangs in communication are
-            found without it; it is for endless loops.
-        network: what messages cost: on simulated ranks (default: 20 µs and 10 GB/s), or on CPU
-            ranks, which emulate it in real time.
-        device: what computation costs on simulated ranks.
-        computation: how that cost is found there; see `course_lib.ranks.costs.computation`.
-        metered: whether operations are recorded and hangs explained. Without it, PyTorch talks
-            to gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks always
-            are.
+        world_size: number of ranks K, from 1 to 64; with simulated ranks, from 1 to 1024.
+        on: ``"cpu"`` (gloo), ``"gpu"`` (NCCL; if there are more ranks than GPUs, ranks share them),
+            ``"auto"`` (GPUs if there is one for every rank, else the CPU), or ``"simulated"``.
+        timeout: limit for one call, in seconds; ``None`` for no limit. It is for endless loops:
+            hangs in communication are found without it.
+        network: the costs of messages, on simulated ranks (default: 20 µs and 10 GB/s) or on CPU
+            ranks, which emulate them in real time.
+        device: the costs of computation on simulated ranks.
+        computation: how these costs are found; see `course_lib.ranks.costs.computation`.
+        metered: whether operations are recorded and hangs explained. If ``False``, PyTorch uses
+            gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks are always
+            metered.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
             a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
-        isolated: whether simulated ranks are processes, which share nothing; at most 64.
+        isolated: whether simulated ranks are processes, which share nothing; at most 64 ranks.
 
     Raises:
-        ValueError: `on` or `timeout` is not valid, or so many ranks are not possible there.
+        ValueError: `on` or `timeout` is not valid, or so many ranks are not possible with `on`.
 
     Example:
         >>> from course_lib.ranks import Ranks
@@ -96,9 +97,9 @@ class Ranks:
         self._calling: int | None = None
         """The thread that runs a call now."""
         self.owner = uuid.uuid4().hex
-        """Tells this object's variables on the ranks from those of others: see `variables`."""
+        """Key of this object's variables on the ranks: see `variables`."""
         self.error: RanksError | None = None
-        """The error about the ranks that the last `run` raised; ``None`` if it went well."""
+        """The error about the ranks that the last `run` raised; ``None`` if it succeeded."""
         self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
@@ -108,7 +109,7 @@ class Ranks:
 
     @property
     def trace(self) -> Trace:
-        """The operations of the last `run`, also of one that failed."""
+        """The operations of the last `run`, even if that run failed."""
         return self._engine.trace
 
     @property
@@ -119,13 +120,13 @@ class Ranks:
     def processes(self) -> list[int]:
         """Return the pids of the ranks, in rank order.
 
-        Empty before they start, with `start` or the first call, and on simulated ranks, which are
-        threads.
+        The list is empty until `start` or the first call has started the ranks. It is always empty
+        for simulated ranks that are threads.
         """
         return self._engine.pids()
 
     def start(self) -> None:
-        """Start the ranks now, and return at once: the first `run` then has less to wait for.
+        """Start the ranks now and return at once, so that the first `run` waits less.
 
         Without this call, the first `run` starts the ranks. Simulated ranks have nothing to start.
 
@@ -134,7 +135,7 @@ class Ranks:
 
         """
         self._refuse_if_gone()
-        if self._busy.acquire(blocking=False):  # else they run a call, and so have started
+        if self._busy.acquire(blocking=False):  # else the ranks run a call, so they have started
             try:
                 self._engine.start()
             finally:
@@ -148,14 +149,14 @@ class Ranks:
         An argument wrapped in `per_rank` gives each rank its own value. The
         function's prints and displays appear with the rank in front. Tensors arrive on the CPU.
 
-        With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there: the
-        first one names the rank and the line.
+        With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there. The
+        error names the first such rank and the line.
 
         Raises:
-            TypeError: the function or an argument cannot be sent, and nothing was started; or a
+            TypeError: the function or an argument cannot be sent (the call did not begin), or a
                 result cannot be read here.
-            ValueError: a `per_rank` argument has not one value per rank, or `check_nan` is used
-                with ``metered=False``; nothing was started.
+            ValueError: a `per_rank` argument does not have exactly one value per rank, or
+                `check_nan` is used with ``metered=False``. The call did not begin.
             RankError: a rank raised an exception or its process died.
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
@@ -179,7 +180,7 @@ class Ranks:
             self.error = error
             raise
         except KeyboardInterrupt as interrupt:
-            # A notebook then shows this line and not those of this package that led to it.
+            # A notebook then shows only this line, not the lines of this package that led to it.
             interrupt._render_traceback_ = lambda: [  # type: ignore[attr-defined]
                 "\x1b[31mKeyboardInterrupt\x1b[0m: the call on the ranks was interrupted"
             ]
@@ -195,7 +196,7 @@ class Ranks:
             raise RanksError("these ranks belong to another process; make new ones with Ranks(…)")
 
     def push(self, **values: Any) -> None:
-        """Set variables of the ranks, for ``%%ranks`` cells; a `per_rank` gives each its own.
+        """Set variables of the ranks, for ``%%ranks`` cells; `per_rank` gives each its own value.
 
         Example:
             ``ranks.push(lr=0.1, shard=per_rank(shards))``
@@ -207,7 +208,7 @@ class Ranks:
         self._quietly(push_variables, self.owner, **values)
 
     def pull(self, name: str, *more: str) -> list[Any]:
-        """Return the ranks' values of a variable, in rank order; of several, a list for each.
+        """Return each rank's value of a variable, in rank order; for several names, a list of each.
 
         Example:
             ``losses = ranks.pull("loss")`` · ``losses, steps = ranks.pull("loss", "step")``
@@ -222,7 +223,7 @@ class Ranks:
         return each if more else each[0]
 
     def _quietly(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a function whose trace nobody wants: that of the call before stays."""
+        """Run a function without a trace of its own: the trace of the previous call stays."""
         trace = self.trace
         try:
             return self.run(fn, *args, **kwargs)
@@ -232,14 +233,14 @@ class Ranks:
     def close(self) -> None:
         """End the ranks. Closing twice is fine.
 
-        A call that runs meanwhile, in another thread, raises a `RanksError` there.
+        A call that is running in another thread raises a `RanksError` there.
         """
         self._closed = True
         self._forget()
         if self._owner != os.getpid():
             return
         self._engine.closing.set()
-        if self._calling == threading.get_ident():  # from a handler of a signal
+        if self._calling == threading.get_ident():  # called from a signal handler during a call
             self._engine.close()
             return
         with self._busy:

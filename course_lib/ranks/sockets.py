@@ -1,4 +1,4 @@
-"""Reading from sockets: lines of JSON with file descriptors, or so many bytes exactly."""
+"""Read from sockets: lines of JSON with file descriptors, or an exact number of bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PIECE = 1 << 16
 
 
 class JsonLines:
-    """Messages over a Unix socket: a line of JSON each. Some bring file descriptors.
+    """Messages over a Unix socket: each is a line of JSON. Some come with file descriptors.
 
     Args:
         sock: a connected Unix stream socket.
-        limit: bytes of the longest line.
-        takes_fds: whether descriptors may come; else those that come are closed unseen.
+        limit: length of the longest allowed line, in bytes.
+        takes_fds: whether descriptors are accepted. If not, the system closes any that arrive.
 
     """
 
@@ -29,9 +29,9 @@ class JsonLines:
         self._fds: list[int] = []
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a message, and with it copies of these descriptors.
+        """Send a message together with copies of these descriptors.
 
-        The reader takes as many as the message says under ``"fds"``.
+        The reader takes as many descriptors as the message says under ``"fds"``.
         """
         line = json.dumps(message).encode() + b"\n"
         if fds:
@@ -39,7 +39,7 @@ class JsonLines:
         self._socket.sendall(line)
 
     def read(self) -> bool:
-        """Read what has come; return whether the other end is still there."""
+        """Read the data that has arrived; return whether the other end is still connected."""
         if self._takes_fds:
             piece, fds, _, _ = socket.recv_fds(self._socket, _PIECE, _MAX_FDS)
             self._fds += fds
@@ -49,10 +49,10 @@ class JsonLines:
         return bool(piece)
 
     def take(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return the messages that have come in full, in order, each with its descriptors.
+        """Return the messages that have arrived in full, in order, each with its descriptors.
 
         Raises:
-            ValueError: what has come is no line of JSON, or too long for one.
+            ValueError: a line is not a JSON object, or is too long.
 
         """
         *lines, self._data = self._data.split(b"\n")
@@ -70,10 +70,10 @@ class JsonLines:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytearray:
-    """Wait for so many bytes and return them.
+    """Wait until `size` bytes have arrived and return them.
 
     Raises:
-        EOFError: the other end has hung up.
+        EOFError: the other end has closed the connection.
 
     """
     data, filled = bytearray(size), 0

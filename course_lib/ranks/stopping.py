@@ -1,7 +1,8 @@
-"""Ending Python code from outside, but at no bad moment.
+"""Interrupt Python code from outside, but only at safe moments.
 
-A module that is half imported stays so for the rest of the process; PyTorch's own do not work
-again. So an import is never ended. And Ctrl-C waits until a short block is over.
+A half-imported module stays half-imported for the rest of the process. PyTorch's modules then never
+work again. So an import is never interrupted. And Ctrl-C can be delayed to the end of a short
+block.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _IMPORT = "<frozen importlib._bootstrap>"
 
 
 def in_import(frame: FrameType | None) -> bool:
-    """Return whether a frame, or one that has called it, belongs to an ``import``."""
+    """Return whether a frame, or one of its callers, belongs to an ``import``."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT:
             return True
@@ -32,7 +33,7 @@ def is_importing(ident: int) -> bool:
 
 
 def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise `error` in another thread at its next step of Python code, but not while it imports."""
+    """Raise `error` in another thread at its next step of Python code; do nothing if it imports."""
     if thread.ident is not None and not is_importing(thread.ident):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(error)
@@ -41,10 +42,10 @@ def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> Non
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short block to its end; an interrupt that came in between is raised after it.
+    """Run a short block to its end. An interrupt that comes during the block is raised after it.
 
-    Without it, an interrupt between starting a process and noting it down would lose the process.
-    Only the main thread is ever interrupted, so elsewhere this does nothing.
+    Without this, an interrupt between the start of a process and its registration would lose the
+    process. Only the main thread is ever interrupted, so in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

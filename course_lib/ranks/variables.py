@@ -1,7 +1,7 @@
-"""The variables that ranks keep from call to call: those of ``%%ranks`` cells, `push` and `pull`.
+"""The variables that ranks keep from call to call, for ``%%ranks`` cells, `push` and `pull`.
 
-Simulated ranks are threads of one process, and several `Ranks` may follow one another in it: so a
-namespace belongs to a rank *and* to the `Ranks` that it is of, its owner.
+Simulated ranks are threads of one process, and this process may use several `Ranks`. So a namespace
+belongs to a rank *and* to its `Ranks` object, the owner.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _namespaces: dict[str, dict[int, Namespace]] = {}
 
 
 def namespace(owner: str) -> Namespace:
-    """Return the variables of the rank that asks; empty at first."""
+    """Return the variables of the calling rank; empty at first."""
     return _namespaces.setdefault(owner, {}).setdefault(dist.get_rank(), {})
 
 
 def forget_variables(owner: str) -> None:
-    """Drop what the ranks of `owner` keep in this process."""
+    """Drop the variables that the ranks of `owner` keep in this process."""
     _namespaces.pop(owner, None)
 
 
@@ -34,7 +34,7 @@ def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
     """Return variables of this rank.
 
     Raises:
-        NameError: it has no such variable; says which it has.
+        NameError: it has no such variable; the message lists the variables that it has.
 
     """
     mine = namespace(owner)

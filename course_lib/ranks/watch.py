@@ -1,21 +1,23 @@
-"""Hangs of a ``torchrun`` job, explained: who waits for whom, and on which line of the script.
+"""Explain the hangs of a ``torchrun`` job: who waits for whom, and on which line of the script.
+
+This command runs ``train.py --lr 0.1``, unchanged, on four ranks:
 
     python -m torch.distributed.run --nproc-per-node 4 -m course_lib.ranks.watch train.py --lr 0.1
 
-runs ``train.py --lr 0.1`` on four ranks, as it is. Or write ``import course_lib.ranks.watch`` as
-the first line of a script and start it as usual. When the ranks wait for one another, when a rank
-fails or ends while others wait, or when they disagree about a collective, one of them prints once
-what `Ranks` would raise in a notebook. The watch never ends a job: a hang goes on until
-the time limit of the process group. `Watch` says how it works.
+Or write ``import course_lib.ranks.watch`` as the first line of a script and start it as usual. When
+the ranks wait for one another, when a rank fails or ends while others wait, or when the ranks
+disagree about a collective, one of them prints the error that `Ranks` would raise in a notebook.
+It is printed only once. The watch never ends a job: a hang goes on until the time limit of the
+process group. `Watch` explains how it works.
 
 Ranks with gloo are tested. With NCCL the same code runs, but no test has run it on GPUs.
 
+This command explains the dumps of PyTorch's flight recorder in a folder (see `flight_recorder`):
+
     python -m course_lib.ranks.watch --explain FOLDER
 
-explains the dumps of PyTorch's flight recorder that lie in a folder: see `flight_recorder`.
-
 At most 64 ranks are watched. One rank may use 64 process groups, and 1024 different tags and peers.
-Only groups that ``dist.init_process_group`` has made, and those made after it, are watched.
+Only groups that ``dist.init_process_group`` has made, and groups made after it, are watched.
 """
 
 from __future__ import annotations
@@ -75,17 +77,18 @@ from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.world import install
 
 _EVERY = 0.25
-"""Seconds between two looks, each of which publishes what this rank does."""
+"""Seconds between two looks. At each look, this rank publishes what it does."""
 _PATIENCE = 1.5
-"""Seconds that ranks must have stood still. News from another node may be a look old."""
+"""Seconds without a change before a deadlock is reported. News from another node may be one look
+old."""
 _GRACE = 0.4
 """Seconds that others get, once a rank has failed, to fail too or to publish where they wait."""
 _STAY = 2 * _PATIENCE
-"""Seconds that a rank which has ended stays at most, as long as others have not."""
+"""Longest time, in seconds, that a rank whose script has ended stays while others still run."""
 _POLL = 0.05
-"""Seconds between two looks whether they have."""
+"""Seconds between two looks of such a rank at the others."""
 _BEATS = 6 * _EVERY
-"""Seconds after which a rank of another node that publishes nothing is taken for dead."""
+"""Seconds after which a rank of another node that publishes nothing counts as dead."""
 _NCCL_LIMIT = timedelta(minutes=10)
 """PyTorch's own default for NCCL; for gloo it is half an hour."""
 _LEAVE = b"\0"
@@ -95,22 +98,24 @@ _PLAIN = (
     *("rank", "state", "changes", "wait", "group", "seq"),
     *("pending", "text", "where", "saw_mismatch"),
 )
-"""The fields of a `RankView` that are numbers or text, and mean the same on every machine."""
+"""The fields of a `RankView` that are numbers or text with the same meaning on every machine."""
 
 
 class Watch:
     """One rank's part in watching its job.
 
-    The ranks of one node share a board, as those of a notebook do. So a collective is compared with
-    what the others of the node entered before gloo sees it. A thread of every rank publishes what
-    its rank does in the job's own store, for ranks on other nodes; and while its rank waits, it
-    reads what the others do. Whoever is first to find out what is wrong prints it.
+    The ranks of one node share a board, as the ranks of a notebook do. So a collective is compared
+    with what the others of the node entered before gloo sees it. Each rank has a thread that
+    publishes, in the job's store, what the rank does, for ranks on other nodes. While its rank
+    waits, this thread also reads what the others do. The first rank that finds out what is wrong
+    prints it.
 
     Args:
-        store: of the job; for the watch alone, as the main thread may wait in its own.
+        store: the job's store, through a connection that only the watch uses, as the main thread
+            may be waiting in its own connection.
         rank: this rank.
-        world_size: how many there are.
-        limit: of the process group: how long a message waits for its other side.
+        world_size: number of ranks.
+        limit: time limit of the process group: how long a message waits for its other side.
 
     """
 
@@ -170,7 +175,7 @@ class Watch:
     # What this rank does ----------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Write into the store what this rank does, for all who cannot see its board."""
+        """Write into the store what this rank does, for ranks that cannot see its board."""
         with self._publishing:
             self._beat += 1
             view = self._board.view(self._rank)
@@ -184,7 +189,7 @@ class Watch:
             self._store.set(f"rank {self._rank}", json.dumps(note))
 
     def _is_asleep(self, view: RankView) -> bool:
-        """Return whether this rank waits in compiled code of autograd, as DDP does for buckets."""
+        """Return whether this rank waits in autograd's compiled code, as DDP does for buckets."""
         before = self._ticks
         state = cpu_state(os.getpid(), whole_process=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
         if state is None or state[0] != "S" or view.state is not RankPhase.RUNNING:
@@ -196,14 +201,15 @@ class Watch:
         return inside and state[1] == before
 
     def counting(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes a new group, counted on the board and always metered."""
+        """Return ``new_group`` that counts its calls on the board and makes only metered groups."""
         signature = inspect.signature(new_group)
         board, rank = self._board, self._rank
 
         def counted(*given: Any, **named: Any) -> Any:
             bound = signature.bind(*given, **named)
             if not is_registered(bound.arguments.get("backend")):
-                bound.arguments["backend"] = None  # gloo and NCCL too: the default, which is ours
+                # For gloo and NCCL too, use the default backend, which is the metered one.
+                bound.arguments["backend"] = None
             if bound.arguments.get("use_local_synchronization"):
                 return new_group(*bound.args, **bound.kwargs)
             everyone = tuple(range(board.world_size))
@@ -213,7 +219,7 @@ class Watch:
             compare_entries(
                 self.recorder, everyone, NEW_GROUPS, seq, what[:SIGNATURE], f"new_group #{seq}"
             )
-            # Members connect here, and those that skip it are waited for.
+            # The members connect here, and wait for a member that skips the call.
             board.block(
                 rank,
                 Wait.COLLECTIVE,
@@ -232,7 +238,7 @@ class Watch:
     # What all do ------------------------------------------------------------------------------
 
     def _look_on(self, heard: int) -> None:
-        with suppress(RuntimeError):  # the store is gone: the job ends
+        with suppress(RuntimeError):  # the store is gone, because the job ends
             while True:
                 ready, _, _ = select.select([heard], [], [], _EVERY)
                 news = os.read(heard, 64) if ready else b""
@@ -246,7 +252,7 @@ class Watch:
                     self._look()
 
     def _look(self) -> None:
-        """Tell of a deadlock or mismatch, if that is why this rank waits."""
+        """Report a deadlock or mismatch, if that is why this rank waits."""
         notes = self._notes()
         if notes is None:
             return
@@ -269,14 +275,14 @@ class Watch:
         return [json.loads(text) for text in self._store.multi_get(keys)]
 
     def _views(self, notes: list[dict[str, Any]]) -> list[RankView]:
-        """Return what every rank does: of this node's from the board, also if they are dead."""
+        """Return what every rank does; ranks of this node, even dead ones, from the board."""
         return [
             self._board.view(rank) if rank in self._here else _from_json(note["view"])
             for rank, note in enumerate(notes)
         ]
 
     def _dead(self, notes: list[dict[str, Any]], views: list[RankView]) -> list[int]:
-        """Return the ranks whose processes have ended, and that had no time to say so."""
+        """Return the ranks whose processes ended without a note in the store or on the board."""
         awake = [
             view.rank
             for view in views
@@ -300,7 +306,7 @@ class Watch:
         return gone
 
     def _tell_why(self) -> None:
-        """Tell why the job is about to end, if it is not because it is done."""
+        """Report why the job is about to end, unless it ends because it is done."""
         notes = self._notes()
         if notes is None:
             return
@@ -313,7 +319,8 @@ class Watch:
             where = (fresh and notes[rank]["line"]) or views[rank].where
             error: RanksError | None = process_ended(rank, None, "", views, where)
         else:
-            # First: to a rank that needs one which has ended, gloo raises "Connection closed".
+            # `out_of_step` comes first: on a rank that needs an ended rank, gloo raises only
+            # "Connection closed".
             error = out_of_step(views) or (some_raised(failures, views) if failures else None)
         if error is not None:
             self._tell(error, notes)
@@ -328,8 +335,8 @@ class Watch:
         }
 
     def _tell(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
-        """Print what is wrong, if no rank has printed it yet; with the lines of those that run."""
-        with self._telling:  # to its end, before SIGTERM ends this process
+        """Print what is wrong, if no rank has printed it yet, with the lines of running ranks."""
+        with self._telling:  # SIGTERM must not end this process before the report is complete
             if self._store.add("told", 1) == 1:
                 self._print(error, notes)
 
@@ -357,12 +364,12 @@ class Watch:
     def _raised(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Stand in for ``sys.excepthook``: print the traceback, then what the others do."""
+        """Replace ``sys.excepthook``: print the traceback, then what the other ranks do."""
         self._hook(kind, error, trace)
         self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """Publish the exception that ends this rank, and tell of it with what the others do."""
+        """Publish the exception that ends this rank, and report it with what the others do."""
         self._board.set_state(self._rank, RankPhase.RAISED)
         failure = {**asdict(describe(error, {})), "frames": ()}
         del failure["pickled"]
@@ -373,21 +380,21 @@ class Watch:
             self._tell_why()
 
     def _finished(self) -> None:
-        """Note that the script has ended, and end the watch with it."""
+        """Publish that the script has ended, and end the watch too."""
         if os.getpid() != self._pid:
             return  # a process that the script forked
         if self._board.view(self._rank).state not in _ENDED:
             self._board.set_state(self._rank, RankPhase.FINISHED)
             self._wait_for_others()
-        # Python would end a thread that is inside the store's compiled code by an abort.
+        # If the thread were still inside the store's compiled code, Python's exit would abort.
         os.write(self._tell_thread, _LEAVE)
         self._thread.join(_STAY)
 
     def _wait_for_others(self) -> None:
-        """Stay for a moment, if others have not ended; the last one tells what was left undone.
+        """Stay for a moment if others have not ended; the last rank reports what was not finished.
 
-        The end of this process would give those who wait for it an error, before it is clear that
-        they wait for good.
+        If this process ended now, ranks that wait for it would get an error before it is clear
+        that they wait forever.
         """
         until = time.monotonic() + _STAY
         with suppress(RuntimeError):
@@ -403,13 +410,14 @@ class Watch:
                 time.sleep(_POLL)
 
     def _hear_sigterm(self, tell: int) -> None:
-        """Let the thread hear of SIGTERM, by which ``torchrun`` ends the ranks when one has failed.
+        """Pass SIGTERM on to the thread: ``torchrun`` sends it to the ranks when one has failed.
 
-        It is not otherwise heard by a rank that waits in compiled code.
+        Otherwise a rank that waits in compiled code would not notice it.
         """
 
         def ended(*_: Any) -> None:
-            os.write(tell, bytes([signal.SIGTERM]))  # if the script listens to signals elsewhere
+            # Needed if the script replaces our wakeup descriptor.
+            os.write(tell, bytes([signal.SIGTERM]))
 
         self._ended = ended
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -418,20 +426,20 @@ class Watch:
         os.register_at_fork(after_in_child=self._forget_sigterm)
 
     def _forget_sigterm(self) -> None:
-        """In a process that the script forks: nobody there listens."""
+        """Undo `_hear_sigterm` in a process that the script forks, where no thread listens."""
         signal.set_wakeup_fd(-1)
         if signal.getsignal(signal.SIGTERM) is self._ended:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _stop(self) -> None:
-        """Tell why the job ends; then let SIGTERM end this process, if the script lets it."""
+        """Report why the job ends; then let SIGTERM end this process, if the script allows it."""
         with suppress(RuntimeError):
             self._store.set(f"stopped {self._rank}", "")
             self._publish()
             time.sleep(_GRACE)
             self._tell_why()
         if signal.getsignal(signal.SIGTERM) is self._ended:
-            # Python's own call is for the main thread alone, which may wait in compiled code.
+            # Python's signal.signal works only in the main thread, which may wait in compiled code.
             ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(0))
             with self._telling:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -442,7 +450,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _as_json(view: RankView) -> dict[str, Any]:
-    """Return a rank's part of a board as what JSON can hold; times become ages."""
+    """Return a rank's part of a board as values that JSON can hold. Times become ages."""
     return {
         **{name: getattr(view, name) for name in _PLAIN},
         "age": time.monotonic() - view.since,
@@ -458,7 +466,7 @@ def _as_json(view: RankView) -> dict[str, Any]:
 
 
 def _from_json(told: dict[str, Any]) -> RankView:
-    """Return the part of a board that `_as_json` made `told` of."""
+    """Return the part of a board from which `_as_json` made `told`."""
     channel = told["channel"]
     messages = {
         MessageChannel.of(word): {int(n): Message.of(what) for n, what in shown.items()}
@@ -486,7 +494,7 @@ _watch: Watch | None = None
 
 
 def _watched(init: Callable[..., None]) -> Callable[..., None]:
-    """Return ``init_process_group`` that makes metered groups and watches them."""
+    """Return an ``init_process_group`` that makes metered groups and watches them."""
     signature = inspect.signature(init)
 
     def init_process_group(*given: Any, **named: Any) -> None:
@@ -524,11 +532,11 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             replace_new_group(_watch.counting)
         install(_watch.recorder, backend=backend)
         asked["backend"] = "metered"
-        for name in ("device_id", "pg_options"):  # of NCCL's own groups
+        for name in ("device_id", "pg_options"):  # only for NCCL's own groups
             asked.pop(name, None)
         init(*bound.args, **bound.kwargs)
         if first:
-            _watch.start()  # now, as PyTorch has just put its own hook for exceptions in place
+            _watch.start()  # after PyTorch has installed its own hook for exceptions
 
     return init_process_group
 
@@ -562,7 +570,8 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # By its own name: a script that imports it, too, must not start a second watch.
+    # Import this module under its own name. A script that also imports it then gets the same one,
+    # so no second watch is started.
     from course_lib.ranks.watch import main as run
 
     run(sys.argv[1:])

@@ -107,7 +107,8 @@ def parser() -> argparse.ArgumentParser:
 def join(device: str) -> None:
     """Join the process group that torchrun describes, or make one with this process only.
 
-    If every rank of this machine can have a GPU, its rank i takes ``cuda:i``, with NCCL; else gloo.
+    If every rank of this machine can have a GPU, its i-th rank takes ``cuda:i`` and NCCL is used.
+    Otherwise gloo is used.
 
     Raises ConfigError if `device` is ``cuda`` and there are not enough GPUs.
     """
@@ -139,7 +140,7 @@ def _meeting_place() -> tuple[Store, int, int]:
 
 
 def last_words(folder: str | None) -> str:
-    """Return what to tell a person who pressed Ctrl-C."""
+    """Return the message for a person who pressed Ctrl-C."""
     kept = "No checkpoint was kept. To be able to continue, use --checkpoint DIR."
     if folder is not None:
         found = checkpoints(Path(folder))
@@ -168,11 +169,11 @@ def main() -> int:
         if first:
             _complain(f"{PROGRAM}: {error}\n")
         status = 2 if isinstance(error, ConfigError) else 1
-    except BrokenPipeError:  # our own pipe: those between ranks raise errors of PyTorch's
+    except BrokenPipeError:  # of our output; connections between ranks raise PyTorch's errors
         leave(STDOUT_GONE)
     except Exception as error:
-        # End at once, without telling the others, who may wait for this rank: they find the
-        # connection closed, and torchrun restarts all of them.
+        # End at once, without a message to the other ranks, which may wait for this rank. They find
+        # the connection closed, and torchrun restarts all of them.
         what = f"failed\n{traceback.format_exc()}"
         if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
             what = "lost the connection to another rank. Look for the error of that rank\n"
@@ -183,7 +184,8 @@ def main() -> int:
     if dist.is_initialized():
         dist.destroy_process_group()
     if status and not first and dist.is_torchelastic_launched():
-        # torchrun ends all ranks as soon as one has failed: that must be the one that says why.
+        # torchrun ends all ranks as soon as one has failed. So rank 0, which reports the error,
+        # must be the first to end.
         time.sleep(_PATIENCE)
     return status
 
@@ -202,7 +204,7 @@ def leave(status: int) -> NoReturn:
     """
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:  # closed from the start
+            if stream is not None:  # None if it was closed from the start
                 stream.flush()
         except OSError:
             status = status or STDOUT_GONE

@@ -1,11 +1,11 @@
-"""Checkpoints: the state that a run needs to continue exactly where it was.
+"""Checkpoints: the state that a run needs to continue exactly where it stopped.
 
 Rank 0 writes to a temporary file, makes sure that it is on the disk, and renames it. So a file with
-the right name is complete, whenever the process or the machine stopped. The newest two are kept, in
-case a disk damages one.
+the right name is complete, even if the process or the machine stopped at a bad moment. The newest
+two are kept, in case a disk damages one.
 
 Rank 0 also reads the file and sends the bytes to the others. So all ranks continue from the same
-step, even if the file systems of several machines do not show the same files, or not yet.
+step, even if several machines do not see the same files, or do not see them yet.
 
 The random numbers of a step follow from seed, step and rank. Epoch and position in the epoch follow
 from the step. None of these is stored.
@@ -54,11 +54,11 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any]) -> Path:
     os.replace(temporary, path)
     entry = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(entry)  # the name, too
+        os.fsync(entry)  # the new name must also be on the disk
     finally:
         os.close(entry)
-    # Checkpoints of later steps are damaged, or this run would have continued from them. This one
-    # must not count as old beside them.
+    # Checkpoints of later steps are damaged, or this run would have continued from them. So this
+    # one must not count as older than they are.
     up_to_here = [path for path in checkpoints(folder) if step_of(path) <= step]
     for old in up_to_here[:-KEEP]:
         old.unlink(missing_ok=True)
@@ -74,8 +74,8 @@ def load_checkpoint(
     interrupted write. Tensors are on the CPU. `say` reports which files are damaged and skipped.
 
     Raises ConfigError on all ranks if rank 0 cannot use the folder, so that the error comes now and
-    not after a hundred steps. Also if all checkpoints are damaged: a person must decide whether to
-    start over.
+    not after a hundred steps. It also raises ConfigError if all checkpoints are damaged, because a
+    person must decide whether to start over.
     """
     rank, _ = place_in(group)
     found: list[Any] = [None, None]  # what is wrong, the file
@@ -89,7 +89,7 @@ def load_checkpoint(
             for (
                 path,
                 reason,
-            ) in damaged.items():  # its OSError is not the folder's
+            ) in damaged.items():  # after the try: an OSError of `say` is not about the folder
                 say(f"{path} cannot be used ({reason}), so it is skipped")
             if damaged and found[1] is None:
                 found[0] = (
@@ -131,7 +131,7 @@ def _read(data: bytes) -> dict[str, Any]:
         # weights_only: a checkpoint is data, and must not be able to run code.
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load may raise errors of any type
-        # Not PyTorch's message: it advises to load the file without weights_only.
+        # Do not show PyTorch's message, which advises loading the file without weights_only.
         raise ValueError(f"PyTorch cannot load it: {type(error).__name__}") from error
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError("it was not written by this program")

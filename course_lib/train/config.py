@@ -16,7 +16,7 @@ of ranks and micro-batches, and the choice of DDP, change the numbers only by ro
 
 
 class ConfigError(ValueError):
-    """The options are invalid, or do not match the checkpoint. Says what to change.
+    """The options are invalid, or do not match the checkpoint. The message says what to change.
 
     All ranks raise it, so none waits for another.
     """
@@ -49,7 +49,7 @@ class TrainConfig:
             order of an epoch is drawn from seed + epoch, which must stay below 2**63.
         checkpoint: a folder. Rank 0 writes the state there, and all ranks continue from the newest
             checkpoint in it. None: write no checkpoints.
-        checkpoint_every: steps between two checkpoints; there is one at the end in any case.
+        checkpoint_every: steps between two checkpoints. One is always written at the end.
         log_every: steps between two progress lines on rank 0; 0 for no lines.
 
     Raises:

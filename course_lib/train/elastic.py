@@ -1,4 +1,4 @@
-"""A rank dies and the others train on; a new process takes its place, and nobody starts anew.
+"""When a rank dies, the others train on, and a new process replaces it; no rank starts over.
 
     $ python -m course_lib.train.elastic --ranks 4 --kill 2 --at-step 10
     $ torchrun --nproc-per-node 4 -m course_lib.train.elastic --kill 2 --at-step 10
@@ -6,25 +6,27 @@
 Data parallelism keeps K copies of the weights. When a rank dies, only its share of one batch is
 lost: no checkpoint is needed, and no step is taken twice.
 
-1. *Who is there?* A store that no rank holds keeps a list of events: ``gone 2.0`` (rank 2, its
-   first process), ``join 2.1`` (its second one). The first n events decide the members, so ranks
-   that agree on n agree on the members. A *supervisor* started the ranks, and writes ``gone`` when
-   one has ended; a new process writes ``join`` when it is ready.
+1. *Members*: a store outside the ranks holds a list of events: ``gone 2.0`` (rank 2, its first
+   process), ``join 2.1`` (its second one). The first n events decide the members, so ranks that
+   agree on n agree on the members. A *supervisor* started the ranks, and writes ``gone`` when one
+   has ended. A new process writes ``join`` when it is ready.
 2. *Boundary*: before each step, the members all-reduce the largest number of events that any of
-   them has seen. If their group was made from fewer, they leave it and meet again.
-3. *Death*: the all-reduce fails, because a connection was closed. Then they meet at once.
-4. *Meeting*: each says that it is here. If all are, they make a new process group. If the list has
-   grown, they try again with the new members. A member that does not come within `LIMIT` is
-   ``gone``.
+   them has seen. If their group was made from fewer events, they leave it and meet again.
+3. *Death*: the all-reduce fails, because a connection was closed. Then the members meet at once.
+4. *Meeting*: each member writes that it is here. If all are here, they make a new process group. If
+   the list has grown, they try again with the new members. A member that does not come within
+   `LIMIT` is ``gone``.
 5. *State*: the member with the most steps broadcasts parameters, buffers, optimizer state and
    losses. So a new process gets them, and also a rank that missed the last sum because of a death.
 6. *Rows*: step s has the same batch for any members. The rows are divided into n contiguous
    parts for n members, in the order of their ranks (`shares`). The gradient is the sum over all
-   rows divided by their number: the step that K ranks would have taken, except for rounding.
+   rows divided by their number. This is the step that K ranks would have taken, except for
+   rounding.
 
 Under torchrun, each of its workers is the supervisor of one rank, so that torchrun does not notice
-a death. (It knows one answer only: to end all workers, and start all of them.) Its store must not
-die. torchft does the same with a service of its own, and agrees on the members at each step, too.
+a death. (torchrun's only reaction would be to end all workers and start all of them again.)
+torchrun's store must not die. torchft does the same with its own service, and also agrees on the
+members at each step.
 
 `simulate.failures` computes how much this saves on 100,000 GPUs. It was done at that scale in 2026:
 fault-tolerant HSDP, arXiv 2602.00277.
@@ -66,10 +68,10 @@ from course_lib.train.progress import say as print_line
 
 LIMIT = 30.0
 """Seconds that ranks wait for one another, in a meeting and in a collective."""
-_PATIENCE = 10  # times as long, where they wait for processes to start
+_PATIENCE = 10  # ranks wait this many times as long for processes that start
 _PAUSE = 0.005  # seconds between two looks of a rank at the store
-_LOOK = 0.1  # of a supervisor
-_ATTEMPTS = 10  # groups in a row that fail before they have taken a step
+_LOOK = 0.1  # seconds between two looks of a supervisor
+_ATTEMPTS = 10  # number of groups in a row that may fail before a step is taken
 _REPLACEMENTS = 3  # new processes for one rank
 _OVER = "over"  # the key that says how the run ended
 
@@ -88,8 +90,8 @@ class State(NamedTuple):
 class Training:
     """One replica, with AdamW, in float64. Step s has the same batch on all ranks.
 
-    Of `config` it takes model, sizes, batch, steps, learning rate and seed; other options must have
-    their defaults, or it raises ConfigError.
+    It uses the model, sizes, batch, steps, learning rate and seed of `config`. Other options must
+    have their defaults, or it raises ConfigError.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -128,9 +130,10 @@ class Training:
         return list(self._order)[position * self._batch_size :][: self._batch_size]
 
     def step(self, mine: Sequence[int], of: int) -> None:
-        """Take one step with `mine` of the `of` rows in it; the sum over the ranks is the gradient.
+        """Take one step with this rank's rows, `mine`; sum the gradients over the ranks.
 
-        Raises Lost if the sum fails; then no weight has changed.
+        `of` is the number of rows of all ranks in this step. Raises Lost if the sum fails. Then no
+        weight has changed.
         """
         loss = mean_loss(self.model(self._inputs[mine]), self._targets[mine]) * (len(mine) / of)
         self.optimizer.zero_grad()
@@ -148,7 +151,7 @@ class Training:
         return State(self.losses, self.model.state_dict(), self.optimizer.state_dict())
 
     def take_over(self, state: State) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.losses = list(state.losses)
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
@@ -159,15 +162,15 @@ def shares(
 ) -> dict[int, Sequence[int]]:
     """Return which rows each of the members takes.
 
-    The p-th of n members takes the p-th of n contiguous parts. Without `take_over`, each keeps the
-    part that it has if all are there, and nobody takes the rows of those who are missing.
+    The p-th of n members takes the p-th of n contiguous parts. Without `take_over`, each member
+    takes the part that it has if no rank is missing, and the rows of missing ranks are left out.
     """
     if take_over:
         return {rank: shard(rows, len(members), place) for place, rank in enumerate(members)}
     return {rank: shard(rows, world_size, rank) for rank in members}
 
 
-# --- who is there -------------------------------------------------------------------------------
+# --- the members --------------------------------------------------------------------------------
 
 
 class Lost(RuntimeError):
@@ -192,13 +195,13 @@ class Roll:
         self.store, self.world_size, self.limit = store, world_size, limit
 
     def write(self, event: str) -> None:
-        """Add an event; nothing happens if the list has it."""
+        """Add an event, unless the list already has it."""
         number = 1
         while self.store.compare_set(f"event {number}", "", event).decode() != event:
             number += 1
 
     def again(self, seen: int) -> None:
-        """Let the members meet again: they are `seen`, unless the list has grown by now."""
+        """Let the members meet again through a new event, unless there are more than `seen` now."""
         self.store.compare_set(f"event {seen + 1}", "", "again")
 
     def count(self, seen: int = 0) -> int:
@@ -224,7 +227,7 @@ class Roll:
         return dict(sorted(there.items()))
 
     def end(self, how: str) -> None:
-        """Say how the run has ended; the first word counts."""
+        """Record how the run has ended. Only the first call counts."""
         self.store.compare_set(_OVER, "", how)
 
     def ended(self) -> str | None:
@@ -232,10 +235,11 @@ class Roll:
         return self.store.get(_OVER).decode() if self.store.check([_OVER]) else None
 
     def meet(self, name: str, seen: int) -> tuple[int, dict[int, str]] | None:
-        """Wait until all members are here; return the number of events, and them; None at the end.
+        """Wait until all members are here; return the number of events, and the members.
 
-        All leave with the same number, because the first word about a number counts. Raises
-        RuntimeError if `name` is not, or no longer, a member.
+        It returns None if the run has ended. All members return the same number of events, because
+        only the first decision about a number counts. Raises RuntimeError if `name` is not, or no
+        longer, a member.
         """
         while True:
             seen = self.count(seen)
@@ -273,10 +277,11 @@ class Roll:
 
 def train_on(rank: int, process: int, training: Training, roll: Roll, tell: Callable[..., object],
              take_over: bool = True, whole_at: Sequence[int] = ()) -> bool:  # fmt: skip
-    """Train to the end with the ranks that are there; `tell` the supervisor every step.
+    """Train to the end with the ranks that are there; report every step through `tell`.
 
-    Returns False if it came after the end. After the steps `whole_at`, the members wait for those
-    who are missing. Raises Lost if `_ATTEMPTS` groups in a row cannot take a step.
+    Returns whether this process has the trained weights. It has not if it came after the end. After
+    the steps `whole_at`, the members wait for missing ranks. Raises Lost if `_ATTEMPTS` groups in a
+    row cannot take a step.
     """
     name, seen, attempts = f"{rank}.{process}", 0, 0
     if process > 0:
@@ -317,7 +322,7 @@ def train_on(rank: int, process: int, training: Training, roll: Roll, tell: Call
 
 
 def _agree(training: Training) -> int:
-    """Take over the state of the member that has taken the most steps; return its place."""
+    """Take over the state of the member with the most steps; return its rank in the group."""
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([training.steps]))
     newest = max(range(len(counts)), key=lambda member: int(counts[member]))
@@ -330,7 +335,7 @@ def _agree(training: Training) -> int:
 
 
 def _boundary(roll: Roll, seen: int, wait_for_all: bool) -> int:
-    """Return the largest number of events that a member has seen, the same on all of them."""
+    """Return the largest number of events that any member has seen; all return the same number."""
     if wait_for_all and len(roll.members(seen)) < roll.world_size:
         deadline = time.monotonic() + roll.limit * _PATIENCE
         while roll.count(seen) == seen and time.monotonic() < deadline:
@@ -376,7 +381,7 @@ class Outcome:
 
     Attributes:
         steps: each rank's steps, in the order of its reports.
-        died: ranks that ended before training did, in that order.
+        died: ranks that ended before the training did, in the order of their ends.
         pids: the processes of each rank; more than one if it was replaced.
         weights: the weights of each rank that was there at the end, by name.
         losses: the losses of all steps.
@@ -408,15 +413,17 @@ def supervise(
     Args:
         world_size: K.
         config: what to train; see `Training`.
-        replace: start a new process for a rank that has died, at most three times.
-        take_over: the others take the rows of a missing rank; else nobody does.
-        whole_at: after these steps, wait until all ranks are there, if they are replaced. For
-            demonstrations: a step here takes milliseconds, and a new process longer.
+        replace: whether to start a new process for a rank that has died, at most three times.
+        take_over: whether the others take the rows of a missing rank. If not, these rows are left
+            out.
+        whole_at: after these steps, wait until all ranks are there, if dead ranks are replaced.
+            This is for demonstrations: here a step takes milliseconds, but a new process takes
+            longer to start.
         limit: seconds after which a silent rank counts as dead.
         on_step: `on_step(rank, pid, step)` is called in this process for every step of every rank.
-        say: gets a sentence when a rank has died, and when the group has changed.
+        say: called with a sentence when a rank has died, and when the group has changed.
         ranks: the ranks that this process supervises; all by default.
-        address: the store, if others supervise the other ranks.
+        address: the store, if other processes supervise the other ranks.
 
     Raises:
         RuntimeError: no process with the weights is left.
@@ -427,9 +434,10 @@ def supervise(
         raise ConfigError(
             f"--ranks must be at least 1, and at most --batch-size {config.batch_size}"
         )
-    Training(config)  # a wrong option is found here, and not in each rank
+    Training(config)  # report a wrong option here, and not in each rank
     context = multiprocessing.get_context("forkserver")
-    # Importing takes longer than training. Not this file: a process may run it as __main__, too.
+    # Preload modules, because importing takes longer than training. Do not preload this file: a
+    # process may also run it as __main__.
     context.set_forkserver_preload(["course_lib.train", "sklearn.datasets"])
     mine = range(world_size) if ranks is None else ranks
     whole_at = whole_at if replace else ()
@@ -477,7 +485,7 @@ def supervise(
             seen = roll.count(seen)
             closed = roll.ended() is not None
             closes = closes if closed else time.monotonic() + limit
-            given_up = roll.events(seen)  # a process that is stopped, or stuck
+            given_up = roll.events(seen)  # the list may name a process that is stopped or stuck
             for rank, process in living.items():
                 name = f"{rank}.{len(outcome.pids[rank]) - 1}"
                 if f"gone {name}" in given_up or time.monotonic() > closes:
@@ -522,7 +530,7 @@ def _listen(rank: int, pipe: Connection, process: Any, outcome: Outcome,
 
 
 def alone(config: TrainConfig) -> Training:
-    """Return what one process makes of the same batches, undisturbed."""
+    """Return the training of one process on the same batches, without any failure."""
     training = Training(config)
     while training.steps < training.total:
         rows = training.rows()
@@ -573,7 +581,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.kill(pid, signal.SIGKILL)
 
     ranks, address, world_size = None, None, options.ranks
-    if "RANK" in os.environ:  # under torchrun: a rank each
+    if "RANK" in os.environ:  # under torchrun, each worker supervises one rank
         store, rank, world_size = next(rendezvous("env://"))
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         ranks, address = [rank], (host, port, agree_on_name(store, rank, world_size))

@@ -1,7 +1,8 @@
-"""Ctrl-C on many ranks: each ends at once and quietly, and rank 0 says what was kept.
+"""Ctrl-C on many ranks: each ends at once and quietly, and rank 0 reports what was kept.
 
 By default, one rank would raise KeyboardInterrupt. The others wait in compiled code and would fail
-because that rank has gone: as many tracebacks as ranks. On a GPU some would even wait forever.
+because that rank has gone. There would be as many tracebacks as ranks. On a GPU some would even
+wait forever.
 """
 
 import os
@@ -16,9 +17,9 @@ INTERRUPTED = 128 + signal.SIGINT
 def leave_on_interrupt(last_words: Callable[[], str]) -> None:
     """From now on, Ctrl-C (SIGINT) prints `last_words()` and ends this process with status 130.
 
-    This works whatever the main thread does or waits for, and also if `last_words` fails. Call it
-    on the main thread (else ValueError). Only the operating system cleans up: files must be
-    complete, or recognisable as incomplete, at any moment.
+    This works no matter what the main thread does or waits for, and even if `last_words` fails.
+    Call it on the main thread (else ValueError). Only the operating system cleans up. So at any
+    moment, files must be complete, or recognisable as incomplete.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -32,8 +33,8 @@ def leave_on_interrupt(last_words: Callable[[], str]) -> None:
         finally:
             os._exit(INTERRUPTED)  # nothing else ends it: Python no longer raises KeyboardInterrupt
 
-    # Python's handler runs on the main thread, only when that returns to Python. But the signal's
-    # number is written to this pipe as soon as it arrives.
+    # Python's handler runs only when the main thread returns from compiled code to Python. But the
+    # signal's number is written to this pipe as soon as the signal arrives.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, lambda number, frame: None)
     threading.Thread(target=listen, name="interrupt", daemon=True).start()

@@ -1,6 +1,6 @@
 """The training loop puts the course's parts together, on every rank.
 
-    for each epoch            the sampler shuffles, alike on all ranks, and each takes its share
+    for each epoch            the sampler shuffles, the same on all ranks; each takes its share
       for each step           batch_size examples, batch_size / K of them here
         for each micro-batch  forward, backward; only the last one averages over the ranks
         clip, AdamW           the same step on all ranks
@@ -26,7 +26,8 @@ from course_lib.train.models import mean_loss
 from course_lib.train.progress import Progress, duration, say
 from course_lib.train.trainer import Trainer
 
-_TEST_BATCH = 64  # at least: without backward, a small batch saves no needed memory and is slow
+# The smallest batch for tests. Without backward, memory is no problem, and a smaller batch is slow.
+_TEST_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def train(config: TrainConfig) -> TrainResult:
     """Train as `config` says on the ranks of the default process group; return the result.
 
     All ranks must call, as in `Ranks(4).run(train, config)` and `python -m course_lib.train`. On
-    CPU ranks the same K gives the same bits, even across restarts. Another K differs by rounding,
-    and, with dropout, by the dropped activations. The state of PyTorch's random numbers is
-    restored.
+    CPU ranks the same K gives the same bits, even across restarts. With a different K, the result
+    differs by rounding, and with dropout also by the dropped activations. The state of PyTorch's
+    random numbers is restored.
 
     Raises:
         ConfigError: the options are invalid, or do not match the checkpoint.
@@ -110,7 +111,8 @@ def train(config: TrainConfig) -> TrainResult:
             if progress is not None:
                 progress.close()
         test_loss, test_accuracy = _evaluate(trainer, dataset.test, max(micro_batch, _TEST_BATCH))
-        # The loss of the last step was computed before its update; this looks at the weights after.
+        # The last step's loss was computed before its update. The test loss checks the weights
+        # after it.
         trainer.require_finite(test_loss, f"the test loss is {test_loss} after step {trainer.step}")
     if progress is not None:
         say(

@@ -54,7 +54,9 @@ def _cnn(channels: int, layers: int, dropout: float) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)); (B, T, width) both.
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Input and output have the shape (B, T, width).
 
     Normalising *before* each part leaves an unbroken path for the gradient (A. Radford et al.,
     "Language Models are Unsupervised Multitask Learners", 2019), so training needs no warm-up.
@@ -76,7 +78,7 @@ class Block(nn.Module):
         return x + self._dropped(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))))
 
     def _attention(self, x: Tensor) -> Tensor:
-        """softmax(q kᵀ/√d + mask) v for each head, where no position sees a later one."""
+        """Return softmax(q kᵀ/√d + mask) v for each head; no position sees a later one."""
         batch, length, width = x.shape
         split = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width/heads)
@@ -111,7 +113,10 @@ class Transformer(nn.Module):
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:
-        """Draw weights with standard deviation 0.02, smaller where 2·layers results are added."""
+        """Draw weights with standard deviation 0.02.
+
+        It is smaller for the layers whose outputs, 2·layers of them, are added up.
+        """
         for name, param in self.named_parameters():
             if param.dim() > 1:
                 into_residual = name.endswith(("attention_out.weight", "mlp_out.weight"))
@@ -130,9 +135,9 @@ class Transformer(nn.Module):
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats, a scalar.
 
-    Logits have the shape (…, classes), targets, integers, the shape (…).
+    Logits have the shape (…, classes). Targets are integers of shape (…).
     """
-    # In full precision: bf16 has only 8 significant bits, and people compare losses.
+    # Compute in full precision: bf16 has only 8 significant bits, and people compare losses.
     flat = logits.flatten(0, -2)
     full = flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
     return F.cross_entropy(full, targets.flatten().long())

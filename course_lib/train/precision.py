@@ -45,5 +45,5 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the context for forward and loss; backward takes the same types by itself."""
+        """Return the context for forward and loss; backward uses the same types automatically."""
         return torch.autocast(self._device_type, dtype=self._dtype, enabled=self._enabled)

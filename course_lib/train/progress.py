@@ -32,7 +32,7 @@ class Progress:
         total: steps when the run is complete.
         steps_per_epoch: steps of one epoch, to show the epoch.
         unit: `samples` or `tokens`.
-        units_per_step: how many of them all ranks together process in a step.
+        units_per_step: number of these units that all ranks together process in a step.
 
     """
 
@@ -49,7 +49,7 @@ class Progress:
         self._open = False
 
     def report(self, step: int, loss: float) -> None:
-        """Say that `step` steps are done, the last one with this loss (mean over the ranks)."""
+        """Show that `step` steps are done, the last one with this loss (mean over the ranks)."""
         now = time.perf_counter()
         speed = self._units_per_step * (step - self._last) / max(now - self._last_time, 1e-9)
         self._last, self._last_time = step, now

@@ -36,7 +36,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
         """Build the replica; continue from the newest checkpoint, if there is one.
 
-        Raises ConfigError if the checkpoint has another configuration, if the folder or its
+        Raises ConfigError if the checkpoint has a different configuration, if the folder or its
         checkpoints cannot be used, if the device does not have the precision, or if the batch
         cannot be divided equally.
         """
@@ -61,11 +61,11 @@ class Trainer:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Run one unused backward: after the first one, both DDPs rebuild their buckets.
+        """Run one unused backward, because both DDPs rebuild their buckets after the first one.
 
-        A sum of K > 2 numbers depends on the order of addition, which depends on the place in the
-        bucket. So a resumed run must not take a step with buckets that an uninterrupted run never
-        used.
+        A sum of K > 2 numbers depends on the order of addition, which depends on the position in
+        the bucket. So a resumed run must not take a step with buckets that an uninterrupted run
+        never used.
         """
         count = self._config.micro_batch_size(self._world_size)
         inputs, targets = (tensor[:count] for tensor in self._dataset.train)
@@ -125,8 +125,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint on rank 0, if the run has a folder for checkpoints.
 
-        Reads the losses and raises the errors of `read_losses`; on rank 0 also those of
-        `save_checkpoint`.
+        This also reads the losses, and raises the errors of `read_losses`. On rank 0 it also raises
+        the errors of `save_checkpoint`.
         """
         self.read_losses()
         if self._folder is None or self._rank != 0:

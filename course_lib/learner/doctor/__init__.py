@@ -32,7 +32,7 @@ LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     *(_sandbox.namespaces, _sandbox.bubblewrap, _sandbox.control_groups),
 )
 GRADING_LOOKS = (_sandbox.graded,)
-"""Tests that --grading adds; they take a few seconds more."""
+"""Tests that --grading adds. They take a few more seconds."""
 _MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
 
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 def findings(
     looks: Iterable[Callable[[], Finding | Iterator[Finding]]] = LOOKS,
 ) -> Iterator[Finding]:
-    """Yield the result of each test; a test that itself fails is a result too."""
+    """Yield the result of each test. If a test itself raises an error, this is also a result."""
     for look in looks:
         name = look.__name__.replace("_", " ")
         try:
@@ -92,7 +92,7 @@ def text_of(finding: Finding) -> str:
 
 
 def conclusion(found: list[Finding], needs: set[Need]) -> str:
-    """Return the last line: whether one can begin."""
+    """Return the last line, which says whether the learner can begin."""
     wrong = [each.name for each in found if not each.fine and each.needed_for == "course"]
     ungraded = [each.name for each in found if not each.fine and each.needed_for == "grading"]
     if wrong:

@@ -16,7 +16,7 @@ class Finding:
         name: the name of what was tested.
         told: what was found, in one line.
         advice: what to do, in one sentence; empty if all is fine.
-        needed_for: what does not work without it; ``nothing``: only comfort or speed suffers.
+        needed_for: what does not work without it. With ``nothing``, only comfort or speed suffers.
 
     """
 

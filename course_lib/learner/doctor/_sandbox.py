@@ -18,11 +18,11 @@ _SETTINGS = {
 }
 """Kernel settings: the value that forbids user namespaces, and one that allows them."""
 _CANARY_SECONDS = 900.0
-"""More than three solutions take on a busy machine."""
+"""Time limit for grading three solutions: more than they take on a busy machine."""
 
 
 def namespaces() -> Finding:
-    """Test what the kernel lets ordinary users do; root needs no user namespace."""
+    """Test whether the kernel lets ordinary users create user namespaces; root needs none."""
     if sys.platform != "linux":
         advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"
         return Finding("namespaces", f"there are none on {sys.platform}", advice, "grading")
@@ -61,7 +61,7 @@ def bubblewrap() -> Finding:
 
 
 def control_groups() -> Finding:
-    """Test whether the kernel can limit a submission's memory; else the grader watches it."""
+    """Test whether the kernel can limit a submission's memory; otherwise the grader watches it."""
     if sys.platform != "linux":
         return Finding("control groups", "only on Linux", "see namespaces above", "nothing")
     from autograder.sandbox.memory import MemoryGroup

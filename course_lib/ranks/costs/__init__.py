@@ -1,1 +1,1 @@
-"""The time that things take: messages on a network, collectives, computation."""
+"""Cost models: the time of messages on a network, of collectives and of computation."""

@@ -1,9 +1,9 @@
 """The cost of a collective: the messages of its algorithm, sent over the links.
 
-An algorithm is a list of rounds, a round a list of messages. A rank enters a round when it has
-left the one before; a message starts when both its ends have entered. So the time of a collective
-is the longest path through its messages, and a late rank delays those that depend on it, no
-others. On an idle switch, with all K ranks ready at once and n bytes that divide:
+An algorithm is a list of rounds, and a round is a list of messages. A rank enters a round when it
+has left the previous one. A message starts when both its ends have entered the round. So the time
+of a collective is the longest path through its messages. A late rank delays only the ranks that
+depend on it. On an idle switch, with all K ranks ready at once and n bytes that divide evenly:
 
     ring                2 (K-1) (α + n/(Kβ))               Patarasuk and Yuan, 2009
     halving-doubling    2 log₂K α + 2 (K-1)/K n/β          Thakur, Rabenseifner and Gropp, 2005
@@ -36,15 +36,15 @@ def start_collective(
     root: int,
     itemsize: int,
 ) -> Transfer:
-    """Return the messages of a collective, none of them sent.
+    """Return the messages of a collective, before any of them is sent.
 
     Args:
         kind: for example ``"all_reduce"``.
-        network: whose choice of algorithms counts.
+        network: only its choice of algorithms matters.
         links: the links that the messages occupy.
-        members: the group, as ranks of the whole.
+        members: the members of the group, as ranks of the group of all ranks.
         sizes: per member, the bytes of each of the tensors that it puts in.
-        root: of a rooted collective, as a rank of the group.
+        root: root of a rooted collective, as a rank of the group.
         itemsize: bytes of one element; pieces are cut between elements.
 
     """
@@ -61,14 +61,16 @@ def start_collective(
 def collective_time(
     kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
 ) -> float:
-    """Return the seconds until the last of `k` ranks is done, all ready at once on a free network.
+    """Return the seconds until the last of `k` ranks is done.
+
+    All ranks are ready at once, and the network is idle.
 
     Args:
         kind: for example ``"all_reduce"``.
-        network: whose choice of algorithms counts.
+        network: the costs of messages, and the choice of algorithms.
         k: number of ranks that take part.
-        nbytes: n, what one rank puts in; for a scatter, what it gets.
-        root: of a rooted collective.
+        nbytes: n, the bytes that one rank puts in, or gets in a scatter.
+        root: root of a rooted collective.
         itemsize: bytes of one element.
 
     """
@@ -88,23 +90,23 @@ def collective_bytes(
 ) -> tuple[int, ...]:
     """Return the bytes that each of `k` ranks sends in a collective.
 
-    They are derived: what the algorithm's messages add up to, not what a library was seen to send.
+    They are derived as the sum of the algorithm's messages. They are not measured on a library.
     Ring all_reduce: 2 (K-1)/K n on every rank; all_gather (n put in): (K-1) n; reduce_scatter:
-    (K-1)/K n; tree broadcast: up to ⌈log₂K⌉ n, the root's.
+    (K-1)/K n; tree broadcast: at most ⌈log₂K⌉ n, which the root sends.
 
     Args:
         kind: for example ``"all_reduce"``.
-        network: whose choice of algorithms counts, and nothing else of it.
+        network: only its choice of algorithms matters.
         k: number of ranks that take part.
-        nbytes: n, what one rank puts in; for a scatter, what it gets.
-        root: of a rooted collective, as a rank of the group.
+        nbytes: n, the bytes that one rank puts in, or gets in a scatter.
+        root: root of a rooted collective, as a rank of the group.
         itemsize: bytes of one element; pieces are cut between elements.
 
     """
     sent = [0] * k
     if k == 1:
         return (0,)
-    if kind == "broadcast" and network.broadcast == "pipelined":  # down a chain, to its last
+    if kind == "broadcast" and network.broadcast == "pipelined":  # along a chain, to its last rank
         return tuple(0 if (rank - root) % k == k - 1 else nbytes for rank in range(k))
     for messages in _rounds(
         kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
@@ -124,7 +126,7 @@ def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[lis
 
 
 class _Asked(NamedTuple):
-    """One collective whose messages are asked for; see `start_collective`."""
+    """The arguments of a function in `COSTS`; see `start_collective`."""
 
     network: Network
     k: int
@@ -191,7 +193,7 @@ def _scatter(asked: _Asked) -> Iterable[Round]:
 
 
 def _all_to_all(asked: _Asked) -> Iterable[Round]:
-    # In step s everyone sends to its s-th neighbour, so that no incoming port is crowded.
+    # In step s each rank sends to its s-th neighbour, so each rank gets only one message at a time.
     k, sizes = asked.k, asked.sizes
     return [[(r, (r + s) % k, sizes[r][(r + s) % k]) for r in range(k)] for s in range(1, k)]
 
@@ -212,11 +214,11 @@ COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
     "all_to_all": _all_to_all,
     "barrier": _barrier,
 }
-"""The messages of every collective in `_torch.collective_table`, round by round."""
+"""For every collective in `_torch.collective_table`, a function that returns its messages."""
 
 
 def split_bytes(nbytes: int, parts: int, itemsize: int) -> list[int]:
-    """Return the bytes of `parts` pieces, equal up to one element, the longer ones first."""
+    """Return the bytes of `parts` pieces that differ by at most one element, longer ones first."""
     length, rest = divmod(nbytes // max(1, itemsize), parts)
     return [(length + (i < rest)) * itemsize for i in range(parts)]
 
@@ -226,7 +228,7 @@ def _powers(k: int) -> list[int]:
 
 
 def ring(k: int, pieces: Sequence[int], shift: int) -> Iterator[Round]:
-    """K-1 rounds; in round s rank r passes piece r - s + shift to its right neighbour."""
+    """Yield K-1 rounds: in round s, rank r passes piece r - s + shift to its right neighbour."""
     for s in range(k - 1):
         yield [(r, (r + 1) % k, pieces[(r - s + shift) % k]) for r in range(k)]
 
@@ -244,9 +246,10 @@ def tree_down(k: int, n: int, root: int) -> Iterator[Round]:
 
 
 def halving_doubling(k: int, n: int, itemsize: int) -> Iterator[Round]:
-    """Exchange halves with ever nearer ranks, then gather them back in reverse order.
+    """Exchange halves with nearer and nearer ranks, then gather them back in reverse order.
 
-    The ranks beyond the largest power of two hand their tensor in before and get it back after.
+    The ranks beyond the largest power of two send their tensor to another rank before this, and
+    receive the result after it.
     """
     power = 1 << (k.bit_length() - 1)
     starts = [0, *accumulate(split_bytes(n, power, itemsize))]

@@ -1,10 +1,10 @@
 """The cost of computation on a simulated rank: declared, counted or measured.
 
-- declared: only what `compute` says.
-- counted: every operator costs its floating-point operations, and its memory traffic, on the
-  `Device`. Backward counts layer by layer, so a gradient bucket leaves when its last gradient is
-  ready.
-- measured: the CPU time of the rank, the only one that runs.
+- declared: only calls of `compute` cost time.
+- counted: every operator costs the time of its floating-point operations, and of its memory
+  traffic, on the `Device`. Backward counts layer by layer, so a gradient bucket is sent when its
+  last gradient is ready.
+- measured: the CPU time of the rank. Only one rank runs at a time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _local = _Local()
 
 
 def compute(seconds: float = 0.0, *, flops: float = 0.0) -> None:
-    """Say that this rank computes for `seconds`, or for `flops` floating-point operations.
+    """Declare that this rank computes for `seconds`, or for `flops` floating-point operations.
 
-    On a simulated rank the clock moves on, at once. Elsewhere the rank sleeps for `seconds`, so
-    that the same function shows the same timeline; there `flops` has no meaning.
+    On a simulated rank the virtual clock advances, without real waiting. Elsewhere the rank sleeps
+    for `seconds`, so that the same function shows the same timeline. There, `flops` has no meaning.
 
     Raises:
-        ValueError: a negative amount, or `flops` where no `Device` says how long they take.
+        ValueError: an amount is negative, or `flops` is given without a `Device` that defines
+            their time.
 
     """
     if not (0 <= seconds < math.inf and 0 <= flops < math.inf):
@@ -52,7 +53,7 @@ def compute(seconds: float = 0.0, *, flops: float = 0.0) -> None:
 
 
 def clock() -> float:
-    """Return this rank's clock in seconds: virtual on a simulated rank, else the computer's."""
+    """Return this rank's clock in seconds: virtual on a simulated rank, else the real one."""
     return time.perf_counter() if _local.clock is None else _local.clock()
 
 
@@ -62,12 +63,12 @@ def is_simulated() -> bool:
 
 
 def enter_rank(spend: Callable[[float, float], None], now: Callable[[], float]) -> None:
-    """Make `compute` and `clock` on this thread those of a simulated rank."""
+    """Make this thread a simulated rank: `compute` then calls `spend`, and `clock` calls `now`."""
     _local.compute, _local.clock = spend, now
 
 
 class CountedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, every operator of this thread costs what it takes on the device."""
+    """While active, every operator of this thread costs the time that it takes on the device."""
 
     def __init__(self, device: Device, spend: Callable[[float], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

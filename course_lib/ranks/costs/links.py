@@ -1,4 +1,4 @@
-"""The links of a network in use: when a message starts, when it has left, when it is there."""
+"""The links of a network in use: when a message starts, when it has left, when it arrives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from course_lib.ranks.costs.network import Network, Port, Route
 
 
 class Links:
-    """Keeps, for every port, until when it is busy. Ports serve in the order of the calls."""
+    """Keeps, for every port, the time until which it is busy. Ports serve in the order of calls."""
 
     def __init__(self, network: Network, world_size: int) -> None:
         self.network = network
@@ -24,11 +24,11 @@ class Links:
         return self._free.copy(), self._count.copy()
 
     def restore(self, state: tuple[dict[Port, float], Counter[tuple[int, int]]]) -> None:
-        """Put back a state: what was sent since was not."""
+        """Return to a saved state, as if nothing had been sent since then."""
         self._free, self._count = state
 
     def free_from(self, source: int, target: int, ready: float) -> float:
-        """Return the first moment, from `ready` on, at which a message can start."""
+        """Return the first time, from `ready` on, at which a message can start."""
         start, free = ready, self._free
         for port, begins, _ in self._route(source, target).ports:
             until = free.get(port, 0.0) - begins
@@ -39,8 +39,8 @@ class Links:
     def send(self, source: int, target: int, nbytes: int, ready: float) -> tuple[float, float]:
         """Send one message; return (time at which it has left, time at which it has arrived).
 
-        It starts at the first moment, from `ready` on, at which every port of its route is free
-        when the message gets there:
+        It starts at the first time, from `ready` on, for which every port of its route is free when
+        the message gets to this port:
 
             start   = max(ready, free[port] - begins[port])   over the ports
             left    = start + o + n/β

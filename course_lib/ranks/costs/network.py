@@ -1,16 +1,17 @@
-"""The network and the devices that simulated ranks run on, and that CPU ranks can emulate in part.
+"""The network and devices of simulated ranks; CPU ranks can emulate a part of the network.
 
 A message of ``n`` bytes that starts at time ``t`` arrives at ``t + latency + n / bandwidth``
 (the α–β model of Hockney, 1994). It occupies its sender's outgoing port from ``t`` to
-``t + n / bandwidth`` and its receiver's incoming port for as long, ``latency`` later. A port
-carries one message at a time, first come, first served; a rank sends and receives at once.
+``t + n / bandwidth``, and its receiver's incoming port for the same duration, ``latency`` later. A
+port carries one message at a time, first come, first served. A rank can send and receive at the
+same time.
 
 A message can also cost its two ranks work: an ``overhead`` of o seconds at each end (D. Culler et
 al., "LogP", PPoPP 1993). Then it takes ``o + latency + n / bandwidth + o``. The sender's o comes
-before the first byte leaves, and its next message starts only after both: so K messages at once
-leave every ``o + n / bandwidth``. The receiver's o comes after the last byte, and the message is
-there when it is over. Unlike LogP's processor a rank does its sending and its receiving side by
-side, as its ports do, and computes meanwhile.
+before the first byte leaves. Its next message starts only after this o and the time of the bytes.
+So of K messages that are ready at once, one leaves every ``o + n / bandwidth``. The receiver's o
+comes after the last byte, and the message has arrived when this o is over. Unlike LogP's processor,
+a rank sends and receives at the same time, as its ports do, and also computes meanwhile.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling", "dir
 BroadcastAlgorithm = Literal["tree", "central", "pipelined"]
 
 Port = tuple[str, int]
-"""One end of a link: what it is, and whose: ``("out", 3)``."""
+"""One end of a link: its kind and its owner, such as ``("out", 3)``."""
 
 
 _LONGEST = 1 << 63
-"""Bytes that no message is longer than."""
+"""Upper limit for the bytes of a message."""
 
 
 def _is_number(value: object) -> bool:
@@ -38,11 +39,11 @@ def _is_number(value: object) -> bool:
 
 
 class Route(NamedTuple):
-    """The way of a message."""
+    """The route of a message."""
 
     ports: tuple[tuple[Port, float, float], ...]
-    """Each port, and when the message has it: from so long after the message's start, in seconds,
-    until so long after that and the time of its bytes."""
+    """(port, begins, ends) for each port, in seconds. The message occupies the port from its start
+    plus ``begins`` until its start plus the time of its bytes plus ``ends``."""
     latency: float
     bandwidth: float
     overhead: float
@@ -50,28 +51,28 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """What messages cost.
+    """The costs of messages.
 
     Args:
         latency: α, seconds from the start of a message until its first byte arrives.
         bandwidth: β, bytes per second of one port, in each direction.
         overhead: o, seconds of a rank's work for each message that it sends or receives.
-        topology: ``"switch"``: every rank reaches every other through its one outgoing port.
-            ``"ring"``: links exist between neighbours only; a message to a rank h steps away
-            takes the shorter way round, h latencies, and occupies the h links between.
-        eager_below: messages of fewer bytes leave without waiting for their receive. 0: every
-            send waits for its receive, as with NCCL, so that unsafe programs deadlock always.
+        topology: with ``"switch"``, every rank reaches every other through its one outgoing port.
+            With ``"ring"``, only neighbours have links; a message to a rank h steps away takes the
+            shorter way round, costs h latencies, and occupies the h links on its way.
+        eager_below: messages with fewer bytes leave without waiting for their receive. With 0,
+            every send waits for its receive, as with NCCL, so unsafe programs always deadlock.
         node_size: ranks per node, for a network of two levels; ``None`` for one level.
-        inside: the network inside a node; `latency` and `bandwidth` then hold between nodes.
+        inside: the network inside a node; `latency` and `bandwidth` then apply between nodes.
         shared_port: whether the ranks of a node share one port to the other nodes.
-        all_reduce: the algorithm whose time ``dist.all_reduce`` takes.
-        broadcast: the algorithm whose time ``dist.broadcast`` takes.
-        segments: pieces that a pipelined broadcast cuts its tensor into.
+        all_reduce: the algorithm that gives the time of ``dist.all_reduce``.
+        broadcast: the algorithm that gives the time of ``dist.broadcast``.
+        segments: number of pieces into which a pipelined broadcast cuts its tensor.
         jitter: α + n/β of a message is multiplied by a random number from 1 to 1 + jitter.
-        seed: of the jitter. The same seed gives the same run.
+        seed: seed of the jitter. The same seed gives the same run.
 
     Raises:
-        ValueError: a number that is not possible for a network.
+        ValueError: a number is not possible for a network.
 
     """
 
@@ -135,7 +136,7 @@ class Network:
         return 2 * self.overhead + self.latency + nbytes / self.bandwidth
 
     def route(self, source: int, target: int, world_size: int) -> Route:
-        """Return the way from rank `source` to rank `target`."""
+        """Return the route from rank `source` to rank `target`."""
         if self.inside is not None and self.node_size is not None:
             nodes = source // self.node_size, target // self.node_size
             if nodes[0] == nodes[1]:
@@ -152,14 +153,14 @@ class Network:
         if self.topology == "ring":
             return self._around_ring(source, target, world_size)
         o, there = self.overhead, self.overhead + self.latency
-        # A rank's own port serves one rank: while that works for a message, no other can pass.
+        # A rank's port is also busy during the rank's overhead: no other message can pass then.
         ports = ((("out", source), 0.0, o), (("in", target), there, there + o))
         return Route(ports, self.latency, self.bandwidth, o)
 
     def _over(
         self, shared: Sequence[Port], delays: Sequence[float], source: int, target: int
     ) -> Route:
-        """Return the way over ports that ranks share, which no rank's overhead occupies."""
+        """Return the route over ports that ranks share. No rank's overhead occupies these ports."""
         o = self.overhead
         ports = tuple(
             (port, o + delay, o + delay) for port, delay in zip(shared, delays, strict=True)
@@ -187,18 +188,19 @@ class Network:
 
 @dataclass(frozen=True)
 class Device:
-    """What computation costs.
+    """The costs of computation.
 
     Args:
         flops: floating-point operations per second of one rank's device.
-        memory_bandwidth: bytes per second; an operator takes the longer of its arithmetic and
-            its memory traffic (the roofline). Infinite: traffic is free.
-        slowdown: rank → factor by which its computation takes longer: a straggler is ``{3: 2.0}``.
+        memory_bandwidth: bytes per second. An operator takes the time of its arithmetic or of its
+            memory traffic, whichever is longer (the roofline). If infinite, traffic is free.
+        slowdown: rank → factor by which its computation takes longer. For example, ``{3: 2.0}``
+            makes rank 3 a straggler.
         jitter: each computation's time is multiplied by a random number from 1 to 1 + jitter.
-        seed: of the jitter.
+        seed: seed of the jitter.
 
     Raises:
-        ValueError: a number that is not possible for a device.
+        ValueError: a number is not possible for a device.
 
     """
 

@@ -1,8 +1,9 @@
 """Networks and devices by name, with the source of each figure.
 
-Bandwidths are the published rates of one port in one direction, without protocol overhead; what a
-program reaches is less. No standard fixes a latency: those here are round numbers of the order that
-a small message takes through NCCL (inside a node) or TCP (between nodes). Measure yours.
+Bandwidths are the published rates of one port in one direction, without protocol overhead. A
+program reaches less. No standard defines a latency. The latencies here are round numbers, in the
+order of the time that a small message takes through NCCL (inside a node) or TCP (between nodes).
+Measure the latency of your own network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives under way: a group's follow one another on each rank, as on a stream of NCCL."""
+"""Collectives under way: on each rank, those of a group run in order, as on a stream of NCCL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Part(Protocol):
 
     @property
     def rank(self) -> int:
-        """Whose it is."""
+        """The rank."""
 
     @property
     def group(self) -> Hashable:
@@ -24,7 +24,7 @@ class Part(Protocol):
 
     @property
     def posted(self) -> float:
-        """Since when the rank is ready for it, in seconds."""
+        """The time from which the rank is ready for the collective, in seconds."""
 
 
 P = TypeVar("P", bound=Part)
@@ -38,15 +38,15 @@ class Running(Generic[P]):
     """In the order of the group."""
     transfer: Transfer
     offered: float = math.inf
-    """When it next wants to go on, as far as it has told."""
+    """The time of its latest `offer`: when it next wants to go on."""
 
 
 class Streams(Generic[P]):
-    """The collectives that are under way, each rank's one behind the other.
+    """The collectives that are under way: on each rank, they run one after the other.
 
     Args:
-        end: called with each rank's part and its end, in seconds.
-        offer: called with a time, and with a collective that can go on then.
+        end: called with each rank's part and the time of its end, in seconds.
+        offer: called with a time and a collective that can go on at this time.
 
     """
 
@@ -59,10 +59,10 @@ class Streams(Generic[P]):
             defaultdict(deque)
         )
         self._over: defaultdict[tuple[Hashable, int], float] = defaultdict(float)
-        """Until when the stream's last collective that has a known end takes the rank."""
+        """(group, rank) → the end of the latest collective there whose end is known, in seconds."""
 
     def add(self, parts: Sequence[P], transfer: Transfer) -> None:
-        """Let a collective begin, on each rank when the group's one before it is over there."""
+        """Add a collective. On each rank, it begins when the group's previous one is over there."""
         running = Running(parts, transfer)
         for member, part in enumerate(parts):
             stream = self._streams[part.group, part.rank]
@@ -72,7 +72,7 @@ class Streams(Generic[P]):
         self._want(running)
 
     def go_on(self, running: Running[P], until: float) -> None:
-        """Send what a collective can send before `until`."""
+        """Send the messages that a collective can send before `until`."""
         running.offered = math.inf
         for member in running.transfer.advance(until):
             part, end = running.parts[member], running.transfer.times[member]

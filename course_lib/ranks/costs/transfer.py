@@ -1,8 +1,9 @@
 """One collective under way: which of its messages are sent, and which members are done.
 
-Messages of several collectives, and of sends, share links. A collective's message takes its ports
-when both are free, and of several that wait for a port the one that was ready first. Until then it
-holds none: while one of its messages waits for a busy receiver, another of them may leave.
+Messages of several collectives, and of sends, share links. A message of a collective occupies its
+ports when both are free. If several messages wait for a port, the one that was ready first gets it.
+Until then, a message occupies no port. So while one message of a collective waits for a busy
+receiver, a different one may leave.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Transfer(ABC):
     """The messages of one collective.
 
     Args:
-        links: carry them.
-        members: the group, as ranks of the whole.
+        links: the links that carry the messages.
+        members: the members of the group, as ranks of the group of all ranks.
 
     Attributes:
-        times: per member, until when it is busy, as far as this is known.
+        times: per member, the time until which it is busy, as far as this is known.
 
     """
 
@@ -36,7 +37,7 @@ class Transfer(ABC):
         self._links = links
         self._members = members
         self._ready: list[tuple[float, float, int, Message, int]] = []
-        """Heap of messages: when it can start, since when it is ready, its order, what, number."""
+        """Heap of (earliest start, time from which it is ready, order, message, number)."""
         self._ended: list[int] = []
         self._count = 0
 
@@ -46,22 +47,22 @@ class Transfer(ABC):
 
     @abstractmethod
     def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
-        """Note when a message has left and arrived, and offer those that waited for it."""
+        """Note when a message has left and arrived, and offer the messages that waited for it."""
 
     def _offer(self, ready: float, message: Message, number: int) -> None:
         self._count += 1
         heapq.heappush(self._ready, (ready, ready, self._order(number), message, number))
 
     def _order(self, number: int) -> int:
-        """Return the place of a message among those that can start at the same time."""
+        """Return the sort key of a message among messages that can start at the same time."""
         return self._count
 
     def next_start(self) -> float | None:
-        """Return the time before which nothing starts; ``None``: another must enter first."""
+        """Return the time of the next start; ``None`` if another member must enter first."""
         return self._ready[0][0] if self._ready else None
 
     def advance(self, until: float = math.inf) -> list[int]:
-        """Send what is ready before `until`, or until a member is done; return those that are."""
+        """Send what is ready before `until`, or until a member is done; return the done members."""
         ready, members, links = self._ready, self._members, self._links
         while not self._ended and ready and ready[0][0] < until:
             start, asked, order, message, number = heapq.heappop(ready)
@@ -77,15 +78,15 @@ class Transfer(ABC):
 
 
 class RoundsTransfer(Transfer):
-    """Messages in rounds: a member enters a round when it has left the one before.
+    """Messages in rounds: a member enters a round when it has left the previous one.
 
-    A message starts when both its ends have entered its round. So a late member delays those that
-    depend on it, and no others.
+    A message starts when both its ends have entered its round. So a late member delays only the
+    members that depend on it.
 
     Args:
-        links: carry them.
-        members: the group, as ranks of the whole.
-        rounds: makes the rounds.
+        links: the links that carry the messages.
+        members: the members of the group, as ranks of the group of all ranks.
+        rounds: function that makes the rounds.
 
     """
 
@@ -98,11 +99,11 @@ class RoundsTransfer(Transfer):
         self._made: list[dict[int, list[int]]] = []
         """Per round, member → the numbers of its messages that have not been sent."""
         self._messages: list[tuple[Message, int]] = []
-        """Number → message, and its round."""
+        """(message, its round) for each number."""
         self._half: dict[int, float] = {}
-        """Message that one of its ends has come to → when."""
+        """Number of a message that only one of its ends has reached → the time."""
         self._waiting: list[int] = []
-        """Members that have entered, and have not been asked for their first round."""
+        """Members that have entered but have not begun their first round."""
         self._begun = False
 
     def enter(self, member: int, time: float) -> None:
@@ -147,7 +148,8 @@ class RoundsTransfer(Transfer):
             self._offer(max(before, time), self._messages[number][0], number)
 
     def _order(self, number: int) -> int:
-        # As the rounds have them, and not as members come: else a direct exchange would collide.
+        # The order of the rounds. In the order in which members come, messages of a direct exchange
+        # would collide.
         return number
 
     def _round(self, at: int) -> dict[int, list[int]] | None:
@@ -175,10 +177,11 @@ class RoundsTransfer(Transfer):
                 self._go_on(end, at + 1)
 
     def _at_once(self) -> bool:
-        """Send all messages round by round, if that is the same as one by one; return whether.
+        """Send all messages round by round if this gives the same times; return whether it did.
 
-        It is where every link is one member's, carries one message a round, and nobody can be
-        done, and send something else, before the last message starts. It is faster.
+        It is faster than sending them one by one. The times are the same if every link belongs to
+        one member and carries one message a round, and if no member can be done, and send something
+        else, before the last message starts.
         """
         if not self._links.private:
             return False
@@ -191,7 +194,7 @@ class RoundsTransfer(Transfer):
                 break
             entered = times.copy()
             for source, target, nbytes in messages:
-                # Half a million messages on 256 ranks: `max` would be a fifth of their time.
+                # With half a million messages on 256 ranks, `max` would take a fifth of the time.
                 start, other = entered[source], entered[target]
                 if other > start:
                     start = other
@@ -212,15 +215,15 @@ class RoundsTransfer(Transfer):
 
 
 class PipelinedTransfer(Transfer):
-    """Pieces that go down a chain, from the root on; every receive is posted from the start.
+    """Pieces that are passed along a chain from the root; every receive is posted at the start.
 
-    (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
+    The time is (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
 
     Args:
-        links: carry them.
-        members: the group, as ranks of the whole.
-        root: where the chain begins, as a rank of the group.
-        pieces: bytes of each.
+        links: the links that carry the messages.
+        members: the members of the group, as ranks of the group of all ranks.
+        root: the first rank of the chain, as a rank of the group.
+        pieces: bytes of each piece.
 
     """
 
@@ -233,11 +236,11 @@ class PipelinedTransfer(Transfer):
         self._last = (root - 1) % len(members)
         self._entered: dict[int, float] = {}
         self._here: dict[tuple[int, int], float] = {}
-        """(member, piece) that is there and has not gone on → since when."""
+        """(member, piece) that has arrived and was not passed on yet → time of its arrival."""
         self._left = [
             len(pieces) * (1 + (m not in (root, self._last))) for m in range(len(members))
         ]
-        """Per member, how many pieces it has yet to get or pass on."""
+        """Per member, how many pieces it must still get or pass on."""
 
     def enter(self, member: int, time: float) -> None:
         self.times[member] = self._entered[member] = time

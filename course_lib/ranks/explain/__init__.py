@@ -1,1 +1,1 @@
-"""Failures in words: what is raised, what was waited for, on which line."""
+"""Failures in words: what was raised, what a rank waited for, and on which line."""

@@ -1,7 +1,7 @@
-"""Hints for a function that cannot take the arguments that ``run`` was given for it.
+"""Hints for a function that does not accept the arguments of ``run``.
 
-``mp.spawn`` gives a function its rank, and many a function was written for it; and options of
-`Ranks` are easily given to ``run``, which hands all it gets to the function.
+Many functions were written for ``mp.spawn``, which passes the rank to the function. And options of
+`Ranks` are easily given to ``run`` by mistake, which passes them to the function.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _RANK = ("rank", "local_rank", "world_size")
 
 
 def argument_hint(message: str) -> str:
-    """Return what to do about the ``TypeError`` of a call whose function never began; or ''.
+    """Return what to do about the ``TypeError`` of a call whose function never began, or ``""``.
 
     Args:
-        message: of the error, for example ``f() missing 1 required positional argument: 'x'``.
+        message: the error's message, for example
+            ``f() missing 1 required positional argument: 'x'``.
 
     """
     if found := _MISSING.search(message):

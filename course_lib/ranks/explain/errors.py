@@ -4,10 +4,10 @@
     ├── RankError        a rank raised an exception, or its process died
     ├── DeadlockError    ranks wait for one another and none of them can go on
     ├── MismatchError    what ranks do together does not fit together
-    ├── RankTimeout      the time limit passed; says what every rank was doing
+    ├── RankTimeout      the time limit passed; shows what every rank was doing
     └── MisuseError      handles were not waited for, or buffers touched before wait()
 
-Every message is one sentence, then a table with one row per rank, then what else is known: who
+Every message is one sentence, then a table with one row per rank, then further information: who
 waits for whom, a traceback, a hint.
 """
 
@@ -23,7 +23,7 @@ from course_lib.ranks.explain.words import format_table, in_short
 _WIDTH = 96
 """Columns of a report in a notebook."""
 _ROWS = 8
-"""Up to so many ranks each have a row of their own."""
+"""Up to this number of ranks, each rank has its own row."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RankState:
     where: str = ""
     """The line of the user's code, for example ``Cell In[3], line 7``."""
     seconds: float | None = None
-    """For how long, in seconds; ``None`` where it was not measured."""
+    """For how long, in seconds; ``None`` if it was not measured."""
 
     @property
     def line(self) -> str:
@@ -49,8 +49,8 @@ class RanksError(RuntimeError):
 
     Attributes:
         states: one `RankState` per rank, in rank order; empty if no rank had started.
-        frames: of each rank that raised an exception, the lines of the user's code that led to it,
-            from the outside in, with their variables.
+        frames: for each rank that raised an exception, the lines of the user's code that led to it,
+            outermost first, with their variables.
 
     """
 
@@ -66,17 +66,17 @@ class RanksError(RuntimeError):
         return "\n\n".join(part for part in parts if part)
 
     def add_detail(self, text: str) -> None:
-        """Add a paragraph to the report: what someone further out knows about it."""
+        """Add a paragraph to the report, with facts that only a caller knows."""
         self.detail = "\n\n".join(filter(None, [self.detail, text]))
         self.args = (self._report(),)
 
     def _render_traceback_(self) -> list[str]:
-        """Show the report alone in a notebook: the lines that led to it are this package's."""
+        """Show only the report in a notebook: the traceback has only lines of this package."""
         text = f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"
         shown = []
         for line in text.splitlines():
-            # Sentences are wrapped; rows of the table and lines of code, which have runs of
-            # spaces, are not.
+            # Only sentences are wrapped. Rows of the table and lines of code contain two spaces in
+            # a row, and are not wrapped.
             long = len(line) > _WIDTH and "  " not in line
             shown += textwrap.wrap(line, _WIDTH) if long else [line]
         return shown
@@ -87,7 +87,7 @@ class RankError(RanksError):
 
     Attributes:
         rank: the rank that failed first.
-        original: the exception as it was raised, where it could be sent back; else ``None``.
+        original: the exception as it was raised, if it could be sent back; else ``None``.
 
     """
 
@@ -112,7 +112,7 @@ class DeadlockError(RanksError):
 class MismatchError(RanksError):
     """Ranks take part in one collective with different operations, sizes, dtypes or roots.
 
-    On simulated ranks also: a send and its receive differ in size or dtype.
+    On simulated ranks it is also raised if a send and its receive differ in size or dtype.
     """
 
 
@@ -125,11 +125,11 @@ class MisuseError(RanksError):
 
 
 class MisuseWarning(UserWarning):
-    """The same, where the call went well all the same."""
+    """The same misuse as in `MisuseError`, for a call that still succeeds."""
 
 
 class CollectiveMismatch(RuntimeError):
-    """Raised on the rank that sees that its collective is not the one the others entered.
+    """Raised on the rank that sees that its collective differs from the one the others entered.
 
     The call then ends with a `MismatchError`, which shows all ranks.
     """
@@ -138,7 +138,8 @@ class CollectiveMismatch(RuntimeError):
 def format_states(states: Sequence[RankState]) -> str:
     """Return the report's table: rank, what it does, where, for how long.
 
-    Many ranks that do the same on the same line share a row, with the longest time among them.
+    If there are many ranks, those that do the same on the same line share a row, with the longest
+    of their times.
     """
     if not states:
         return ""

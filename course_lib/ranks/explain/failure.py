@@ -1,4 +1,4 @@
-"""An exception of a rank: as text that travels, and as the error that the caller gets."""
+"""An exception of a rank: as text that can be sent, and as the error that the caller gets."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from course_lib.ranks.explain.stack_frames import StackFrame, frames_of
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
 _HEADING = 200
-"""Characters of an exception's message that stand above the table."""
+"""Number of characters of an exception's message that are shown above the table."""
 _NO_VIEW = "view size is not compatible with input tensor's size and stride"
 _RESHAPE_COPIES = (
     "Careful: where .view(…) fails, .reshape(…) makes a copy. You can read from the copy. But if "
     "you write into the copy, the tensor x does not change: at the end, copy the result back with "
     "x.copy_(…)."
 )
-"""PyTorch's own advice, .reshape(…), leads from this error into the next mistake."""
+"""PyTorch's own advice for this error, .reshape(…), leads to the next mistake."""
 _CALLS_SHOWN = 1
-"""Calls inside installed packages, one after the other, up to which a traceback shows them all."""
+"""Up to this number of consecutive calls inside installed packages, a traceback shows them all."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on a rank, as it travels to whoever called."""
+    """An exception on a rank, in the form in which it is sent to the caller."""
 
     kind: str
     """Name of its class."""
@@ -49,14 +49,14 @@ class Failure:
     trace: str
     """The traceback, without the lines of `ranks`."""
     mismatch: bool
-    """Whether it is a `CollectiveMismatch`, which the ranks together explain better."""
+    """Whether it is a `CollectiveMismatch`, which a report about all ranks explains better."""
     pickled: bytes | None
-    """The exception itself, where it can be sent."""
+    """The exception itself, if it can be sent."""
     frames: tuple[StackFrame, ...] = ()
-    """The lines of the user's own that led to it, from the outside in, with their variables."""
+    """The lines of the user's code that led to it, outermost first, with their variables."""
 
     def original(self) -> BaseException | None:
-        """Return the exception as it was raised, where it could be sent; else ``None``."""
+        """Return the exception as it was raised, if it could be sent; else ``None``."""
         if self.pickled is not None:
             with suppress(Exception):
                 error = pickle.loads(self.pickled)
@@ -65,9 +65,9 @@ class Failure:
 
 
 def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
-    """Return the exception as text, in terms of the user's own lines.
+    """Return the exception as text that names the user's own lines.
 
-    `labels`: file name → how a person calls it, for example ``Cell In[3]``.
+    `labels`: file name → its name for people, for example ``Cell In[3]``.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_ours(f.filename)]
     found = innermost(((f.filename, f.lineno) for f in reversed(frames)), labels)
@@ -94,9 +94,9 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
 def _without_libraries(
     frames: Sequence[traceback.FrameSummary], labels: Mapping[str, str]
 ) -> list[str]:
-    """Return the lines of a traceback, with the calls inside installed packages told in short.
+    """Return the lines of a traceback, with the calls inside installed packages shortened.
 
-    The innermost line of the user's own may lead to several; the last of them is shown.
+    If the innermost line of the user's code leads to several such calls, the last one is shown.
     """
     shown: list[str] = []
     inside: list[traceback.FrameSummary] = []
@@ -122,7 +122,7 @@ def _without_libraries(
 
 
 def with_labels(text: str, labels: Mapping[str, str]) -> str:
-    """Return a traceback in which cells are called what people call them."""
+    """Return a traceback in which cells have their labels, such as ``Cell In[3]``."""
     for name, label in labels.items():
         text = text.replace(f'File "{name}"', label)
     return text
@@ -134,10 +134,10 @@ def rank_error(
     states: Sequence[RankState],
     original: BaseException | None,
 ) -> RankError:
-    """Return the error for `failures`, of which that on rank `first` is told in full."""
+    """Return the error for `failures`. The failure on rank `first` is shown in full."""
     failure = failures[first]
     same = [r for r in sorted(failures) if _alike(failures[r], failure)]
-    # A SyntaxError says its place itself.
+    # The message of a SyntaxError already names its line.
     where = f"  ({failure.where})" if failure.where and failure.kind != "SyntaxError" else ""
     message = _first_line(failure.message)
     if message:
@@ -156,7 +156,7 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
-    # Without a line of the user's own, the function has not begun: its arguments did not fit.
+    # If no line of the user's code ran, the function did not begin: its arguments did not fit.
     if failure.kind == "TypeError" and not failure.where:
         error.add_detail(argument_hint(failure.message))
     if failure.kind == "RuntimeError" and failure.message.startswith(_NO_VIEW):
@@ -166,7 +166,7 @@ def rank_error(
 
 
 def _alike(one: Failure, other: Failure) -> bool:
-    """Return whether two ranks failed in the same way: but for numbers, such as their own."""
+    """Return whether two ranks failed in the same way, except for numbers such as the rank."""
 
     def told(failure: Failure) -> tuple[str, str, str]:
         return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
@@ -175,13 +175,13 @@ def _alike(one: Failure, other: Failure) -> bool:
 
 
 def _first_line(message: str) -> str:
-    """Return as much of a message as a heading has room for; the traceback has all of it."""
+    """Return the part of a message that fits into a heading; the traceback shows all of it."""
     line = next(iter(message.strip().splitlines()), "")
     return line if len(line) <= _HEADING else line[: line.rfind(" ", 0, _HEADING)] + " …"
 
 
 def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:
-    """Return the error for a call that outran its limit."""
+    """Return the error for a call that exceeded its time limit."""
     busy = [state.rank for state in states if state.doing.startswith("running")]
     hint = ""
     if busy:
@@ -189,25 +189,25 @@ def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTim
             f"{names(busy)} {one_or_many(busy, 'is', 'are')} computing, sleeping or looping: "
             "look for a loop that does not end"
         )
-        # The limit of a check's case is not the student's to choose.
+        # A student cannot change the time limit of a check's case.
         hint += ", or give more time with Ranks(…, timeout=seconds)." if what == "call" else "."
     return RankTimeout(f"The {what} took longer than its limit of {timeout:g} s.", states, hint)
 
 
 def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
-    """Return the error for a call whose ranks another thread has closed."""
+    """Return the error for a call during which another thread closed the ranks."""
     return RanksError("Another thread closed the ranks while they ran this call.", states)
 
 
 def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:
-    """Return what is printed when a person stops a call; `kept`: the ranks live on."""
+    """Return the text to print when a person stops a call. `kept`: whether the ranks stay alive."""
     now = "keep their variables" if kept else "were ended"
     told = f"Interrupted. The ranks {now}. When you interrupted, they did this:"
     return f"{told}\n\n{format_states(states)}\n"
 
 
 def exit_reason(status: int | None) -> str:
-    """Return what an exit status means; negative: the signal that ended the process."""
+    """Return what an exit status means. A negative one is the signal that ended the process."""
     if status is None:
         return "the reason is unknown"
     if status >= 0:

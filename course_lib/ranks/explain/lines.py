@@ -1,7 +1,7 @@
-"""The line of the user's code that runs: the one thing that makes a report useful.
+"""Find the line of the user's code that is running: without it, a report is of little use.
 
-The innermost line is mostly PyTorch's or ours. A cell of the notebook says more than any of them,
-and after that a file that is neither installed nor part of Python.
+The innermost line usually belongs to PyTorch or to this package. A line in a cell of the notebook
+says most. Second best is a line in a file that is neither installed nor part of Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COURSE = tuple(
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """PyTorch's folder."""
 OURS = (*_COURSE, TORCH)
-"""Folders whose lines are never the user's: ranks, all of it, checks, the race, and PyTorch."""
+"""Folders whose lines are never the user's: all of `ranks`, the checks, the race, and PyTorch."""
 _HANDED_OUT = re.compile(r".*[/\\]\d\d_\w+[/\\](checks|judges|\w+_judges)\.py")
 """Files of an assignment. Their lines are never the user's, either."""
 _PATHS = sysconfig.get_paths()
@@ -38,7 +38,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 def named(name: str, line: int | None, labels: Mapping[str, str]) -> str:
-    """Return for example ``Cell In[3], line 7``; `labels`: file name → how a person calls it."""
+    """Return for example ``Cell In[3], line 7``. `labels`: file name → its name for people."""
     return f"{labels.get(name) or _basename(name)}, line {line}"
 
 
@@ -48,10 +48,10 @@ _basename = functools.lru_cache(maxsize=4096)(os.path.basename)
 def innermost(
     frames: Iterable[tuple[str, int | None]], labels: Mapping[str, str]
 ) -> tuple[str, int | None] | None:
-    """Return the innermost of `frames`, given from the inside out, that is the user's own.
+    """Return the innermost of `frames` that is the user's own. The innermost frame comes first.
 
-    A cell, if there is one; else a file that is neither installed nor Python's; else one that is
-    neither ours nor PyTorch's; else ``None``.
+    A frame of a cell is preferred. Next is a file that is neither installed nor part of Python,
+    then a file that is part of neither this package nor PyTorch. Without any, return ``None``.
     """
     own = installed = None
     for name, line in frames:
@@ -69,7 +69,7 @@ _OWN = 2
 
 @functools.lru_cache(maxsize=4096)
 def _rank_of(name: str) -> int:
-    """Return what a file that is no cell says: `_OWN`, 1 if it is installed, 0 if it is ours."""
+    """Return how useful a file that is not a cell is: `_OWN`, 1 if installed, 0 if it is ours."""
     if not is_installed(name):
         return _OWN
     return 0 if _is_no_package(name) else 1
@@ -83,18 +83,18 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     """Return a function that names the innermost line of the user's code that is running."""
 
     def locate() -> str:
-        # As `innermost` does, but a line's number, which takes time, is asked of one frame only.
+        # The same as `innermost`, but it gets the line number, which takes time, of one frame only.
         frame: FrameType | None = sys._getframe(1)
         best, best_rank = None, 0
         while frame is not None:
             name = frame.f_code.co_filename
-            if name in labels:  # as mostly in a notebook: nothing further out says more
+            if name in labels:  # a cell, the usual case in a notebook: no outer frame says more
                 return named(name, frame.f_lineno, labels)
             rank = _rank_of(name)
             if rank > best_rank:
                 best, best_rank = frame, rank
                 if rank == _OWN and not labels:
-                    break  # there are no cells further out
+                    break  # without labels, no outer frame can be a cell
             frame = frame.f_back
         return named(best.f_code.co_filename, best.f_lineno, labels) if best else ""
 
@@ -102,7 +102,7 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
 
 
 def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
-    """Return the innermost line of the user's own that a thread of this process runs."""
+    """Return the innermost line of the user's code that a thread of this process is running."""
     frame = sys._current_frames().get(thread or 0)
     frames = []
     while frame is not None:
@@ -113,19 +113,19 @@ def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
 
 
 def line_in_dump(dump: str, labels: Mapping[str, str]) -> str:
-    """Return the innermost line of the user's own in what ``faulthandler`` wrote; or nothing."""
+    """Return the innermost line of the user's code in a dump of ``faulthandler``, or ``""``."""
     found = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
     return named(*found, labels) if found else ""
 
 
 def innermost_function(dump: str) -> str:
-    """Return the name of the innermost Python function in what ``faulthandler`` wrote."""
+    """Return the name of the innermost Python function in a dump of ``faulthandler``."""
     frames = _FRAME.findall(dump)
     return frames[0][2] if frames else ""
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a file belongs to Python, to an installed package or to this one."""
+    """Return whether a file belongs to Python, to an installed package or to this package."""
     return name.startswith(_INSTALLED) or is_ours(name)
 
 

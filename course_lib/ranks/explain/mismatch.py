@@ -1,7 +1,7 @@
-"""Operations that do not fit together, in words: for all kinds of ranks.
+"""Explain operations that do not fit together, for all kinds of ranks.
 
-Ranks that disagree about a collective, a send and a receive that differ, and communication that is
-left over when ranks have ended. `waiting` tells who waits for whom.
+These are: ranks that disagree about a collective, a send and a receive that differ, and
+communication that is unfinished when ranks have ended. `waiting` explains who waits for whom.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def unfinished(
     """Return the error for communication that can never complete, or ``None`` if there is none.
 
     Args:
-        unmatched: messages whose other side has ended, or all if the call is over.
-        skipped: collectives that a rank which has ended did not enter.
+        unmatched: messages whose other side has ended; all unmatched messages if the call is over.
+        skipped: collectives that an ended rank did not enter.
         states: what every rank does, in rank order.
         over: whether every rank has ended.
 
@@ -66,7 +66,7 @@ def collective_mismatch(
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
-    `entered`: rank → (signature, line) of those that have entered it.
+    `entered`: rank → (signature, line), for the ranks that have entered it.
     """
     rows = []
     for state in states:

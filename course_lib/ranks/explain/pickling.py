@@ -1,10 +1,10 @@
-"""The pickler of ranks: cloudpickle's, but for exceptions, handles and the names of files.
+"""The pickler of ranks: cloudpickle's, except for exceptions, handles and the names of files.
 
-An exception arrives as it was raised, whatever its ``__init__`` takes. Python's own way calls the
-class with ``error.args``. That is the message alone where an ``__init__`` has taken something else,
-and the call then fails. A handle does not travel, and a sentence says what to do instead.
+An exception arrives as it was raised, for any signature of its ``__init__``. Python's own way calls
+the class with ``error.args``. These are only the message if ``__init__`` took something else, and
+the call then fails. A handle cannot be sent; the error message says what to do instead.
 
-Code keeps the name of its file, by which a report names a line; cloudpickle 3.1.3 leaves it out.
+Code keeps the name of its file, as a report needs it to name a line. cloudpickle 3.1.3 drops it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch.distributed as dist
 
 def _code(code: types.CodeType) -> tuple[Any, ...]:
     kind, args = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    filename = 10  # its place in the constructor of every Python since 3.8: see ``help(CodeType)``
+    filename = 10  # its index among the constructor's arguments since 3.8: see ``help(CodeType)``
     return kind, (*args[:filename], code.co_filename, *args[filename + 1 :])
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, but no exception is made anew by a call of its class, and code has its file.
+    """cloudpickle's pickler, with other rules for exceptions, handles and code: see the module.
 
-    Raises, besides what that one raises:
-        TypeError: a handle of a communication was to be sent.
+    Raises, in addition to what cloudpickle's pickler raises:
+        TypeError: the object contains the handle of a communication.
 
     """
 
@@ -38,7 +38,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     )
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how `obj` is made where it arrives: see `pickle.Pickler`."""
+        """Return how `obj` is rebuilt by its reader: see `pickle.Pickler`."""
         if isinstance(obj, dist.Work):
             raise TypeError(
                 f"the handle of an operation ({type(obj).__name__}) must stay on its rank: call "
@@ -48,26 +48,26 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(obj)
         kind, base = type(obj), _built_in(type(obj))
         if kind is base or kind.__reduce__ is not base.__reduce__:
-            return NotImplemented  # its ``__init__`` is Python's, or it says itself how it travels
+            return NotImplemented  # a class of Python's own, or one with its own ``__reduce__``
         reduced: Any = obj.__reduce__()
         _, args, *state = reduced
         return _made_anew, (kind, args), *state
 
 
 def _built_in(kind: type[BaseException]) -> Any:
-    """Return the class of Python itself that a class of exceptions descends from."""
+    """Return the built-in class that an exception class derives from."""
     return next(each for each in kind.__mro__ if each.__module__ == "builtins")
 
 
 def _made_anew(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     base = _built_in(kind)
     error: BaseException = base.__new__(kind, *args)
-    base.__init__(error, *args)  # which keeps more than the arguments, as an OSError its number
+    base.__init__(error, *args)  # it sets further attributes, such as the errno of an OSError
     return error
 
 
 def dumps(value: Any) -> bytes:
-    """Return `value` as bytes for ``pickle.loads``; raise whatever pickling raises."""
+    """Return `value` as bytes for ``pickle.loads``. Exceptions of pickling pass through."""
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()

@@ -1,6 +1,6 @@
-"""Where an exception was raised, with the variables there: what a post-mortem shows.
+"""The lines that led to an exception, with their variables, for post-mortem debugging.
 
-A frame holds only text, and not much of it, so that it travels and keeps nothing alive.
+A frame holds only text, and not much of it, so that it can be sent and keeps no object alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from course_lib.ranks.explain.lines import is_installed
 
 _FRAMES = 12
-"""The innermost frames of the user's own that are kept."""
+"""Number of the user's own frames that are kept, counted from the innermost."""
 _LOCALS = 40
 _CHARACTERS = 200
 _ELEMENTS = 10
@@ -28,13 +28,13 @@ class StackFrame:
     """One line of the user's code that was running, as text."""
 
     file: str
-    """As a person calls it: ``Cell In[3]``, or the file's path."""
+    """Its name for people: ``Cell In[3]``, or the file's path."""
     line: int
     function: str
     source: str
     """The line itself."""
     locals: dict[str, str] = field(default_factory=dict)
-    """Variable → what it held, shortened."""
+    """Variable → its value as text, shortened."""
 
     def __str__(self) -> str:
         width = max(map(len, self.locals), default=0)
@@ -45,9 +45,9 @@ class StackFrame:
 
 
 def frames_of(error: BaseException, labels: Mapping[str, str]) -> tuple[StackFrame, ...]:
-    """Return the lines of the user's own that led to an exception, from the outside in.
+    """Return the lines of the user's code that led to an exception, outermost first.
 
-    `labels`: file name → how a person calls it, for example ``Cell In[3]``.
+    `labels`: file name → its name for people, for example ``Cell In[3]``.
     """
     all_frames = list(_walk(error.__traceback__))
     own = [each for each in all_frames if _is_own(each[0].f_code.co_filename, labels)]
@@ -76,9 +76,9 @@ def _frame(frame: FrameType, line: int, labels: Mapping[str, str]) -> StackFrame
 
 
 def _locals(frame: FrameType) -> dict[str, str]:
-    """Return a frame's latest variables as text, without those that say nothing of a failure."""
+    """Return a frame's latest variables as text, without those that cannot explain a failure."""
     hidden: tuple[type, ...] = (ModuleType,)
-    if frame.f_code.co_name == "<module>":  # a cell: what it defines is not what it computes
+    if frame.f_code.co_name == "<module>":  # a cell: also hide the functions and classes it defines
         hidden = (ModuleType, FunctionType, type)
     told = [
         (name, value)
@@ -89,13 +89,13 @@ def _locals(frame: FrameType) -> dict[str, str]:
 
 
 def shortened(value: Any) -> str:
-    """Return what `value` is, in one line of at most 200 characters; also if its repr fails."""
+    """Return `value` as one line of at most 200 characters, even if its repr fails."""
     text = " ".join(_SHORT.repr(value).split())
     return text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…"
 
 
 class _Short(reprlib.Repr):
-    """Shortens containers before it makes text of them; of a tensor says shape and dtype."""
+    """Shortens containers before it turns them into text; shows a tensor's shape and dtype."""
 
     def __init__(self) -> None:
         super().__init__()

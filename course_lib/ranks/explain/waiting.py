@@ -1,18 +1,19 @@
-"""In words, for all kinds of ranks: who waits for whom, and when that is a deadlock.
+"""Explain, for all kinds of ranks, who waits for whom, and when that is a deadlock.
 
-A blocked rank *waits for* the ranks that have yet to start what it needs:
+A blocked rank *waits for* the ranks that have not yet started what it needs:
 
 - in a collective: the members of the group that have not entered that collective;
 - in a send: the peer, if it has not posted the receive;  in a recv: the peer, if it has not sent.
 
-It needs all of them. So a rank is stuck for good if one of those it waits for has ended the call,
-or is stuck itself. The largest set of ranks that are stuck in this sense is a *deadlock*. Each of
-them needs another one of the set, or one that has ended. So none will ever move, whatever the
-ranks outside do. An empty set rules a deadlock out. (In a broadcast one receiver may be served
-before another has come; counting on that is the mistake that NCCL punishes with a hang.)
+It needs all of them. So a rank is stuck for good if one of the ranks it waits for has ended the
+call, or is itself stuck. The largest set of ranks that are stuck in this sense is a *deadlock*.
+Each of them needs a different rank of the set, or a rank that has ended. So none of them will ever
+move, no matter what the ranks outside the set do. If the set is empty, there is no deadlock. (In a
+broadcast, one receiver may get the data before another receiver has come. A program that relies on
+this makes a mistake: with NCCL it hangs.)
 
 `processes.board_diagnosis` finds who waits on real ranks, `simulated.fabric_diagnosis` on simulated
-ones.
+ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from course_lib.ranks.explain.words import (
 )
 
 _TOLD = 8
-"""Ranks that a report tells of one by one."""
+"""Up to this number of ranks, a report explains each one."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,19 @@ class Waiting:
     kind: str
     """``send``, ``recv``, ``new_group``, or a collective such as ``all_reduce``."""
     awaited: tuple[int, ...]
-    """The ranks that have yet to start what it needs."""
+    """The ranks that have not yet started what it needs."""
     seq: int = 0
     """The collective's number in its group, from 1."""
     tag: int = 0
     group: Hashable = None
-    """A value that tells the process group from others."""
+    """A value that identifies the process group."""
     one_is_enough: bool = False
-    """Whether it needs but one of those that it waits for: a message from any rank."""
+    """Whether one of the awaited ranks is enough, as for a message from any rank."""
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """Messages of one kind that a rank has started, and that the other side has not."""
+    """Messages of one kind that a rank has started and the other side has not."""
 
     rank: int
     sends: bool
@@ -67,14 +68,14 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Collectives of a group that some ranks entered and another, which has ended, did not."""
+    """Collectives of a group that some ranks entered, but an ended rank did not."""
 
     rank: int
-    """The one that has ended."""
+    """The rank that has ended."""
     others: tuple[int, ...]
     count: int
     first: int
-    """Number of the first of them, from 1."""
+    """Number of the first skipped collective in its group, from 1."""
     signature: str = ""
     where: str = ""
     noun: str = "collective"
@@ -92,9 +93,9 @@ def waits_in(
     group_name: str = "",
     made: str = "",
 ) -> str:
-    """Return what a report's row says of a blocked rank: ``waits in all_reduce #3 (4.0 KiB)``.
+    """Return the text for a blocked rank in a report: ``waits in all_reduce #3 (4.0 KiB)``.
 
-    `made`: the line on which its group was made, if it is not the default one.
+    `made`: the line on which its group was made, if it is not the default group.
     """
     if kind in ("send", "recv"):
         other = "any rank" if peer is None else f"rank {peer}"
@@ -109,7 +110,7 @@ def waits_in(
 
 
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:
-    """Return those of the waiting ranks that can never go on."""
+    """Return the waiting ranks that can never go on."""
     left = {rank for rank, each in waiting.items() if each.awaited}
 
     def moves(each: Waiting) -> bool:
@@ -128,7 +129,7 @@ def find_cycle(waiting: Mapping[int, Waiting]) -> list[int]:
         rank = start
         while rank in waiting and rank not in path:
             path.append(rank)
-            # Prefer a rank that waits itself: the others have ended and close no ring.
+            # Prefer a rank that also waits: the others cannot be part of a ring.
             rank = next((other for other in waiting[rank].awaited if other in waiting), -1)
         if rank in path:
             return path[path.index(rank) :]
@@ -145,7 +146,7 @@ def deadlock(
     Args:
         waiting: the ranks that are `stuck`.
         states: what every rank does, in rank order.
-        unmatched: messages that were started in vain, perhaps because they went elsewhere.
+        unmatched: messages without their other side, perhaps because they were sent elsewhere.
 
     """
     cycle = find_cycle(waiting)
@@ -171,7 +172,7 @@ def deadlock(
 
 
 def first_few(lines: Sequence[str]) -> list[str]:
-    """Return a report's lines about single ranks: of many, the first, and how many more."""
+    """Return a report's lines about single ranks; if they are many, the first few and a count."""
     if len(lines) <= _TOLD:
         return list(lines)
     return [*lines[:_TOLD], f"… and {len(lines) - _TOLD} more like these."]
@@ -193,7 +194,7 @@ def _explain_cycle(waiting: Mapping[int, Waiting], cycle: Sequence[int]) -> str:
 
 
 def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
-    """Say it if the ranks wait in collectives of groups that share ranks, each in another one."""
+    """Return an explanation if the ranks wait in collectives of different groups, else ``""``."""
     groups: dict[Hashable, list[int]] = {}
     for rank, each in waiting.items():
         if each.kind not in ("send", "recv", "new_group"):
@@ -212,7 +213,7 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
 
 
 def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
-    """Say of the ranks that wait for one that has ended what they wait for, each thing once."""
+    """Return what the ranks need from ranks that have ended, with one line for each reason."""
     lines: dict[tuple[str, str, str], list[int]] = {}
     for rank, each in waiting.items():
         ended = [other for other in each.awaited if other not in waiting]
@@ -240,7 +241,7 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
 
 
 def _went_elsewhere(waiting: Iterable[Waiting], unmatched: Sequence[Unmatched]) -> list[str]:
-    """Say it if the message that a rank waits for was started: for another rank, tag or group."""
+    """Return a line for each awaited message that was started for another rank, tag or group."""
     lines = []
     for mine in waiting:
         if mine.kind not in ("send", "recv") or len(mine.awaited) != 1:

@@ -1,11 +1,11 @@
-"""Numbers, ranks and tables as people read them."""
+"""Format numbers, ranks and tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _LISTED = 8
-"""Ranks, or runs of them, that are listed one by one."""
+"""Up to this number of ranks, or of runs of ranks, all are listed."""
 
 
 def names(ranks: Sequence[int]) -> str:
@@ -15,12 +15,12 @@ def names(ranks: Sequence[int]) -> str:
 
 
 def names_inside(ranks: Sequence[int]) -> str:
-    """Return ``rank 2`` or ``ranks 0, 1``, as they stand inside a sentence."""
+    """Return ``rank 2`` or ``ranks 0, 1``, for use inside a sentence."""
     return names(ranks).lower()
 
 
 def spans(ranks: Sequence[int]) -> str:
-    """Return ranks, in order, with runs in short: ``0-3, 5``."""
+    """Return ranks, in order, with runs shortened: ``0-3, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
@@ -31,7 +31,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def in_short(ranks: Sequence[int]) -> str:
-    """Return ranks, in order, in at most some 40 characters: ``0-3, 5``, ``0, 4, 8, … (64)``."""
+    """Return ranks, in order, in about 40 characters at most: ``0-3, 5``, ``0, 4, 8, … (64)``."""
     text = spans(ranks)
     if text.count(",") < _LISTED:
         return text
@@ -60,7 +60,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as columns of text, two spaces apart; no space at the ends of lines."""
+    """Return rows as columns of text, two spaces apart, without spaces at the ends of lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

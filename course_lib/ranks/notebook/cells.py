@@ -1,4 +1,4 @@
-"""A ``%%ranks`` cell on a rank: it runs in a namespace that lasts."""
+"""Run a ``%%ranks`` cell on a rank, in a namespace that lasts from cell to cell."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from course_lib.ranks.variables import Namespace, namespace
 
 @dataclass(frozen=True)
 class Cell:
-    """One ``%%ranks`` cell, as it travels to the ranks."""
+    """One ``%%ranks`` cell, in the form in which it is sent to the ranks."""
 
     source: str
     """Plain Python (IPython has rewritten ``!`` and ``%``), with the notebook's line numbers."""
     name: str
-    """The file name that its lines carry in tracebacks."""
+    """The file name that its lines have in tracebacks."""
     lines: int
-    """Lines of the cell in the notebook, with the magic's own."""
+    """Number of lines of the cell in the notebook, including the line of the magic."""
     ranks: Collection[int]
-    """Who runs it."""
+    """The ranks that run it."""
     owner: str
-    """Whose variables it sees: see `variables`."""
+    """The owner of the variables that it sees: see `variables`."""
 
 
 def compile_cell(tree: ast.Module | ast.Expression, name: str) -> CodeType:
-    """Return the code of a cell, in which ``await`` may stand at the top."""
+    """Return the code of a cell, which may use ``await`` at the top level."""
     mode = "exec" if isinstance(tree, ast.Module) else "eval"
     code: CodeType = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     return code
@@ -74,7 +74,7 @@ def _execute(source: str, name: str, variables: Namespace, shell: RankShell) -> 
 
 
 def _begin(variables: Namespace) -> None:
-    """Give a rank what every cell starts with; what was pushed before stays."""
+    """Give a rank the variables that every cell starts with; pushed variables are kept."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())

@@ -14,7 +14,10 @@ _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[int]) -> None:
-    """Add to an error what the notebook knows: its own `variables`, and who ran the cell."""
+    """Add hints to an error that need the notebook's `variables`, or the ranks that ran the cell.
+
+    `chosen` are the ranks that ran the cell.
+    """
     if isinstance(error, RankError) and (found := _UNDEFINED.search(error.summary)):
         name = found[1]
         if name in variables and not name.startswith("_"):

@@ -1,18 +1,18 @@
 """``%%ranks``: a notebook cell that runs on every rank.
 
-    %ranks 4            four ranks from here on, as the notebook's variable `ranks`
-    %ranks 64 --on simulated --timeout 60       where, and the limit of a call in seconds
-    %ranks 8 --on simulated --network 20us,10GB/s --device 100TFLOPS       what things cost there
-    %ranks              what they are
-    %ranks off          end them
+    %ranks 4            make four ranks, as the notebook's variable `ranks`
+    %ranks 64 --on simulated --timeout 60       the kind of ranks, and a call's limit in seconds
+    %ranks 8 --on simulated --network 20us,10GB/s --device 100TFLOPS       the simulated costs
+    %ranks              show the ranks
+    %ranks off          end the ranks
 
-    %%ranks             the cell below, on every rank
-    %%ranks 0,2-3       on some of them
-    %ranks_debug 2      where rank 2 failed in the last call, and its variables there
+    %%ranks             run the cell below on every rank
+    %%ranks 0,2-3       run it on some ranks
+    %ranks_debug 2      show where rank 2 failed in the last call, and its variables there
 
-The cell's variables last until the ranks end. It starts with `rank`, `world_size`, `device`,
-`dist` and `torch`; of the notebook's own variables it sees those that it was sent:
-``ranks.push(x=x)``. ``ranks.pull("loss")`` brings the ranks' own to the notebook.
+The variables of cells last until the ranks end. A cell starts with `rank`, `world_size`, `device`,
+`dist` and `torch`. It sees a variable of the notebook only if it was sent: ``ranks.push(x=x)``.
+``ranks.pull("loss")`` gets the ranks' values of a variable into the notebook.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Magics:
             if current is None:
                 print("There are no ranks yet. %ranks 4 starts four ranks.")
             return current
-        # A line that cannot be read must not end ranks that hold an hour's work.
+        # An invalid line must not end the current ranks, which may hold an hour's work.
         made = None if words == ["off"] else make_ranks(words, self._shell.user_ns)
         if current is not None:
             current.close()
@@ -71,7 +71,7 @@ class _Magics:
         chosen = choose(line, ranks.world_size)
         name = self._file_name(line, cell)
         source = self._plain_python(cell)
-        # A SyntaxError is the notebook's, not four times the ranks'.
+        # Raise a SyntaxError here, once, and not on each rank.
         compile_cell(ast.parse(source, name), name)
         lines = 1 + len(cell.splitlines())
         before = ranks.processes()
@@ -110,24 +110,24 @@ class _Magics:
         return ranks if isinstance(ranks, Ranks) and not ranks.closed else None
 
     def _plain_python(self, cell: str) -> str:
-        """Return the cell without ``!``, ``?`` and ``%``, every line where the notebook has it."""
+        """Return the cell without ``!``, ``?`` and ``%``; every line keeps its line number."""
         lines = cell.splitlines(keepends=True)
         blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
-        # The first line is the magic's own. IPython takes away the blank ones after it.
+        # The first line is the line of the magic. IPython removes the blank lines after it.
         rewritten: str = self._shell.input_transformer_manager.transform_cell(cell)
         return "\n" * (1 + blank) + rewritten
 
     def _file_name(self, line: str, cell: str) -> str:
-        """Make the cell's lines known under a file name, as IPython does for ordinary cells."""
+        """Store the cell's lines under a file name, as IPython does for cells; return the name."""
         text = f"%%ranks {line}".rstrip() + "\n" + cell
         name: str = self._shell.compile.cache(text, self._number())
         return name
 
     def _number(self) -> int:
-        """Return the number of the cell that runs.
+        """Return the number of the cell that is running.
 
-        IPython's counter may be one further already, depending on its release; the cell in which
-        this magic was called, itself a piece of code with a file name, knows better.
+        Depending on its release, IPython's counter may already be one higher. The calling cell's
+        own code has a file name, and this file name gives the right number.
         """
         labels = cell_labels()
         frame = sys._getframe()
@@ -139,7 +139,7 @@ class _Magics:
 
 
 def _show(shown: Sequence[Any]) -> None:
-    """Show what the ranks return, each different thing once."""
+    """Show what the ranks return. Equal values are shown only once."""
     groups: list[tuple[Any, list[int]]] = []
     for rank, bundle in enumerate(shown):
         same = next((ranks for other, ranks in groups if other == bundle), None)

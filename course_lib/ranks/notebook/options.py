@@ -1,4 +1,4 @@
-"""The words after ``%ranks`` and ``%%ranks``, read."""
+"""Parse the words after ``%ranks`` and ``%%ranks``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UsageError(ValueError):
     """The line after ``%ranks`` or ``%%ranks`` cannot be read."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the sentence alone in a notebook."""
+        """Show only the sentence in a notebook, without a traceback."""
         return [f"\x1b[31mUsageError\x1b[0m: {self}"]
 
 
@@ -35,14 +35,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_ranks(words: list[str], variables: Mapping[str, Any]) -> Ranks:
-    """Return the ranks that ``%ranks 4 --on simulated --network 20us,10GB/s`` asks for.
+    """Return the ranks that a line such as ``%ranks 4 --on simulated`` asks for.
 
     Args:
-        words: after ``%ranks``.
-        variables: of the notebook; a `Network` or `Device` among them may be named.
+        words: the words after ``%ranks``.
+        variables: the notebook's variables; a `Network` or `Device` among them may be named.
 
     Raises:
-        UsageError: there are no such ranks; says what is wrong.
+        UsageError: such ranks are not possible; the message says what is wrong.
 
     """
     parser = _Parser("%ranks", add_help=False, allow_abbrev=False)
@@ -103,7 +103,7 @@ def _presets(kind: type[_Named]) -> dict[str, _Named]:
 
 
 def _named(text: str, variables: Mapping[str, Any], kind: type[_Named]) -> _Named | None:
-    """Return the variable of the notebook, or else the preset, that has this name."""
+    """Return the notebook's variable with this name, else the preset with it, else ``None``."""
     variable = variables.get(text)
     return variable if isinstance(variable, kind) else _presets(kind).get(text.upper())
 
@@ -112,7 +112,7 @@ def choose(line: str, world_size: int) -> list[int]:
     """Return the ranks that ``0,2-3`` names; an empty line names all.
 
     Raises:
-        UsageError: this is not a list of ranks, or there are no such ranks.
+        UsageError: `line` is not a list of ranks, or some of the ranks do not exist.
 
     """
     if not line.strip():

@@ -1,8 +1,8 @@
-"""What ``!``, ``?`` and ``%`` do in a ``%%ranks`` cell.
+"""The meaning of ``!``, ``?`` and ``%`` in a ``%%ranks`` cell.
 
-IPython rewrites ``!ls`` into ``get_ipython().system('ls')``, and the others likewise. A rank has no
-IPython of its own, which would take over the whole process; it has a `RankShell`, which does the
-same things with the rank's variables and prints under the rank's name.
+IPython rewrites ``!ls`` into ``get_ipython().system('ls')``, and ``?`` and ``%`` in the same way. A
+rank has no IPython of its own, because IPython would take over the whole process. Instead it has a
+`RankShell`, which does the same with the rank's variables and prints under the rank's name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Execute = Callable[[str, str, Namespace, "RankShell"], Any]
 
 
 class RankShell:
-    """The part of IPython that cells of ranks need.
+    """The part of IPython that ``%%ranks`` cells need.
 
     Args:
-        variables: of the rank.
+        variables: the rank's variables.
         execute: runs source text under a file name and returns its last value.
 
     """
@@ -50,11 +50,11 @@ class RankShell:
         }
 
     def enter(self, name: str, lines: int) -> None:
-        """Say which cell runs now: the name of its lines, and how many it has."""
+        """Set the cell that runs now: the file name and the number of its lines."""
         self._name, self._lines = name, lines
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run what awaits to its end, all cells of the rank in one event loop."""
+        """Run a coroutine to its end. All cells of the rank share one event loop."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.run(coroutine)
@@ -62,7 +62,7 @@ class RankShell:
     # Called by code that IPython has rewritten --------------------------------------------------
 
     def system(self, command: str) -> None:
-        """Run a shell command; what it prints, the rank prints."""
+        """Run a shell command; the rank prints the command's output."""
         with subprocess.Popen(
             self._filled_in(command),
             shell=True,
@@ -82,7 +82,7 @@ class RankShell:
         self._variables["_exit_code"] = process.returncode
 
     def getoutput(self, command: str, split: bool = True) -> Any:
-        """Return what a shell command prints: its lines, or one text."""
+        """Return the output of a shell command: its lines, or one text."""
         done = subprocess.run(
             self._filled_in(command),
             shell=True,
@@ -129,7 +129,7 @@ class RankShell:
             print(f"{kind} time: {_seconds(clock() - start)}")
 
     def _timeit(self, source: str) -> None:
-        # Not the rank's clock: on a simulated rank it stands still while Python runs.
+        # The rank's clock cannot be used: on a simulated rank it stands still while Python runs.
         timer = timeit.Timer(source, timer=time.thread_time, globals=self._variables)
         loops, _ = timer.autorange()
         best = min(timer.repeat(3, loops)) / loops
@@ -149,7 +149,7 @@ class RankShell:
         value = eval(name, self._variables)
         rows = [("Type", type(value).__name__)]
         if callable(value):
-            with suppress(TypeError, ValueError):  # of what is compiled
+            with suppress(TypeError, ValueError):  # compiled functions may have no signature
                 rows.insert(0, ("Signature", f"{name}{inspect.signature(value)}"))
         else:
             rows.insert(0, ("Value", repr(value)[:500]))
@@ -162,12 +162,12 @@ class RankShell:
         print("\n".join(f"{key}: {text}" for key, text in rows))
 
     def _filled_in(self, command: str) -> str:
-        """Return a command in which ``{x}`` and ``$x`` are the rank's variables."""
+        """Return a command in which ``{x}`` and ``$x`` are replaced by the rank's variables."""
         from IPython.utils.text import DollarFormatter
 
         try:
             return str(DollarFormatter().vformat(command, args=[], kwargs=self._variables))
-        except Exception:  # not meant as one of ours: ${HOME}, awk '{print $1}'
+        except Exception:  # the braces are not for our variables: ${HOME}, awk '{print $1}'
             return command
 
 

@@ -1,6 +1,6 @@
-"""Rich output of a rank: what it displays is rendered there and shown in the notebook.
+"""Rich output of a rank: a displayed object is rendered on the rank and shown in the notebook.
 
-A *bundle* maps MIME types to data, as Jupyter has it: ``{"text/plain": …, "image/png": …}``.
+A *bundle* maps MIME types to data, as in Jupyter: ``{"text/plain": …, "image/png": …}``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _threads = _Threads()
 
 
 def send_displays_of_thread_to(send: Callable[[Bundle], None]) -> None:
-    """Give what `display` and `show_figures` show on this thread, a simulated rank, a place."""
+    """Send what `display` and `show_figures` show on this thread, a simulated rank, to `send`."""
     _threads.send = send
 
 
 def send_displays_to(send: Callable[[Bundle], None]) -> None:
-    """Give IPython's ``display`` and matplotlib's ``show`` of this process a place to show things.
+    """Send the output of this process's IPython ``display`` and matplotlib ``show`` to `send`.
 
-    A rank has no notebook of its own. Where the modules are not loaded yet, they get it as soon as
-    they are.
+    A rank has no notebook of its own. If a module is not loaded yet, its function is replaced as
+    soon as it is loaded.
     """
     global _send
     _send = send
@@ -57,7 +57,7 @@ class _ReplaceOnImport(MetaPathFinder):
         self._waiting = waiting
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return what the other finders find, with a loader that does so."""
+        """Return the spec of the other finders, with a loader that replaces the function."""
         if fullname not in self._waiting:
             return None
         attribute, ours = self._waiting.pop(fullname)

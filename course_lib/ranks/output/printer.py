@@ -1,7 +1,7 @@
 """The output of the ranks, on its way to the notebook.
 
-Lines stream as they come. A line that several ranks print is shown once: the first one waits a
-tenth of a second for the others.
+Lines are shown as they arrive. A line that several ranks print is shown once: the first rank's line
+waits a tenth of a second for the same line of the others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CHUNK = 1 << 16
 LINE_WINDOW = 0.1
 """Seconds that a line waits for the same line of the other ranks."""
 DISPLAY_WINDOW = 0.5
-"""Likewise for what is displayed: a figure takes longer to draw, and rank 0's comes first."""
+"""The same for displayed objects: a figure takes longer to draw, and rank 0's comes first."""
 MAX_LINES = 2000
-"""Lines of one call that are shown; of the rest, the last few."""
+"""Number of lines of one call that are shown. Of the rest, only the last `LAST_LINES` are shown."""
 LAST_LINES = 10
 
 Item = str | dict[str, Any]
@@ -39,18 +39,18 @@ def label(ranks: Sequence[int]) -> str:
 
 
 class Printer:
-    """Puts the output of all ranks into one order, and folds what is the same."""
+    """Puts the output of all ranks into one order, and merges equal lines and displays."""
 
     def __init__(self, world_size: int, file: TextIO | None = None) -> None:
         self._file = file
-        """Where text goes; ``None``: to what ``sys.stdout`` is at the time."""
+        """The file that gets the text; ``None`` for ``sys.stdout`` at the time of printing."""
         self._queues: list[deque[tuple[float, Item]]] = [deque() for _ in range(world_size)]
         self._shown = 0
         self._hidden = 0
         self._last: deque[tuple[int, Item]] = deque(maxlen=LAST_LINES)
 
     def add(self, rank: int, item: Item) -> None:
-        """Take one line or display of a rank."""
+        """Add one line or display of a rank."""
         if self._shown >= MAX_LINES:
             self._hidden += 1
             self._last.append((rank, item))
@@ -58,7 +58,7 @@ class Printer:
             self._queues[rank].append((time.monotonic(), item))
 
     def release(self, everything: bool = False) -> None:
-        """Show what no longer has to wait for other ranks."""
+        """Show the lines and displays that no longer have to wait for other ranks."""
         while heads := {r: queue[0] for r, queue in enumerate(self._queues) if queue}:
             now = time.monotonic()
             if self._shown >= MAX_LINES:
@@ -80,7 +80,7 @@ class Printer:
                 if everything
                 or len(ranks) == len(self._queues)
                 or now - min(heads[rank][0] for rank in ranks) > _patience(item)
-                # Others still come to what most ranks say; what few say need not wait for it.
+                # The item of most ranks waits for the remaining ranks. Rarer items need not wait.
                 or (all_there and (len(ranks) < largest or largest == 1))
             ]
             if not ready:
@@ -94,11 +94,11 @@ class Printer:
         (self._file or sys.stdout).flush()
 
     def waiting(self) -> bool:
-        """Return whether there is anything to show, or to forget, at the end of a call."""
+        """Return whether `end_call` has anything to show or to reset."""
         return bool(self._shown or self._hidden or any(self._queues))
 
     def end_call(self) -> None:
-        """Show the rest, at the end of a call."""
+        """Show the remaining output, at the end of a call."""
         self.release(everything=True)
         if self._hidden:
             left = self._hidden - len(self._last)
@@ -124,7 +124,7 @@ def _patience(item: Item) -> float:
 
 
 def show_bundle(who: str, bundle: dict[str, Any]) -> None:
-    """Display a bundle under a label: rich in a notebook, else as text."""
+    """Display a bundle under a label: rich output in a notebook, else text."""
     plain = str(bundle.get("text/plain", ""))
     if in_notebook() and set(bundle) - {"text/plain"}:
         from IPython.display import display
@@ -137,7 +137,7 @@ def show_bundle(who: str, bundle: dict[str, Any]) -> None:
 
 
 def in_notebook() -> bool:
-    """Return whether output goes to a Jupyter kernel, which shows more than text."""
+    """Return whether output goes to a Jupyter kernel, which can show more than text."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
@@ -155,7 +155,7 @@ class RankOutput:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a line has begun that was not passed on."""
+        """Whether a line has begun that was not passed on yet."""
         return bool(self._rest)
 
     def fileno(self) -> int:
@@ -163,7 +163,7 @@ class RankOutput:
         return self._fd
 
     def forward(self) -> bool:
-        """Pass on the whole lines that are there; return whether more may come."""
+        """Pass on the complete lines that have arrived; return whether more may come."""
         try:
             return self._forward() > 0
         except BlockingIOError:
@@ -172,10 +172,10 @@ class RankOutput:
             return False
 
     def _forward(self) -> int:
-        """Pass on the whole lines of one read; return its bytes."""
+        """Read once and pass on the complete lines; return the number of bytes read."""
         data = os.read(self._fd, _CHUNK)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _CHUNK:  # a line without end
+        if len(self._rest) > _CHUNK:  # a very long line: pass on what has arrived
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
@@ -183,16 +183,17 @@ class RankOutput:
         return len(data)
 
     def drain(self) -> None:
-        """Pass on everything that was written so far, also a line that has not ended."""
+        """Pass on everything that was written so far, including an incomplete line."""
         with suppress(OSError):
-            for _ in range(4):  # a pipe holds one chunk; a thread may go on printing for ever
+            # A pipe holds one chunk. The number of reads is limited, as a thread may print forever.
+            for _ in range(4):
                 self._forward()
         if self._rest:
             self._add(self._rest)
             self._rest = b""
 
     def _add(self, line: bytes) -> None:
-        # A progress bar writes over its line: what stands there last is the line.
+        # A progress bar overwrites its line: only the last version counts.
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
         self._printer.add(self._rank, text)
 

@@ -15,10 +15,10 @@ _EVERY = 0.5
 
 
 class Progress:
-    """Shows itself once a call that began at `start` has taken a second; leaves nothing behind.
+    """A line that appears when a call that began at `start` has taken a second, and then vanishes.
 
-    In a notebook it is one output that changes; in a terminal a line that overwrites itself;
-    where output goes to a file, or to a notebook that runs with nobody before it, it is silent.
+    In a notebook it is one output that changes. In a terminal it is a line that overwrites itself.
+    If output goes to a file, or to a notebook that runs without a person, nothing is shown.
     """
 
     def __init__(self, start: float) -> None:
@@ -28,11 +28,11 @@ class Progress:
         self._terminal = False
 
     def due(self) -> bool:
-        """Return whether it is time for the next look."""
+        """Return whether it is time for the next update."""
         return time.monotonic() >= self._next
 
     def update(self, doing: Iterable[str]) -> None:
-        """Show for how long the call has run, and what the ranks do: a few words of each."""
+        """Show how long the call has run, and what the ranks do; `doing` has a phrase for each."""
         now = time.monotonic()
         self._next = now + _EVERY
         text = f"{now - self._start:.0f} s · {summary(doing)}"
@@ -51,7 +51,7 @@ class Progress:
             print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._handle is not None:
             self._handle.update({}, raw=True)
             self._handle = None
@@ -61,9 +61,10 @@ class Progress:
 
 
 def _watched() -> bool:
-    """Return whether a person may be looking: nbclient and its like refuse questions (stdin).
+    """Return whether a person may be looking: nbclient and similar tools do not allow stdin.
 
-    Jupyter cannot take an output back, only empty it, and the empty one would be saved.
+    Without a person, the line must not appear: Jupyter cannot remove an output but only empty it,
+    and the empty output would be saved.
     """
     from IPython.core.getipython import get_ipython
 

@@ -1,4 +1,4 @@
-"""A `Ranks` described: in a line, and a table in a notebook."""
+"""Describe a `Ranks` object: in one line, and as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def html_table(placement: Placement, pids: Sequence[int], closed: bool) -> str:
 
 
 def memory_of(pid: int) -> int | None:
-    """Return a process's share of memory in bytes (PSS: what is shared counts in part)."""
+    """Return a process's share of memory in bytes (PSS: shared memory counts in part)."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

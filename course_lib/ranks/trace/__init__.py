@@ -1,1 +1,1 @@
-"""The trace of a call: one event per operation, counted, listed, drawn."""
+"""The trace of a call: one event per operation, which can be counted, listed and drawn."""

@@ -1,7 +1,7 @@
-"""Ranks × time: the one drawing of who did what when, for traces and for whatever a lecture draws.
+"""Draw what each rank did and when: ranks × time, for traces and for the figures of lectures.
 
-Nothing is told by colour alone: every kind has a hatch of its own. An operation of
-``torch.distributed`` has one look in all figures. The colours are those of M. Okabe and K. Ito,
+No information is in colour alone: every kind has its own hatch. An operation of
+``torch.distributed`` looks the same in all figures. The colours are from M. Okabe and K. Ito,
 "Color Universal Design", 2008.
 """
 
@@ -21,7 +21,7 @@ Style = tuple[str, str]
 
 COMPUTE: Style = ("#bbbbbb", "")
 WAITS = "waits for a rank"
-"""The kind of the part of an operation in which another rank has not come yet: it is blank."""
+"""The kind for the part of an operation in which a different rank has not come yet. It is blank."""
 _BLANK: Style = ("#ffffff", "")
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#0072b2")
 # One fewer than colours: the pairs repeat only after 7 · 6 kinds.
@@ -30,20 +30,21 @@ _OPERATIONS = (
     *("all_reduce", "send", "recv", "broadcast", "all_gather", "reduce_scatter", "barrier"),
     *("reduce", "gather", "scatter", "all_to_all"),
 )
-"""Each has the look of its place in this order; the first seven differ in colour."""
+"""Each has the look of its position in this order. The first seven differ in colour."""
 _GAP = 0.08
-"""Part of a row that stays free above, and below, its bars."""
+"""Part of a row that stays free above its bars, and also below them."""
 _ROWS_NAMED = 16
 MAX_BARS = 1200
-"""Beyond this, bars are a few pixels wide and their names fit nowhere."""
+"""With more bars than this, bars are only a few pixels wide and have no room for their names."""
 _RESOLUTION = 1 / 2000
-"""Part of the time shown below which a bar, or a gap, cannot be seen."""
+"""A bar or gap shorter than this part of the shown time cannot be seen."""
 _LEAST = 1 / 300
-"""Part of the time shown that a shorter bar takes where there is room: about three pixels."""
+"""A shorter bar is drawn with this part of the shown time, about three pixels, if there is room."""
 _THIN = 1 / 120
-"""Part of the time shown below which a bar's outline would hide its colour."""
+"""If a bar is shorter than this part of the shown time, an outline would hide its colour."""
 _ARROWS, _LINES = 60, 240
-"""Messages up to which each is an arrow, or at least a thin line: more would hide the bars."""
+"""Up to this number of messages, each is drawn as an arrow, or as a thin line. More would hide the
+bars."""
 
 
 class Bar(NamedTuple):
@@ -58,7 +59,7 @@ class Bar(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A message: an arrow from a rank's bar, by its strip, to that of another."""
+    """A message: an arrow from the sender's bar to the receiver's bar."""
 
     sender: tuple[int, int]
     """Rank and strip."""
@@ -68,10 +69,11 @@ class Link(NamedTuple):
 
 
 def styles_of(kinds: Sequence[str]) -> dict[str, Style]:
-    """Return a look for every kind, in their order; computation is grey, and waiting blank.
+    """Return a look for every kind, in their order; computation is grey, and waiting is blank.
 
-    An operation, ``send`` or ``send, a group's name``, has its own look, which only the first of
-    several groups gets. All others get the looks that are left, in their order.
+    The kind of an operation is ``send`` or ``send, a group's name``. Each operation has its own
+    look. If it occurs in several groups, only the first group gets this look. All other kinds get
+    the remaining looks, in their order.
     """
     unique = list(dict.fromkeys(kinds))
     plain = {"compute": COMPUTE, WAITS: _BLANK}
@@ -103,14 +105,14 @@ def draw_bars(
 ) -> bool:
     """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
 
-    A row has `strips` strips, so that what overlaps in time does not hide itself. Bars too short to
-    be seen are drawn together with their neighbours of the same kind, and a few pixels wide where
-    there is room. A label is written where it fits. A message is an arrow; where they are many, a
-    thin line, and then nothing. Where the bars are too many to be told apart, each kind has a
-    strip, as high as its share of the moment.
+    A row has `strips` strips, so that bars that overlap in time do not hide one another. Bars too
+    short to be seen are drawn together with their neighbours of the same kind, and a few pixels
+    wide if there is room. A label is written if it fits. A message is an arrow. Many messages are
+    thin lines, and even more are not drawn. If there are too many bars to tell them apart, each
+    kind has a strip, whose height is the kind's share of each moment.
 
     Returns:
-        Whether every bar is drawn; else it is shares.
+        Whether every bar is drawn. If not, the figure shows shares.
 
     """
     rows = {rank: row for row, rank in enumerate(ranks)}
@@ -150,7 +152,7 @@ def _draw_each(
     height: float,
     bottom: Callable[[Bar], float],
 ) -> None:
-    """Draw bars, sorted as `_merged` does. All of one kind are one artist: drawn at once."""
+    """Draw bars, sorted as `_merged` does. All bars of one kind are a single artist."""
     from matplotlib.collections import PolyCollection
 
     drawn = list(zip(shown, _visible_stops(shown, longest * _LEAST), strict=True))
@@ -173,7 +175,7 @@ def _draw_each(
 def _draw_links(
     axes: Axes, links: Sequence[Link], rows: Mapping[int, int], height: float, strips: int
 ) -> None:
-    """Draw messages from the edge of the sender's bar to that of the receiver's."""
+    """Draw messages from the edge of the sender's bar to the edge of the receiver's bar."""
     if len(links) > _LINES:
         return
     few = len(links) <= _ARROWS
@@ -192,7 +194,7 @@ def _draw_links(
 
 
 def _visible_stops(shown: Sequence[Bar], least: float) -> list[float]:
-    """Return where each bar's drawing stops: short ones are longer, but hide no other."""
+    """Return where the drawing of each bar stops: short bars are longer, but hide no other."""
     stops = []
     for bar, after in itertools.zip_longest(shown, shown[1:]):
         same_strip = after is not None and (bar.rank, bar.strip) == (after.rank, after.strip)
@@ -202,7 +204,7 @@ def _visible_stops(shown: Sequence[Bar], least: float) -> list[float]:
 
 
 def _merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
-    """Return the bars with those that cannot be told apart drawn as one."""
+    """Return the bars, with bars that cannot be told apart merged into one."""
     merged: list[Bar] = []
     for bar in sorted(bars, key=lambda b: (b.rank, b.strip, b.start)):
         last = merged[-1] if merged else None
@@ -221,7 +223,7 @@ def _merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
 def _write_labels(
     axes: Axes, bars: Sequence[Bar], height: float, bottom: Callable[[Bar], float]
 ) -> None:
-    """Write labels last: whether one fits is known when the axes have their limits."""
+    """Write the labels that fit. Call this last, when the limits of the axes are final."""
     left, right = axes.get_xlim()
     below, above = axes.get_ylim()
     points = 72 / axes.figure.dpi  # per pixel
@@ -231,7 +233,7 @@ def _write_labels(
         return
     for bar in bars:
         room = (bar.stop - bar.start) * points_per_unit
-        # Without its group, after a space, a name may fit that does not with it.
+        # If a name does not fit with its group (after a space), it may fit without.
         names = (bar.label, bar.label.partition(" ")[0])
         text = next((each for each in names if 0.65 * size * len(each) + 4 <= room), "")
         if not text:

@@ -1,4 +1,4 @@
-"""One thing that happened: what a rank did, from when to when."""
+"""Events: what a rank did, and from when to when."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from course_lib.ranks.explain.words import spans
 class Event(NamedTuple):
     """One operation of one rank.
 
-    Times are in seconds of one clock: the machine's monotonic one on processes, the virtual one on
-    simulated ranks. A `Trace` counts them from its first event.
+    Times are in seconds of one clock: the machine's monotonic clock on processes, the virtual clock
+    on simulated ranks. In a `Trace`, they count from its first event.
     """
 
     rank: int
     kind: str
-    """As ``torch.distributed`` calls it: ``all_reduce``, ``send``, …; or ``compute``."""
+    """The name in ``torch.distributed``, such as ``all_reduce`` or ``send``; or ``compute``."""
     group: tuple[int, ...]
-    """Members of the process group, as ranks of the whole."""
+    """Members of the process group, as ranks of the group of all ranks."""
     peer: int | None
     """The other rank of a send or recv, the root of a rooted collective, else ``None``."""
     bytes: int
-    """Size of the tensor that this rank put in (for a receive and a scatter: that it got)."""
+    """Size of the tensor that this rank put in, or got in a receive or a scatter."""
     dtype: str
-    """The tensor's dtype, for example ``float32``; empty where there is none."""
+    """The tensor's dtype, for example ``float32``; empty if there is no tensor."""
     seq: int
-    """Number of the collective in its group, or of the message among those like it; from 1."""
+    """Number of the collective in its group, or of the message from its sender to its receiver;
+    from 1. On processes, messages of different groups or tags are counted separately."""
     start: float
     end: float
     where: str
     """The line of the user's code, for example ``Cell In[3], line 7``."""
     group_name: str = ""
-    """The process group's name for people: the ``group_desc`` it was made with (a device mesh gives
-    ``mesh_tp``), else ``group 2``, the second that was made; empty for the group of all ranks."""
+    """The process group's name for people. It is the ``group_desc`` it was made with (a device mesh
+    gives ``mesh_tp``), else for example ``group 2`` for the second group that was made. It is empty
+    for the group of all ranks."""
     waited: bool = True
-    """Whether the rank waited for it, or asked whether it is over; else nothing says when its
-    tensors may be used."""
+    """Whether the rank waited for the operation, or asked whether it is complete. If not, nothing
+    says when its tensors may be used."""
     sent: int | None = None
-    """Bytes for other ranks, where they are known: of an all_to_all, whose pieces may differ in
-    length. Else they are derived: see `Trace.bytes_sent`."""
+    """Bytes for other ranks, if they are known: for an all_to_all, whose pieces may differ in
+    length. Otherwise they are derived: see `Trace.bytes_sent`."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:
@@ -50,10 +52,10 @@ def computation(rank: int, start: float, end: float, where: str = "") -> Event:
 
 @functools.lru_cache(maxsize=4096)
 def group_called(name: str, description: str = "") -> str:
-    """Return what people call a process group: see `Event.group_name`.
+    """Return the name of a process group for people: see `Event.group_name`.
 
     Args:
-        name: PyTorch's: ``0`` is the group of all ranks, then they are numbered as they are made.
+        name: PyTorch's name. ``0`` is the group of all ranks; later groups are numbered in order.
         description: its ``group_desc``, if it has one.
 
     """
@@ -65,6 +67,6 @@ def group_called(name: str, description: str = "") -> str:
 
 
 def group_label(event: Event, world_size: int) -> str:
-    """Return which process group an operation ran in: ``mesh_tp: 0, 1``; empty if all ranks."""
+    """Return the process group of an operation: ``mesh_tp: 0, 1``; empty for all ranks."""
     members = "" if len(event.group) in (0, world_size) else spans(event.group)
     return ": ".join(filter(None, [event.group_name, members]))

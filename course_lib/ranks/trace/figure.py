@@ -1,4 +1,4 @@
-"""A figure that says in words what it shows, wherever it is displayed."""
+"""A figure that is always displayed together with a description in words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 def png_of(figure: Figure) -> bytes:
     """Return the figure as a PNG of at most 256 colours; the same figure gives the same bytes.
 
-    Figures have few colours, and a notebook holds every figure twice: with a table of colours it is
-    a third as large.
+    Figures have few colours, so a PNG with a table of colours is a third as large. This matters
+    because a notebook holds every figure twice.
     """
     from PIL import Image  # matplotlib writes its PNG with it
 
@@ -30,7 +30,7 @@ def png_of(figure: Figure) -> bytes:
 def described(png: bytes, alt: str) -> dict[str, str]:
     """Return a PNG with its alternative text, in the forms that a notebook can show.
 
-    Front ends drop the description of a plain image; of HTML they keep it.
+    Front ends drop the description of a plain image. In HTML they keep it.
     """
     data = base64.b64encode(png).decode("ascii")
     image = f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
@@ -40,8 +40,9 @@ def described(png: bytes, alt: str) -> dict[str, str]:
 class DescribedFigure(Figure):
     """A matplotlib figure that shows itself with its alternative text.
 
-    Also where nothing has imported ``matplotlib.pyplot``: IPython learns to draw figures when a
-    notebook first uses it, and until then would show ``<Figure size 900x426 with 1 Axes>``.
+    This also works if nothing has imported ``matplotlib.pyplot``. IPython learns to draw figures
+    only when a notebook first uses ``matplotlib.pyplot``. Until then, it would show
+    ``<Figure size 900x426 with 1 Axes>``.
     """
 
     alt = ""
@@ -56,7 +57,8 @@ class DescribedFigure(Figure):
     def show_when_the_cell_ends(self) -> None:
         """In a notebook, show the figure at the end of the cell if nothing has used it by then.
 
-        So a semicolon does not hide it, as it does not hide what ``matplotlib.pyplot`` draws.
+        So a semicolon does not hide the figure. The figures of ``matplotlib.pyplot`` behave the
+        same.
         """
         if "IPython" not in sys.modules:
             return

@@ -1,4 +1,4 @@
-"""Lanes for the events of a rank: those that overlap in time lie beside one another."""
+"""Lanes for the events of a rank: events that overlap in time get different lanes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from course_lib.ranks.trace.event import Event
 def with_lanes(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """Return each event with its lane: 0 for computation, from 1 on for communication.
 
-    Operations of one rank that overlap get different lanes; so do those that take no time at all
-    and begin together, of which one would hide the other.
+    Operations of one rank that overlap get different lanes. So do operations that take no time and
+    begin together, because one would hide the other.
     """
     free: dict[int, list[float]] = {}
     placed = []
-    # Events that begin together lie in the same order on every rank, shortest first.
+    # Events that begin together have the same order on every rank, shortest first.
     for event in sorted(events, key=lambda e: (e.start, e.end)):
         if event.kind == "compute":
             placed.append((event, 0))

@@ -1,4 +1,4 @@
-"""Who meets whom: which receive belongs to a send, and for whom an operation waits."""
+"""Match the events of ranks: which receive belongs to a send, and for whom an operation waits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TO_ROOT = ("reduce", "gather")
 
 
 class Wait(NamedTuple):
-    """The beginning of an operation, in which another rank has not come yet."""
+    """The first part of an operation, in which a different rank has not come yet."""
 
     rank: int
-    """The rank that is waited for: of several, the one that comes last."""
+    """The rank that is waited for; if there are several, the last one to come."""
     until: float
-    """When it comes, in seconds."""
+    """When this rank comes, in seconds."""
 
 
 def messages(events: Sequence[Event]) -> dict[int, int]:
-    """Return, for each send whose receive is among `events`, where both stand: send → receive."""
+    """Return, for each send whose receive is in `events`, both indices: send → receive."""
     sends = {(e.rank, e.peer, e.group, e.seq): i for i, e in enumerate(events) if e.kind == "send"}
     return {
         sends[key]: i
@@ -31,10 +31,10 @@ def messages(events: Sequence[Event]) -> dict[int, int]:
 
 
 def waits(events: Sequence[Event]) -> dict[int, Wait]:
-    """Return for whom an operation waits, for those that do: place in `events` → `Wait`.
+    """Return the waits of all operations that wait for a rank: index in `events` → `Wait`.
 
     An operation waits from its own start until the other rank of a message, the root, or the last
-    of all members has begun it, too. One that ends before has not waited.
+    of all members has also begun it. An operation that ends earlier has not waited.
     """
     found = {}
     for send, receive in messages(events).items():

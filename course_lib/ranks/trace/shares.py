@@ -1,7 +1,7 @@
-"""Ranks × time where there is no room for every operation: how much of each moment each kind takes.
+"""Draw ranks × time without room for every operation: the share of each kind in each moment.
 
-Thousands of bars of a pixel each say nothing, and their hatches take minutes to draw. Then time is
-cut into equal moments, and a kind is one shape per rank, as high as its share of the moment.
+Thousands of bars, each one pixel wide, show nothing, and their hatches take minutes to draw. Then
+time is cut into equal moments. A kind is one shape per rank, as high as its share of each moment.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Span = tuple[float, float]
 
 MOMENTS = 200
 _LEAST = 0.15
-"""Height of what is there for so short a time that it could not be seen."""
+"""Smallest height of a share, so that even a very short span can be seen."""
 
 
 def shares(spans: Iterable[Span], start: float, stop: float, moments: int) -> list[float]:
     """Return which part of each of `moments` equal pieces of [start, stop] the spans cover.
 
-    Spans that overlap count once. A span without length counts as nothing, but is there: its
-    moment has at least 1e-9.
+    Time in which spans overlap counts once. A span without length adds no time, but its moment has
+    a share of at least 1e-9, so that it is visible.
     """
     covered = [0.0] * moments
     width = (stop - start) / moments
@@ -32,7 +32,7 @@ def shares(spans: Iterable[Span], start: float, stop: float, moments: int) -> li
     for begin, end in sorted(spans):
         first = min(int((begin - start) / width), moments - 1)
         covered[first] = max(covered[first], 1e-9 * width)
-        begin = max(begin, until)  # what came before has counted already
+        begin = max(begin, until)  # the time until here has already been counted
         until = max(until, end)
         at = max(0, min(int((begin - start) / width), moments - 1))
         while begin < end and at < moments:
@@ -49,14 +49,14 @@ def draw_shares(
     rows: Mapping[int, float],
     height: float,
 ) -> None:
-    """Draw, for each rank, a strip per kind, from the top in the order of `styles`.
+    """Draw, for each rank, a strip per kind, from top to bottom in the order of `styles`.
 
     Args:
-        axes: in which y grows downwards.
-        spans: by rank and kind.
+        axes: axes in which y grows downwards.
+        spans: (rank, kind) → spans.
         styles: kind → colour and hatch.
         rows: rank → top of its row.
-        height: of a row.
+        height: height of a row.
 
     """
     from matplotlib.collections import PolyCollection
@@ -79,7 +79,7 @@ def draw_shares(
 def _steps(
     parts: Sequence[float], start: float, width: float, base: float, height: float
 ) -> list[list[tuple[float, float]]]:
-    """Return the outlines of what stands on `base`: one for each stretch without a gap."""
+    """Return the outlines of shapes that stand on `base`: one for each stretch without a gap."""
     outlines: list[list[tuple[float, float]]] = []
     last = 0.0
     for i, part in enumerate(parts):

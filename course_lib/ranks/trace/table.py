@@ -1,4 +1,4 @@
-"""A table that is text, and that a notebook shows as a table of its own."""
+"""A table that is text, and that a notebook shows as an HTML table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from course_lib.ranks.explain.words import format_table
 
 
 class Table(str):
-    """Rows as columns of text: a ``str``, to be printed and searched as ever.
+    """Rows as columns of text: a ``str``, which can be printed and searched as usual.
 
-    As the value of a cell it is an HTML table, whose cells wrap with the window.
+    As the value of a cell it is an HTML table, whose cells wrap with the width of the window.
     """
 
     _rows: Sequence[Sequence[str]]
 
     def __new__(cls, rows: Sequence[Sequence[str]]) -> Table:
-        """Make one of a head and its rows."""
+        """Make a table of `rows`. The first one is its head."""
         made = super().__new__(cls, format_table(rows))
         made._rows = rows
         return made
@@ -29,7 +29,7 @@ class Table(str):
     def _repr_html_(self) -> str:
         head, *body = self._rows
         lines = [_line("th", head), *(_line("td", row) for row in body)]
-        # Both classes keep a dollar sign from being read as the begin of a formula.
+        # With either class, a dollar sign does not begin a formula.
         return f'<table class="tex2jax_ignore mathjax_ignore">{"".join(lines)}</table>'
 
 

@@ -1,4 +1,4 @@
-"""The figure of a trace, or of several one above the other."""
+"""The figure of one trace, or of several traces one above the other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 MAX_LANES = 4
 _LOOKS = 10
-"""Entries of the legend up to which groups have entries of their own."""
+"""Up to this number of entries in the legend, each group has its own entries."""
 _GROUPS_TOLD = 4
 _SHORT = 1 / 100
-"""Part of the whole time below which a wait is not drawn, nor told."""
+"""A wait shorter than this part of the whole time is neither drawn nor described."""
 
 
 class Timeline(NamedTuple):
@@ -33,9 +33,9 @@ class Timeline(NamedTuple):
 def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     """Draw timelines, by title, one above the other on one axis of time.
 
-    One row per rank, with a lane for computation and lanes for communication. A message is an
-    arrow, and the part of an operation in which it waits for another rank is blank. The same kind
-    of operation looks the same in all of them. The figure describes itself in its alternative text.
+    Each rank has a row, with a lane for computation and lanes for communication. A message is an
+    arrow. The part of an operation in which it waits for a different rank is blank. The same kind
+    of operation looks the same in all timelines. The figure's alternative text describes it.
     Raises ValueError if there are no events.
     """
     if not all(each.events for each in timelines.values()):
@@ -96,7 +96,7 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
 def _bars(
     placed: Sequence[tuple[Event, int]], world_size: int, look: Callable[[Event], str], short: float
 ) -> list[Bar]:
-    """Return the bars of events: one for each, or two if it first waits for longer than `short`."""
+    """Return one bar for each event, or two if the event first waits for longer than `short`."""
     waiting = waits([event for event, _ in placed])
     bars = []
     for i, (event, lane) in enumerate(placed):
@@ -113,7 +113,7 @@ def _bars(
 def _links(placed: Sequence[tuple[Event, int]], scale: float) -> list[Link]:
     """Return the messages: each leaves when both ranks have come, and arrives as its receive ends.
 
-    A message that a rank sends to itself has none.
+    A message that a rank sends to itself is left out.
     """
     events = [event for event, _ in placed]
     waiting = waits(events)
@@ -130,7 +130,10 @@ def _links(placed: Sequence[tuple[Event, int]], scale: float) -> list[Link]:
 
 
 def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
-    """Return what an event is called in the legend: its kind and, if that is few, its group."""
+    """Return the function that names an event in the legend.
+
+    The name is the event's kind. If this gives few names in all, its group is added.
+    """
     named = {(event.kind, event.group_name) for event in events}
     if len(named) > _LOOKS:
         return lambda event: event.kind
@@ -138,7 +141,7 @@ def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
 
 
 def in_words(timeline: Timeline) -> str:
-    """Return what a timeline shows, for those who cannot see it."""
+    """Return a description of a timeline, for people who cannot see it."""
     events, k = timeline.events, timeline.world_size
     makespan = max(event.end for event in events)
     unit, scale = unit_of(makespan)
@@ -172,7 +175,7 @@ def in_words(timeline: Timeline) -> str:
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
-    """Return the unit in which a time is best read, and how many of it are a second."""
+    """Return the unit in which a time is best read, and how many of this unit are a second."""
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1:
             return unit, scale
@@ -184,7 +187,7 @@ def _height(lanes: int, world_size: int) -> float:
 
 
 def _name(event: Event, world_size: int) -> str:
-    """Return what is written into the bar: the operation, and its group if that is not all."""
+    """Return the text in an event's bar: the operation, and its group if it is not all ranks."""
     named = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
     members = "" if len(event.group) == world_size else spans(event.group)
     return named.get(event.kind, f"{event.kind} {members}".rstrip())

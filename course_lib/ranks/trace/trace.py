@@ -1,4 +1,4 @@
-"""The communication of one call: counters, a table, a figure, a file for a viewer."""
+"""The communication of one call, with counters, a table, a figure and a file for a viewer."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Trace:
     """The operations of one `Ranks.run`, in the order of their start.
 
     Attributes:
-        events: one `Event` per operation and rank; times count from the first start, in seconds.
+        events: one `Event` per operation and rank. Times count from the first start, in seconds.
             Events of kind ``compute`` are the times between the waits of a rank.
-        dropped: how many more operations there were than a trace holds.
-        network: whose algorithms the bytes of collectives are derived from; by default a ring for
-            all_reduce, all_gather and reduce_scatter, as in gloo, and trees from and to a root.
+        dropped: number of operations that are missing because a trace holds only so many.
+        network: the bytes of collectives are derived from its algorithms. By default these are a
+            ring for all_reduce, all_gather and reduce_scatter, as in gloo, and trees from and to a
+            root.
 
     """
 
@@ -63,9 +64,9 @@ class Trace:
         return [event for event in self.events if event.kind != "compute"]
 
     def between(self, start: float, end: float = math.inf) -> Trace:
-        """Return the events that start in [start, end) seconds; the first one is then at zero.
+        """Return the events that start in [start, end) seconds, shifted so that the first is at 0.
 
-        For example, one step of many can then be counted or drawn by itself.
+        For example, one step of many can then be counted or drawn separately.
         """
         part = [event for event in self.events if start <= event.start < end]
         return Trace(part, self.world_size, network=self.network)
@@ -77,11 +78,11 @@ class Trace:
     def bytes_sent(self, rank: int, *, group: str | None = None) -> int:
         """Return the bytes that `rank` sends in messages and in collectives.
 
-        With `group`, only those in process groups of that name, as `Event.group_name` has it.
+        With `group`, only process groups with this `Event.group_name` count.
 
-        Those of a collective are derived from its algorithm, that of `network`: a library may send
-        a little more, and in another order. A ring all_reduce of n bytes on K ranks is
-        2 (K-1)/K n from each; see `costs.collective_time.collective_bytes`.
+        The bytes of a collective are derived from the algorithm that `network` uses for it. A
+        library may send a little more, and in a different order. In a ring all_reduce of n bytes on
+        K ranks, each rank sends 2 (K-1)/K n. See `costs.collective_time.collective_bytes`.
         """
         return sum(
             self._sent(event)
@@ -118,8 +119,8 @@ class Trace:
     def table(self) -> Table:
         """Return the operations as a table, one line each: text, which a notebook shows as HTML.
 
-        The column `group` stays empty where all ranks take part; `sent` is what the rank sends,
-        which for a collective is derived as in `bytes_sent`.
+        The column `group` is empty if all ranks take part. The column `sent` holds the bytes that
+        the rank sends. For a collective, they are derived as in `bytes_sent`.
         """
         head = ("start", "end", "rank", "operation", "group", "peer", "size", "sent", "dtype")
         rows: list[tuple[str, ...]] = [(*head, "line")]
@@ -140,10 +141,10 @@ class Trace:
     def plot(self, *, title: str = "") -> DescribedFigure:
         """Draw the ranks over time, computation above communication; return the figure.
 
-        Every operation is a hatched bar with its name, so that nothing is told by colour alone.
-        Operations of one rank that overlap in time lie below one another. A notebook shows the
-        figure with a description, its `alt`; give it a better one if you know what it shows. A
-        figure that is neither shown nor saved when the cell ends is shown then.
+        Every operation is a hatched bar with its name, so that no information is in colour alone.
+        Operations of one rank that overlap in time are drawn below one another. A notebook shows
+        the figure with a description, its `alt`. Assign a better one if you know what the figure
+        shows. A figure that is neither shown nor saved when the cell ends is then shown.
 
         Raises:
             ValueError: there is nothing to draw.
@@ -156,10 +157,10 @@ class Trace:
     def show(self, *, title: str = "") -> None:
         """Show the timeline of `plot` in a notebook, with a view that can be moved and zoomed.
 
-        The view follows a message from its sender to its receiver, plays the clock, and leaves out
-        ranks. For each event it tells the rank that the event waits for, and the line of the cell.
-        It works with mouse and keys, has a table beside it, fetches nothing, and needs no kernel
-        once it is shown. Outside a notebook, this prints a description; `to_html` writes a file.
+        The view can follow a message from its sender to its receiver, play the clock, and leave out
+        ranks. For each event it names the rank that the event waits for, and the line of the cell.
+        It works with mouse and keys, also has a table, fetches nothing, and needs no kernel once it
+        is shown. Outside a notebook, this prints a description; `to_html` writes a file.
 
         Raises:
             ValueError: there is nothing to draw.
@@ -176,7 +177,7 @@ class Trace:
         display({"text/html": shown, "text/plain": words}, raw=True)
 
     def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Write what `show` shows as a page of its own, which a browser opens without a server.
+        """Write the view of `show` as a web page, which a browser opens without a server.
 
         Raises:
             ValueError: there is nothing to draw.
@@ -186,8 +187,8 @@ class Trace:
         Path(path).write_text(page(self.timeline, still, title), encoding="utf-8")
 
     def _still(self, title: str) -> tuple[bytes, str]:
-        """Return the figure of `plot` as a PNG, and in words."""
-        from course_lib.ranks.trace.figure import png_of  # matplotlib comes only where one looks
+        """Return the figure of `plot` as a PNG, and its description."""
+        from course_lib.ranks.trace.figure import png_of  # it loads matplotlib: only if needed
 
         figure = draw_timelines({title: self.timeline})
         return png_of(figure), figure.alt

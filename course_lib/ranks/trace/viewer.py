@@ -1,7 +1,8 @@
-"""The timeline as a page of its own, to be moved in: the data that ``viewer.js`` puts on a screen.
+"""The timeline as a web page with a view that can be moved, drawn by the program ``viewer.js``.
 
-One element holds everything: the events, the program, and a still picture for where no program may
-run, as on GitHub and in a notebook that is not trusted. It fetches nothing and needs no kernel.
+One element holds everything: the events, the program, and a still picture. The picture is for
+viewers that do not run the program, such as GitHub and a notebook that is not trusted. The element
+fetches nothing and needs no kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from course_lib.ranks.trace.meetings import messages, waits
 from course_lib.ranks.trace.timeline import MAX_LANES, Timeline, in_words, unit_of
 
 _PROGRAM = Path(__file__).with_name("viewer.js")
-# The selectors begin with an element: JupyterLab's own rules for output would win otherwise.
+# The selectors begin with an element name. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
 div.course-timeline { color: var(--jp-content-font-color1, var(--pst-color-text-base, CanvasText));
   background: var(--jp-layout-color0, var(--pst-color-background, Canvas));
@@ -55,10 +56,10 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 
 
 def data_of(timeline: Timeline, title: str = "") -> dict[str, Any]:
-    """Return what the program shows, as JSON has it: a list for each property of the events.
+    """Return the data for the program, as values for JSON: a list for each property of the events.
 
-    Times are whole nanoseconds. A number that there is not, such as the peer of a computation, is
-    -1. Texts that many events share stand once, and events have their places.
+    Times are whole nanoseconds. A missing number, such as the peer of a computation, is -1. A text
+    that many events share is stored once, and each of these events has its index.
     """
     placed = with_lanes(timeline.events)
     events = [event for event, _ in placed]
@@ -105,11 +106,11 @@ def element(timeline: Timeline, still: bytes, title: str = "") -> str:
 
     Args:
         timeline: the events.
-        still: a PNG that stands there until the program runs, and where it may not.
-        title: above it.
+        still: a PNG, which is shown until the program runs, or if it may not run.
+        title: the title above the timeline.
 
     """
-    # A sign that would end the script, or begin a comment in it, is written by its number.
+    # A "<" could end the script or begin a comment in it, so it is written as an escape.
     data = json.dumps(data_of(timeline, title), separators=(",", ":")).replace("<", "\\u003c")
     name = f"course-timeline-{hashlib.sha256(data.encode()).hexdigest()[:12]}"
     image = base64.b64encode(still).decode("ascii")
@@ -126,13 +127,13 @@ def element(timeline: Timeline, still: bytes, title: str = "") -> str:
 
 
 def page(timeline: Timeline, still: bytes, title: str = "") -> str:
-    """Return a page with the timeline alone, for a file."""
+    """Return a web page that holds only the timeline, for a file."""
     name = html.escape(title or "Timeline")
     return _PAGE.format(title=name, element=element(timeline, still, title))
 
 
 class _Texts(dict[str, int]):
-    """Texts with their places, in the order in which they first came."""
+    """Texts with their indices, in the order of their first use."""
 
     def place(self, text: str) -> int:
         return self.setdefault(text, len(self))
@@ -147,7 +148,7 @@ def _size(event: Event) -> str:
 
 
 def _line(where: str) -> str:
-    """Return the line of a notebook's cell that ``Cell In[3], line 7`` names, if we are in it."""
+    """Return the text of the line that ``Cell In[3], line 7`` names; ``""`` outside a notebook."""
     found = re.fullmatch(r"Cell In\[(\d+)\], line (\d+)", where)
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if found is None or shell is None:
