@@ -243,6 +243,7 @@ class MeteredOperation:
             self.group_name,
             self._waited,
             self.sent,
+            0 if self.channel is None else self.channel.tag,
         )
         self._noted = self.recorder.note(event), event
         self.recorder.add_pending(-1)

@@ -158,4 +158,5 @@ def event_of(operation: Operation, end: float) -> Event:
         operation.group_name,
         operation.waited,
         sent_to_others(operation.kind, operation.inputs, operation.members.index(operation.rank)),
+        operation.tag,
     )

@@ -130,7 +130,7 @@ class Messages:
         self, send: Operation, data: torch.Tensor, receive: Operation, arrival: float
     ) -> None:
         _check_pair(send, receive)
-        receive.peer = send.rank
+        receive.peer, receive.seq = send.rank, send.seq
         target = receive.outputs[0]
         if not (data.is_meta or target.is_meta):
             with torch.no_grad():

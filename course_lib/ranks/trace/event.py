@@ -28,7 +28,8 @@ class Event(NamedTuple):
     """The tensor's dtype, for example ``float32``; empty if there is no tensor."""
     seq: int
     """Number of the collective in its group, or of the message from its sender to its receiver;
-    from 1. On processes, messages of different groups or tags are counted separately."""
+    from 1. On processes, messages of different groups or tags are counted separately. A receive has
+    the number of its send."""
     start: float
     end: float
     where: str
@@ -43,6 +44,8 @@ class Event(NamedTuple):
     sent: int | None = None
     """Bytes for other ranks, if they are known: for an all_to_all, whose pieces may differ in
     length. Otherwise they are derived: see `Trace.bytes_sent`."""
+    tag: int = 0
+    """The tag of a message."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:

@@ -22,11 +22,15 @@ class Wait(NamedTuple):
 
 def messages(events: Sequence[Event]) -> dict[int, int]:
     """Return, for each send whose receive is in `events`, both indices: send → receive."""
-    sends = {(e.rank, e.peer, e.group, e.seq): i for i, e in enumerate(events) if e.kind == "send"}
+
+    def envelope(event: Event, sender: int | None, receiver: int | None) -> tuple[object, ...]:
+        return sender, receiver, event.group, event.group_name, event.tag, event.seq
+
+    sends = {envelope(e, e.rank, e.peer): i for i, e in enumerate(events) if e.kind == "send"}
     return {
         sends[key]: i
         for i, e in enumerate(events)
-        if e.kind == "recv" and (key := (e.peer, e.rank, e.group, e.seq)) in sends
+        if e.kind == "recv" and (key := envelope(e, e.peer, e.rank)) in sends
     }
 
 

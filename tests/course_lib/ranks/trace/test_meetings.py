@@ -35,6 +35,38 @@ def test_every_message_of_a_ring_is_found(ranks_of, on: str, k: int) -> None:
         assert one.bytes == other.bytes and one.start <= other.end
 
 
+def messages_in_another_order() -> None:
+    """Rank 0 sends 1 to 4 numbers, with two tags in two groups; rank 1 receives the last first."""
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return
+    envelopes = [(1, None), (2, None), (1, pair), (2, pair)]
+    sizes = range(1, 5)
+    if dist.get_rank() == 0:
+        handles = [
+            dist.isend(torch.ones(size), group=group, group_dst=1, tag=tag)
+            for size, (tag, group) in zip(sizes, envelopes, strict=True)
+        ]
+    else:
+        handles = [
+            dist.irecv(torch.ones(size), group=group, group_src=0, tag=tag)
+            for size, (tag, group) in reversed([*zip(sizes, envelopes, strict=True)])
+        ]
+    for handle in handles:
+        handle.wait()
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_tags_and_groups_tell_messages_apart(ranks_of, on: str, k: int) -> None:
+    ranks = ranks_of(on, k)
+    ranks.run(messages_in_another_order)
+    events = ranks.trace.events
+    found = messages(events)
+    assert len(found) == 4
+    assert all(events[send].bytes == events[receive].bytes for send, receive in found.items())
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce"])
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_a_collective_waits_for_whom_it_needs(kind: str, k: int) -> None:
