@@ -1,8 +1,9 @@
-"""Constants of a rank: numbers that no operator made. Only a few are allowed.
+"""Count the constants of a rank: numbers that no operator made. Only a few are allowed.
 
-They come onto a tape in two ways, and both are counted here: as memory with numbers in it, such as
-``torch.tensor([…])``, and in the line of an operator. Such a line may name numbers (arguments,
-lists of scalars, sizes) and tensors, which may be views of one table in a chosen order.
+Constants get onto a tape in two ways, and both are counted here: as memory that already contains
+numbers, such as ``torch.tensor([…])``, and in the line of an operator. The line of an operator may
+name numbers (arguments, lists of scalars, sizes) and tensors. Tensors count too, because they may
+be views of one table in a chosen order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from course_lib.capstone.tape import TapeError
 
 MAX_CONSTANT = 8_192
-"""Bytes of all constants of one rank: indices and masks, not weights."""
+"""Bytes of all constants of one rank: enough for indices and masks, but not for weights."""
 FREE_NAMES = 32
 """An operator may name this many numbers and tensors for free, because its launch pays for them.
 Each further one counts as eight bytes. A fused Adam of four parameters names 30."""
@@ -33,15 +34,15 @@ class Constants:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> bool:
-        """Count memory; return whether that much is allowed."""
+        """Count memory; return whether the total is allowed."""
         self.nbytes += nbytes
         return self.nbytes <= MAX_CONSTANT
 
     def take_memory(self, nbytes: int, where: str) -> None:
-        """Count memory.
+        """Count memory, and raise if the total is more than allowed.
 
         Raises:
-            TapeError: that much is not allowed.
+            TapeError: the total is more than `MAX_CONSTANT`.
 
         """
         before = self._before()
@@ -63,7 +64,7 @@ class Constants:
             kwargs: its keyword arguments, as on the tape.
 
         Raises:
-            TapeError: that many are not allowed.
+            TapeError: the total is more than `MAX_CONSTANT`.
 
         """
         names = sum(map(_names, args)) + sum(map(_names, kwargs.values()))

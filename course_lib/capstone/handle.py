@@ -1,4 +1,4 @@
-"""A handle whose wait is on the tape."""
+"""A handle that writes its wait on the tape."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 
 class TapedWork(dist.Work):
-    """A handle, whose wait is on the tape.
+    """A handle that writes its wait on the tape.
 
     Args:
         inner: the handle of the running operation.
-        unseen: while it is open, nothing is written on the tape.
-        waited: writes on the tape that its operations were waited for.
+        unseen: returns a context in which nothing is written on the tape.
+        waited: writes the wait for the handle's operations on the tape.
 
     """
 

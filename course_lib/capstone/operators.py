@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from course_lib.ranks import Device
 
 LAUNCH = 5e-6
-"""Seconds that every operator takes in addition to its work: a kernel's launch."""
+"""Seconds for the launch of a kernel, which every operator takes in addition to its work."""
 
 _ALLOCATE = "empty empty_like empty_strided new_empty new_empty_strided"
 _FILL = """zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_
@@ -44,12 +44,12 @@ _REDUCE = """sum mean amax amin max min argmax argmin prod var std var_mean norm
 _LAYERS = """_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
  nll_loss_forward nll_loss_backward mse_loss mse_loss_backward"""
 _OPTIMIZERS = {"_fused_sgd_": 3, "_fused_adam_": 6, "_fused_adamw_": 6}
-"""Name → the number of lists of tensors that it takes."""
+"""Name of an optimizer → the number of lists of tensors that it takes."""
 _UNSAFE = {"embedding_dense_backward", "_foreach_copy"}
 """These operators access memory out of bounds if an index or a length is wrong. So do the
 normalisation operators, such as ``native_batch_norm``."""
 _COUNTED = """mm addmm addmm_ bmm baddbmm baddbmm_ convolution convolution_backward linalg_qr"""
-"""Matrix operators, also in place: their floating-point operations are counted."""
+"""Matrix operators, some of them in place, whose floating-point operations are counted."""
 
 _ELEMENTWISE = {*_BY_ELEMENT.split(), *_FILL.split(), *_MOVE.split(), *_REDUCE.split()}
 FREE = frozenset(_ALLOCATE.split())
@@ -71,7 +71,7 @@ GRADIENT = "_log_softmax_backward_data"
 
 
 def _qr_flops(matrices: Tensor, *_: Any, **__: Any) -> int:
-    """Householder's QR of m × n, with Q computed: 4 (m n² - n³/3), for each of a batch."""
+    """Return the operations of Householder's QR of m × n with Q: 4 (m n² - n³/3) per matrix."""
     *batch, rows, columns = matrices.shape
     n = min(rows, columns)
     return math.prod(batch) * int(4 * (rows * n * n - n**3 / 3))
@@ -84,15 +84,15 @@ _FLOPS: dict[str, Callable[..., int]] = {
 
 
 def base_name(name: str) -> str:
-    """Return ``add_`` for ``aten::add_.Tensor``."""
+    """Return the name without namespace and overload: ``add_`` for ``aten::add_.Tensor``."""
     return name.removeprefix("aten::").partition(".")[0]
 
 
 def operator_called(name: str) -> Callable[..., Any]:
-    """Return the operator ``aten::add_.Tensor``.
+    """Return the operator with a name such as ``aten::add_.Tensor``.
 
     Raises:
-        LookupError: a tape may not hold it.
+        LookupError: a tape may not contain this operator.
 
     """
     base, _, overload = name.removeprefix("aten::").partition(".")
@@ -126,7 +126,7 @@ def check_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that all tensors of a fused optimizer have the size of their parameter."""
+    """Check that the tensors of a fused optimizer have the shape and dtype of their parameter."""
     if len(args) != _OPTIMIZERS[name]:
         raise ValueError(
             f"{name} needs its {_OPTIMIZERS[name]} lists of tensors as positional arguments, got "
@@ -154,8 +154,9 @@ def _check_fused(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 def price(operator: Any, args: Any, kwargs: Any, out: Any, device: Device) -> tuple[float, int]:
     """Return the seconds and floating-point operations of one operator that has run.
 
-    t = launch + max(F/φ, M/μ): F is its floating-point operations, M the bytes of all its tensors,
-    in and out. F is counted for matrix products only; for other operators M takes far longer.
+    The time is t = launch + max(F/φ, M/μ). F is the operator's floating-point operations, and M is
+    the bytes of all its tensors, in and out. F is counted only for matrix operators, because other
+    operators need far more time for M.
     """
     packet = operator._overloadpacket
     if packet.__name__ in FREE:

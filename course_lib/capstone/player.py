@@ -1,7 +1,7 @@
 """Play a tape on a simulated rank: the referee's run, without the student's code.
 
-No line is trusted: names must be on the price list, and memory must be within its bounds. The cost
-of a line is counted here, from the operator that really ran.
+No line is trusted. Names must be on the price list, and memory accesses must be within bounds. The
+cost of a line is computed here, from the operator that really ran.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Race:
     """The parameters of a case.
 
     Args:
-        target: the loss to reach, in nats, on rows that no rank has.
+        target: the loss to reach, in nats, on held-out rows, which no rank has.
         latency: the network's latency in seconds.
         bandwidth: the network's bandwidth in bytes per second.
         world_size: number of ranks K.
@@ -94,16 +94,16 @@ class Draw:
 
 
 def draw(race: Race, seed: str) -> Draw:
-    """Return the draw of a seed; its numbers are float32, whatever the default dtype is."""
+    """Return the draw of a seed; its numbers are float32, even if the default dtype is not."""
     digest = hashlib.sha256(seed.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32)
 
-    # Centres are orthogonal or opposite, so every draw is a rotation of every other. Each label has
-    # opposite centres, so the mean of its rows says nothing, and a model without a hidden layer
-    # learns nothing: computing class means in one all-reduce does not win.
+    # Centres are orthogonal or opposite, so every draw is a rotation of every other draw. Each
+    # label has opposite centres, so the mean of its rows contains no information, and a model
+    # without a hidden layer learns nothing. So computing class means in one all-reduce cannot win.
     count = race.classes * race.clusters
     centres = torch.linalg.qr(randn(race.features, count // 2)).Q.T * math.sqrt(race.features)
     centres = torch.cat([centres, -centres])
@@ -129,7 +129,7 @@ def draw(race: Race, seed: str) -> Draw:
 
 
 def model_of(race: Race, weights: list[Tensor] | None = None) -> nn.Module:
-    """Return the network to train, with these weights; draws no random numbers."""
+    """Return the network to train, with these weights, without drawing random numbers."""
     with torch.device("meta"):
         model = nn.Sequential(
             nn.Linear(race.features, race.hidden), nn.ReLU(), nn.Linear(race.hidden, race.classes)
@@ -155,7 +155,7 @@ class Job:
     Attributes:
         model: the network, the same on all ranks.
         x: this rank's rows, (rows, features), float32.
-        y: their labels, (rows,), int64.
+        y: the labels of these rows, (rows,), int64.
         target: the loss to reach, in nats.
         network: the cost of messages: `.latency` in seconds, `.bandwidth` in bytes per second.
         device: the cost of computation: `.flops`, and `.memory_bandwidth` in bytes per second.
@@ -193,7 +193,7 @@ def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any])
     finally:
         torch.set_rng_state(before)
     tape = recorder.tape
-    number: Any = claimed if isinstance(claimed, Real) else -1  # NumPy's numbers are, too
+    number: Any = claimed if isinstance(claimed, Real) else -1  # NumPy's numbers too
     tape.claimed = int(number) if 0 <= number < 2**63 else -1
     tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
     return tape.encode()

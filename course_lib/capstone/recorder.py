@@ -25,13 +25,14 @@ from course_lib.ranks.for_graders import KINDS, Collective, PythonGroup, current
 weak_reference: Callable[[Any], Any] = _WeakRef
 """A weak reference to a storage; `expired()` tells whether the storage is gone."""
 _NOT_COMPUTING = ("profiler", "prim")
-"""Namespaces of queries, as for a device; in C++, an exception there would end the process."""
+"""Namespaces of queries, such as the query for a device. They are made in C++, where an exception
+would end the process."""
 _SWEEP = 512
-"""Lines between two searches for memory that is free again."""
+"""The number of lines between two searches for memory that has been freed."""
 
 
 class Recorder(TorchDispatchMode):
-    """While active on this thread, write the rank's work on a tape.
+    """Write the rank's work on a tape while the mode is active on this thread.
 
     Args:
         given: the buffers 0, 1, … of the tape, each a tensor with memory of its own.
@@ -87,7 +88,7 @@ class Recorder(TorchDispatchMode):
         outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         made = [each for each in outs if self._buffer_of(each) is None]
         if outs and not made and not func._schema.is_mutable:
-            return  # a view under another name
+            return  # the operator only returned a view
         if base_name(func.name()) == "resize_":
             raise TapeError(
                 "resize_ is not on the price list, so you cannot use it here. Nor can you use "
@@ -153,14 +154,14 @@ class Recorder(TorchDispatchMode):
         return None if known is None else known[1]
 
     def _new_buffer(self, tensor: Tensor) -> int:
-        # The reference keeps the address from being reused; it does not keep the memory.
+        # The weak reference prevents reuse of the address, but does not keep the memory alive.
         storage = tensor.untyped_storage()
         self._known[storage._cdata] = weak_reference(storage), self._buffers
         self._buffers += 1
         return self._buffers - 1
 
     def _constant(self, tensor: Tensor) -> int:
-        """Write memory that no operator made: a Python number, or NumPy's result."""
+        """Write a constant, made by no operator, on the tape: a Python number or NumPy's result."""
         storage = tensor.untyped_storage()
         data = None
         if self._constants.take(storage.nbytes()):
@@ -184,7 +185,7 @@ class Recorder(TorchDispatchMode):
     # Random numbers ----------------------------------------------------------------------------
 
     def _before_random(self, func: Any, kwargs: dict[str, Any]) -> torch.Generator | None:
-        """If the generator was seeded since its last use, write that on the tape."""
+        """Write the generator's seed on the tape if it was seeded since its last use."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return None
         generator = kwargs.get("generator") or torch.default_generator
@@ -259,7 +260,7 @@ class Recorder(TorchDispatchMode):
         return TapedWork(work, self.unseen, lambda: self.waited(numbers))
 
     def waited(self, numbers: list[int]) -> None:
-        """Write on the tape that operations were waited for."""
+        """Write the waits for these operations on the tape."""
         for number in numbers:
             self._line("w", number)
         numbers.clear()

@@ -1,7 +1,7 @@
 """The referee: play the ranks' tapes on a draw that no student's code has seen.
 
 A run is recorded on one draw and scored on others. So anything that a rank learned about its draw
-outside the tape is useless: the numbers are now different.
+outside the tape is useless, because the numbers are now different.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from course_lib.capstone.tape import Tape, TapeError
 from course_lib.ranks import Ranks, RanksError, RankTimeout, Trace, per_rank
 
 _MEMORY = 8 << 30
-"""Bytes of address space that the referee's process may use in addition to its present ones."""
+"""Bytes of address space that the referee's process may use in addition to what it uses now."""
 SECONDS = 300.0
-"""Limit for all draws together, on the wall clock."""
+"""Time limit for all draws together, in seconds on the wall clock."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Score:
     """The referee's result.
 
     Attributes:
-        seconds: the score: virtual seconds until the last rank is done.
+        seconds: the score, in virtual seconds until the last rank has finished.
         losses: the loss of rank 0's weights on held-out rows, one number per draw.
         equal: whether all ranks have the same bits at the end.
         flops: floating-point operations of the rank with the most.
@@ -69,9 +69,10 @@ def speed_of_light(
 ) -> float:
     """Return the seconds that no schedule of the same arithmetic and the same bytes can beat.
 
-    It is the maximum over ranks k of max(F_k/φ, S_k/β, R_k/β): F is its floating-point operations,
-    S and R are the bytes that it sends and receives; φ is the device's FLOP/s, β the network's
-    bytes per second. A real run also loses time to latency, launches, memory traffic and waiting.
+    It is the maximum over ranks k of max(F_k/φ, S_k/β, R_k/β). F_k is the number of floating-point
+    operations of rank k, and S_k and R_k are the bytes that it sends and receives. φ is the
+    device's FLOP/s, and β is the network's bytes per second. A real run also loses time to latency,
+    launches, memory traffic and waiting.
     """
     return max(
         max(f / DEVICE.flops, s / race.bandwidth, r / race.bandwidth)
@@ -110,7 +111,7 @@ def in_a_process(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[st
             ) from error
         try:
             (told,) = host.run(play, parameters, tapes, seeds)
-        except RankTimeout as error:  # it names where the process was: perhaps in a loop in C
+        except RankTimeout as error:  # the cause names the process's position, perhaps a loop in C
             raise TapeError(f"playing the tapes takes more than {SECONDS:g} s") from error
         except RanksError as error:
             raise TapeError(f"the tapes cannot be played: {error.summary}") from None
@@ -122,7 +123,7 @@ _player: ContextVar[Plays] = ContextVar("_player", default=in_a_process)
 
 @contextlib.contextmanager
 def played_by(plays: Plays) -> Iterator[None]:
-    """Let `referee` play tapes with `plays`; a grader plays them where untrusted code may run.
+    """Let `referee` play tapes with `plays`; a grader plays them in a sandbox for untrusted code.
 
     A tape calls PyTorch's operators with untrusted numbers, and not every operator checks them.
     """
@@ -149,7 +150,7 @@ def play(parameters: dict[str, Any], tapes: list[Tensor], seeds: list[str]) -> d
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_addresses() + _MEMORY, used[1]))
     race = Race(**parameters)
-    torch.set_num_threads(1)  # sums do not depend on the number of cores
+    torch.set_num_threads(1)  # so that sums do not depend on the number of cores
     losses, seconds, equal = [], set(), True
     ranks = Ranks(
         *(race.world_size, "simulated"), network=race.network, misuse="ignore", timeout=SECONDS
@@ -206,7 +207,7 @@ def _score(
 
 
 def _received(trace: Trace, rank: int) -> int:
-    """Return the bytes that a rank receives; for a collective, as many as it sends."""
+    """Return the bytes that a rank receives; in a collective, it receives as many as it sends."""
     come = sum(e.bytes for e in trace.operations if e.rank == rank and e.kind == "recv")
     return (
         come
@@ -230,6 +231,6 @@ def _addresses() -> int:
 
 
 def _told(error: RanksError) -> str:
-    """Return in a sentence why a tape could not be played."""
+    """Return a sentence about why a tape could not be played."""
     cause = error.__cause__ or error.__context__
     return str(cause) if isinstance(cause, TapeError) else error.summary

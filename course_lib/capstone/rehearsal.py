@@ -1,4 +1,4 @@
-"""Run a race at home as the leaderboard does, on simulated ranks of this process."""
+"""Run a race at home in the same way as the leaderboard, on simulated ranks of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from course_lib.ranks import Ranks, Trace, per_rank
 def rehearse(
     train: Callable[[Job], Any], race: Race, *, seed: str = "rehearsal", plays: int = 1
 ) -> tuple[Score, Trace]:
-    """Write the tapes of ``train(job)``, play them on other draws, return score and last trace.
+    """Write the tapes of ``train(job)``, play them on new draws, return the score and last trace.
 
     Args:
         train: the function that races.

@@ -2,16 +2,17 @@
 
 A tape is a list of lines about *buffers*, pieces of memory with a number each:
 
-    ["o", name, args, kwargs, outs]   an operator; `outs` are what it gave
+    ["o", name, args, kwargs, outs]   an operator; `outs` are its results
     ["c", number, kind, puts, gets, members, group, peer, op, tag, where]
                                       an operation of torch.distributed begins
-    ["w", number]                     and is waited for
-    ["k", buffer, nbytes, bytes, where]   numbers that no operator made: a constant
+    ["w", number]                     the rank waits for that operation
+    ["k", buffer, nbytes, bytes, where]   a constant: numbers that no operator made
     ["s", generator, seed]            a generator of random numbers is seeded
-    ["f", buffer, …]                  memory that is free again
+    ["f", buffer, …]                  memory that has been freed
 
-A tensor is written as ``["t", buffer, offset, size, stride, dtype]``. So a view needs no line: it
-is another name for the same memory. Buffers 0, 1, … are given: the rows, the labels, the weights.
+A tensor is written as ``["t", buffer, offset, size, stride, dtype]``. A view is only a different
+name for the same memory, so it needs no line. Buffers 0, 1, … exist from the start: the rows, the
+labels, the weights.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DTYPES = (
 
 
 class TapeError(Exception):
-    """A tape cannot hold what a rank did, or cannot be played; the message says why."""
+    """A tape cannot contain what a rank did, or cannot be played; the message explains why."""
 
 
 @dataclass

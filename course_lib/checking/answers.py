@@ -186,7 +186,7 @@ def _unlike(value: Any, form: Any, name: str) -> Wrong:
 
 
 def form_words(form: Any) -> str:
-    """Return what a form asks for, in words."""
+    """Return a description of a form, for a message."""
     match form:
         case None:
             return "None"

@@ -186,7 +186,7 @@ def expect_equal(
     atol: float = 1e-6,
     lookalikes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise `Wrong` unless `got` has the structure of `right` and its values.
+    """Raise `Wrong` unless `got` has the structure and the values of `right`.
 
     `right` consists of tensors, numbers, text, None, lists, tuples and dicts. The message uses the
     keys of its dicts as words; ``{}`` in a key stands for the position in the list that follows.

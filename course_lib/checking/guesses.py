@@ -49,7 +49,7 @@ class Guess:
     """A question with numbered options, and the reader's guess.
 
     Attributes:
-        question: what was asked.
+        question: the text of the question.
         options: the texts of the options.
         mine: the number of the guessed option, from 1 on; ``None``: no guess.
         actual: the value that the run showed, once it is known; else ``None``.
@@ -96,7 +96,7 @@ class Guess:
 
     @property
     def right(self) -> bool | None:
-        """Whether the guess was right; ``None`` without a guess, a run, or an option that holds."""
+        """Whether the guess was right; ``None`` without a guess, a run, or a right option."""
         if self.mine is None or not any(self._holds):
             return None
         return self._holds[self.mine - 1]
@@ -129,7 +129,7 @@ class Guess:
         return "\n".join([*lines, self._verdict()])
 
     def _ipython_display_(self) -> None:
-        """Show nothing as a cell's value: `guess` and `score` have shown it already."""
+        """Show nothing as a cell's value, because `guess` and `score` have already shown it."""
 
     def _repr_html_(self) -> str:
         """Return the guess as HTML for a notebook; without a guess, the answer stays folded."""
@@ -188,7 +188,7 @@ def guess(
 
 
 def _show(made: Guess) -> None:
-    """Show a guess as it is now: rich in a notebook, as text elsewhere."""
+    """Show the present state of a guess: as HTML in a notebook, as text elsewhere."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:
         print(made, flush=True)

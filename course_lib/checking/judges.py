@@ -22,11 +22,12 @@ from course_lib.ranks import Ranks, per_rank
 
 Judge = Callable[[Case, Sequence[Any], Sequence[Any]], None]
 Oracle = Callable[[Case, Sequence[Any], int], Any]
-"""``oracle(case, inputs, me)``: the right value of member `me` of a group whose members have these
-inputs, or a value that a well-known mistake gives there."""
+"""``oracle(case, inputs, me)`` returns the right value of member `me` of a group whose members have
+these inputs, or the value that a well-known mistake gives for that member."""
 
 Explain = Callable[[Case, Sequence[Any], int, Any], str]
-"""``explain(case, inputs, me, value)``: a hint on the wrong value of member `me`, or nothing."""
+"""``explain(case, inputs, me, value)`` returns a hint about the wrong value of member `me`, or an
+empty string."""
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
 """Allowed relative error by dtype: enough for some hundred roundings."""
@@ -144,7 +145,7 @@ def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
 
 @sees(ANYTHING)
 def same_on_all_ranks(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether all ranks of a group hold the very same bits."""
+    """Raise `Wrong` unless all ranks of a group hold exactly the same bits."""
     for members in case.groups:
         first = dict(leaves(values[members[0]]))
         for rank in members[1:]:

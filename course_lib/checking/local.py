@@ -1,4 +1,4 @@
-"""``check("02_data_parallel_sgd/shard_bounds", shard_bounds)``: the check under a task's cell."""
+"""Run the check of a task: ``check("02_data_parallel_sgd/shard_bounds", shard_bounds)``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(
         The report.
 
     Raises:
-        CheckFailed: a case failed; the report above it says which, and why.
+        CheckFailed: a case failed; the report above the error explains which, and why.
         LookupError: there is no such check or case, or the check's file was not found.
         TypeError: `function` is not a function.
 
@@ -103,7 +103,7 @@ def find_check(name: str) -> tuple[str, Check]:
 
 
 def _only(check: Check, case: str) -> Check:
-    """Return the check with this case alone."""
+    """Return the check with only this case."""
     found = tuple(each for each in check.cases if each.name == case)
     if not found:
         there = "; ".join(each.name for each in check.cases)
@@ -194,7 +194,7 @@ class _Shown:
         print(text, end="", flush=True)
 
     def report(self, report: CheckReport) -> None:
-        """Show the report; its picture follows when it is drawn."""
+        """Show the report, and add its picture after it is drawn."""
         if not self._notebook:
             self._end_line()
             print(report, flush=True)
@@ -274,7 +274,7 @@ def load_checks(path: Path) -> dict[str, Check]:
 
 
 def load_module(path: Path, beside: Path | None = None) -> ModuleType:
-    """Import a file by its path; it can import its neighbours: ``from .judges import …``.
+    """Import a file by its path; it can import files of its folder: ``from .judges import …``.
 
     Args:
         path: the file.
@@ -293,7 +293,7 @@ def load_module(path: Path, beside: Path | None = None) -> ModuleType:
 
 
 def _package_of(folder: Path, anew: bool) -> str:
-    """Return the name of the package that the modules of a folder belong to, one for each folder.
+    """Return the name of the package for the modules of a folder; each folder has its own.
 
     `anew`: forget the modules already imported from it, because its files may have been edited.
     """

@@ -1,4 +1,4 @@
-"""Marks for an assignment's ``mutants.py``: what must fail, why, and what must pass."""
+"""Mark the solutions in an assignment's ``mutants.py``: which must fail and why, or must pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VIRTUAL = ("simulated", "grader")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A solution of one task, with what the check must say about it."""
+    """A solution of one task, with the reason that the check must give if it is wrong."""
 
     task: str
     mistake: str
@@ -40,7 +40,7 @@ class Mutant:
 
     @property
     def source(self) -> str:
-        """The function as a student would hand it in: named like the task, without the mark."""
+        """The source as a student would hand it in: named like the task, without the decorator."""
         tree = ast.parse(source_of(self.function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
@@ -73,14 +73,14 @@ def _said_of(result: CaseResult) -> str:
 
 
 def _marks(decorator: ast.expr) -> bool:
-    """Return whether a decorator is one of this file's; any other is part of the solution."""
+    """Return whether a decorator is from this file; all others are part of the solution."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(called, ast.Name) and called.id in ("passes", "fails")
 
 
 @cache
 def source_of(function: Function) -> str:
-    """Return the source text of a function, also of an `edited` one."""
+    """Return the source text of a function, which may be an `edited` one."""
     return textwrap.dedent("".join(inspect.getsourcelines(function)[0]))
 
 

@@ -25,7 +25,7 @@ class Prediction:
     """A guess that is locked.
 
     Attributes:
-        question: what was asked.
+        question: the text of the question.
         guess: a number or a text; ``None``: no guess.
         actual: the value that the run showed, once it is known; else ``None``.
 
@@ -80,7 +80,7 @@ class Prediction:
 
 
 def predict(question: str, guess: float | str | None) -> Prediction:
-    """Lock a guess at what a run will show; the first guess counts.
+    """Lock a guess about the result of a run; the first guess counts.
 
     If the cell runs again with a different guess, this prints a message and keeps the first guess,
     until the kernel is restarted. A guess of ``None`` locks nothing.
@@ -110,7 +110,7 @@ def record() -> list[dict[str, Any]]:
 
 
 def agrees(guess: float | str, actual: float | str, within: float) -> bool:
-    """Tell whether two texts, or two numbers up to the relative error `within`, are the same."""
+    """Return whether two texts, or two numbers up to the relative error `within`, are equal."""
     if isinstance(guess, str) or isinstance(actual, str):
         return str(guess).strip().lower() == str(actual).strip().lower()
     return math.isclose(guess, actual, rel_tol=within)
@@ -128,7 +128,7 @@ def plain(value: Any) -> float | str:
 
 
 def shown(value: float | str | None) -> str:
-    """Return a value as people read it."""
+    """Return a value as readable text."""
     if isinstance(value, str) or value is None:
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

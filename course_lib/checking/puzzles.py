@@ -1,4 +1,4 @@
-"""Puzzles: one line of an algorithm, filled in by the reader and checked at once.
+"""Puzzles: the reader fills in one line of an algorithm, and it is checked at once.
 
     puzzle(
         "Which chunk does a rank send in a step of the ring?",

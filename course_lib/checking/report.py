@@ -1,4 +1,4 @@
-"""The outcome of a check: for the student to read, and for the grader to count."""
+"""The result of a check: a report for the student, and the points for the grader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CaseResult:
     ran: bool = True
     """Whether the case was run at all; if it was not, `reason` says why."""
     trouble: str = ""
-    """For the author: the exception that escaped a judge. Else empty."""
+    """For the author: the traceback of an unexpected exception in a judge; else empty."""
     summary: str = ""
     """The reason without the text that `detail` also has; empty: it is the same as `reason`."""
     expected: str = ""
@@ -41,7 +41,7 @@ class CaseResult:
     got: str = ""
     """The value that came instead of the expected one."""
     difficulty: Sequence[int] = ()
-    """How hard it is to find a mistake in the case: see `causes.difficulty_of`."""
+    """How hard it is to find a mistake in the case; see `causes.difficulty_of`."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class CheckReport:
 
     @staticmethod
     def the_same(count: int) -> str:
-        """Return the words before the names of `count` cases that failed like the one above."""
+        """Return the text before the names of `count` more cases that failed for the same cause."""
         return f"The same in {count} other case{'s' if count > 1 else ''}"
 
     @property
     def heading(self) -> str:
-        """How many cases passed, and where they ran."""
+        """The first line: how many cases passed, and where they ran."""
         good = sum(result.passed for result in self.results)
         where = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
@@ -140,10 +140,10 @@ class CheckReport:
         return earned / sum(self.worth.values())
 
     def _ipython_display_(self) -> None:
-        """Show nothing as a cell's value: ``check`` has printed the report already."""
+        """Show nothing as a cell's value, because ``check`` has already printed the report."""
 
     def _repr_html_(self) -> str:
-        """Return the report as a notebook shows it, with the timeline of the failed case."""
+        """Return the report as HTML for a notebook, with the timeline of the failed case."""
         return html_of(self, self.picture)
 
     @cached_property
@@ -156,7 +156,7 @@ class CheckReport:
         try:
             figure = self.trace.plot()
             return png_of(figure), figure.alt
-        except Exception:  # the picture is an extra: the report says what is wrong
+        except Exception:  # the picture is optional: the report explains the failure without it
             return None
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 class CheckFailed(AssertionError):
-    """Raised by ``check(…)`` when a case fails; the report was printed above it."""
+    """Raised by ``check(…)`` if a case fails, after the report was printed."""
 
     def __init__(self, report: CheckReport) -> None:
         super().__init__(f"{report.name}: {report.reason}")

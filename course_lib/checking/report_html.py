@@ -1,4 +1,4 @@
-"""A report as a notebook shows it: the simplest failing case open, the others folded.
+"""Show a report as HTML in a notebook: the simplest failing case open, the others folded.
 
 Names of cases, reasons and values may repeat what a student's code returned, so all text is
 escaped, and none of it can add a tag. The colours come from JupyterLab, which has a light and a
@@ -95,7 +95,7 @@ def _reason(result: Any, reason: str) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """Return sentences as paragraphs, which wrap; tables and tracebacks keep their lines."""
+    """Return sentences as paragraphs, which can wrap; tables and tracebacks keep their lines."""
     parts = [part for part in text.split("\n\n") if part.strip()]
     return "".join(
         f"<pre>{_told(part)}</pre>" if "\n" in part.strip() else f"<p>{_told(part)}</p>"

@@ -207,7 +207,7 @@ class _Examination:
                 "still be running: you may read old values, or your write may change what is sent.",
             )
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # oracles are small: more threads only wait for one another
+        torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
         try:
             # Draw the inputs again, because a program on the ranks may have changed the others.
             self._check.judge(self._case, self._inputs(), observed.outputs)
@@ -225,7 +225,7 @@ class _Examination:
             ) from None
         finally:
             torch.set_num_threads(threads)
-        findings: dict[str, Wrong] = {}  # the first one of each part of the points
+        findings: dict[str, Wrong] = {}  # part of the points → its first finding
         if self._check.computes is not None and observed.network and self.trace is not None:
             missing = _computed_too_little(self._check.computes, self._inputs(), self.trace)
             if missing:

@@ -95,7 +95,7 @@ class LocalRunner:
         return Observed([decode(output) for output in outputs], ranks.trace)
 
     def start(self, check: Check) -> None:
-        """Start the processes that the check's cases need; they get ready while others run."""
+        """Start the processes that the check's cases need, without waiting until they are ready."""
         if self._on == "simulated":
             self._host_of(check)
             return
@@ -128,7 +128,7 @@ class LocalRunner:
             (answer,) = host.run(_simulated, sealed.data, mine, case.network, seconds_of(check))
         except errors.RankTimeout:
             raise _timed_out(check, ()) from None
-        except RanksError as error:  # the process itself has ended, and no rank can say more
+        except RanksError as error:  # the process itself has ended, so no rank can give details
             raise RanksError(error.summary.replace("Rank 0's", "A rank's")) from None
         labels = cell_labels()
         if printed := answer["printed"]:
@@ -146,7 +146,7 @@ class LocalRunner:
         if answer["error"] is not None:
             kind, summary, states, detail = answer["error"]
             if kind == "RankTimeout":
-                host.close()  # a thread may run in it for ever
+                host.close()  # a thread in it may never end
                 del self._ranks[1]
             told = [RankState(r, doing, relabelled(at), s) for r, doing, at, s in states]
             failure = _error(kind, relabelled(summary), told, relabelled(detail))

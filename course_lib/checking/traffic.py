@@ -42,7 +42,7 @@ def after_the_barrier(trace: Trace) -> Trace | None:
 
 
 def sent(event: Event) -> int:
-    """Return the bytes that the event's rank handed over."""
+    """Return the bytes that the event's rank sent."""
     root = event.peer == event.rank
     if event.kind in ("recv", "barrier") or (event.kind == "broadcast" and not root):
         return 0
@@ -52,7 +52,7 @@ def sent(event: Event) -> int:
 
 
 def received(event: Event) -> int:
-    """Return the bytes that the event's rank got."""
+    """Return the bytes that the event's rank received."""
     root, k = event.peer == event.rank, max(1, len(event.group))
     match event.kind:
         case "send" | "barrier":

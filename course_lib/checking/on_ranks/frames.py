@@ -1,10 +1,10 @@
-"""Frames on a stream socket: how plain values travel between an examiner and student code.
+"""Frames on a stream socket, which carry plain values between an examiner and student code.
 
-A frame is a header and a payload, which `wire` made::
+A frame is a header and a payload, which `wire` has encoded::
 
     magic | kind, 4 bytes | payload length, 8 bytes | payload
 
-The reader caps the length before it allocates anything.
+The reader checks the length against its limit before it allocates anything.
 """
 
 import socket
@@ -37,7 +37,7 @@ class Frame(IntEnum):
     FAILURE = 7
     """From a rank: the exception that the program raised, as texts."""
     TOUCHED = 10
-    """From a rank, before its output: which buffers it used before their ``wait()``; see
+    """From a rank, before its output: the buffers that it used before their ``wait()``; see
     `Observed.touched`."""
     READY = 9
     """From any of these processes: it has everything that it needs; now the student's code runs."""

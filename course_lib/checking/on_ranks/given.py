@@ -164,7 +164,7 @@ class RankProgram:
     counts_memory: bool = False
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
-        """Run the program; return its value and what it leaves behind."""
+        """Run the program; return its value and the report of the state after the call."""
         with _STRICT:
             return self._run(function, mine)
 
@@ -227,7 +227,7 @@ def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) ->
 
 
 def simple(value: Any) -> Any:
-    """Return the value with NumPy's numbers as Python's, slices as pairs, arrays as `ARRAY`."""
+    """Convert NumPy's numbers to Python's, slices to pairs, and arrays to dicts with `ARRAY`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(simple(item) for item in value)
     if type(value) is dict:
@@ -264,7 +264,7 @@ def _device() -> torch.device:
 
 
 def _laid_out(value: Any, layout: str) -> Any:
-    """Return the plain value with its tensors laid out in memory as the case says."""
+    """Return the plain value with its tensors in the layout of the case, on this rank's device."""
     if isinstance(value, Tensor):
         if layout == "transposed" and value.dim() > 1:
             value = value.transpose(0, -1).contiguous().transpose(0, -1)

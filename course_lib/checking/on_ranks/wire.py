@@ -1,4 +1,4 @@
-"""Plain values as bytes: what may cross from student code to the examiner.
+"""Encode plain values as bytes; student code can send nothing else to the examiner.
 
 This does not use pickle, because reading bytes must never run code. A value becomes a JSON
 skeleton, followed by the bytes of the tensors. In the skeleton, each tensor is written as its dtype
@@ -30,7 +30,7 @@ ARRAY = "a NumPy array"
 MAX_BYTES = 256 * 2**20  # of one message or frame, if the reader gives no other limit
 MAX_SKELETON = 2**20  # bytes of JSON: an object costs about 30 times its JSON in memory
 MAX_DEPTH = 64
-MAX_INT_BITS = 1024  # as far as a float reaches; no slow parsing of a million digits
+MAX_INT_BITS = 1024  # the range of a float; prevents slow parsing of a million digits
 MAX_DIMS = 64
 MAX_EXTENT = 2**62  # product of the non-zero sizes: strides must fit 64 bits, even if empty
 
@@ -49,7 +49,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class NotPlainError(TypeError):
-    """A value cannot be sent; the message names where it stands and what to return instead."""
+    """A value cannot be sent; the message names its position and what to return instead."""
 
 
 class WireError(ValueError):
@@ -63,7 +63,7 @@ def encode(value: object, name: str = "result") -> bytes:
     copied. Subclasses of list, tuple and dict are sent as list, tuple and dict.
 
     Raises:
-        NotPlainError: ``value`` holds something else. ``name`` is what the message calls it.
+        NotPlainError: ``value`` holds something else. The message uses ``name`` for the value.
     """
     blobs: list[bytes] = []
     skeleton = json.dumps(
@@ -79,7 +79,7 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
         raise NotPlainError(
             f"{path[:200]} is nested deeper than {MAX_DEPTH} levels; return a flatter list"
         )
-    # Exact types: numpy.float64 is a float, and a subclass may lie about what it is.
+    # Compare exact types: numpy.float64 is a subclass of float, and a subclass may behave falsely.
     if value is None or type(value) in (bool, float):
         return value
     if type(value) is int:
@@ -143,7 +143,7 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         # A subclass may override any operation: take the data without calling its overrides.
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
-            # A tensor of one element may have the stride 0, and counts as contiguous even so.
+            # A tensor of one element may have the stride 0 and still counts as contiguous.
             flat = plain.contiguous().as_strided((plain.numel(),), (1,))
             # NumPy has no bfloat16, so every dtype is sent as bytes.
             return bytes(flat.view(torch.uint8).numpy().data)

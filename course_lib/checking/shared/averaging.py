@@ -1,4 +1,4 @@
-"""Gradients that are averaged over ranks: inputs, program, judge.
+"""Inputs, program and judge of tasks that average gradients over ranks.
 
 A wrong average is a wrong mixture. Member k of a group should hold ``sum_j M[k, j] v_j``, where v_j
 is the value of member j. Nearly every mistake that people make gives a different matrix M, so the
@@ -87,7 +87,7 @@ def _mix(row: Tensor, values: Sequence[Tensor]) -> Tensor:
 def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights for every rank, and different gradients.
 
-    The case has ``shapes``, one per parameter, and may have ``frozen``, positions of parameters
+    The case has ``shapes``, one per parameter, and may have ``frozen``, the positions of parameters
     that have no gradient on any rank.
     """
     shapes, frozen = case.parameters["shapes"], case.parameters.get("frozen", ())

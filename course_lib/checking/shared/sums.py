@@ -101,7 +101,7 @@ def total(inputs: Sequence[Any]) -> Tensor:
 
 
 def chunk(tensor: Tensor, k: int, number: int) -> Tensor:
-    """Return one of the K chunks of the flattened tensor; the first ones are longer by one."""
+    """Return one of the K chunks of the flattened tensor; the first ones may be longer by one."""
     return tensor.flatten().tensor_split(k)[number % k]
 
 

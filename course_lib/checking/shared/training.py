@@ -1,4 +1,4 @@
-"""Training steps on each rank's own rows: inputs, program, judge.
+"""Inputs, program and judge of tasks that train on each rank's own rows.
 
 The model is a small network of two layers. The judge trains it in one process on all rows. It also
 knows the results of the mistakes that people make.
@@ -82,7 +82,7 @@ def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def make_model(weights: Sequence[Tensor]) -> nn.Module:
-    """Return the network with copies of these weights; draws no random numbers."""
+    """Return the network with copies of these weights, without drawing random numbers."""
     first = nn.Linear(FEATURES, HIDDEN, device="meta")
     last = nn.Linear(HIDDEN, CLASSES, device="meta")
     first.weight, first.bias, last.weight, last.bias = (nn.Parameter(w.clone()) for w in weights)
