@@ -216,7 +216,7 @@ def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
 
 
 class Moment(NamedTuple):
-    """The contents of all ranks at one time of a run: see `chunk_moments`."""
+    """The contents of all ranks at one time of a run; see `chunk_moments`."""
 
     time: float
     """In seconds since the start of the run."""

@@ -9,16 +9,16 @@ The commands, one file each:
 - `start`: puts a copy of an assignment on the desk
 - `check`: runs all checks of the copy in a fresh process; `_notebook_process` is that process
 - `progress`: shows points, predictions and time so far
-- `solution`: shows the solution, after it has asked
+- `solution`: shows the solution, after asking whether the student is sure
 - `lab`: opens JupyterLab on the desk
 - `doctor`: says whether this machine has what the course needs, and if not, what to do
 
-They share these:
+The commands share these modules:
 
-- `notebooks`: the parts of a notebook that are the student's
+- `notebooks`: the student's parts of a notebook
 - `diary`: records predictions and checks on the desk
 - `installed`: finds the course, in a checkout or where a wheel has put it
-- `_course`: its assignments and their tasks
+- `_course`: lists the course's assignments and their tasks
 - `_desk`: decides for each file what happens to it on the desk
 
 Nothing here needs nbgrader.

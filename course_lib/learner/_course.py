@@ -1,4 +1,4 @@
-"""The course's assignments and their tasks, and where the desk is."""
+"""Find the course's assignments, their tasks, and the desk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find(course: Path, said: str) -> str:
     """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
 
     Raises:
-        Unknown: it fits no assignment, or more than one.
+        Unknown: `said` fits no assignment, or more than one.
 
     """
     there = names(course)

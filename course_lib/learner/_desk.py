@@ -277,7 +277,7 @@ def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None
     """Write a file of the desk, so that it holds either the old or the complete new content.
 
     Raises:
-        OSError: the place cannot be written to.
+        OSError: the file cannot be written.
 
     """
     part = desk / FOLDER / "part"  # one name: the next call reuses what an interruption left

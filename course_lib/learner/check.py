@@ -30,7 +30,7 @@ DESCRIPTION = (
 Step = dict[str, Any]
 NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
 GRACE_SECONDS = 10
-"""How long an interrupted process may take to end its ranks."""
+"""The time that an interrupted process has to end its ranks."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

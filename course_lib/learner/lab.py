@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become JupyterLab, or return the exit status."""
+    """Replace this process by JupyterLab; return the exit status if that is not possible."""
     course = find_course()
     desk = desk_of(arguments, course)
     if not (course / "lectures").is_dir():
@@ -71,7 +71,7 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
     """Replace this process by JupyterLab, with `options` for its command line.
 
     Raises:
-        NoHome: it could not write its own files.
+        NoHome: JupyterLab could not write its own files.
 
     """
     folder = Path(jupyter_runtime_dir())

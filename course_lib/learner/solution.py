@@ -65,7 +65,7 @@ def _without(name: str) -> str:
 
 
 def standing(name: str, tasks: list[Task], desk: Path) -> str:
-    """Return what a learner should consider: how far they are, and the cost of reading."""
+    """Return a text for learners to consider: how far they are, and what reading costs them."""
     checks = [entry for entry in kept(CHECKS, desk) if not in_lecture(entry)]
     passed = {entry.get("checked") for entry in checks if entry.get("all")}
     tried = {entry.get("checked") for entry in checks}
@@ -82,7 +82,7 @@ def standing(name: str, tasks: list[Task], desk: Path) -> str:
 def solution(source: Path, chosen: list[str]) -> str:
     """Return the text of the solution cells of the chosen tasks.
 
-    The cells in front of a check are its solution; the cell of a question is its own solution.
+    The cells before a check are its solution; the cell of a question is its own solution.
     """
     shown: list[str] = []
     waiting: list[str] = []

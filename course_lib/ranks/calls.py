@@ -49,7 +49,7 @@ class Call:
 
 
 class PerRank(tuple[Any, ...]):
-    """Values that differ between ranks, anywhere in the arguments: made by `per_rank`."""
+    """Values that differ between ranks, anywhere in the arguments; made by `per_rank`."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         own = getattr(_packing, "own", None)
@@ -193,7 +193,7 @@ def join_call(common: Callable[[], Any], own: list[Any]) -> functools.partial[An
 
 @dataclass(frozen=True)
 class Sources:
-    """Source text of cells, by the file name that their code objects carry."""
+    """Source text of cells, by the file name in their code objects."""
 
     lines: dict[str, list[str]]
     labels: dict[str, str]

@@ -114,7 +114,7 @@ class IsolatedSimulated:
 
 @dataclass(frozen=True)
 class _Job:
-    """All that a process must know to be a rank."""
+    """What a process must know to be a rank."""
 
     path: str
     world_size: int

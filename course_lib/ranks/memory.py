@@ -42,7 +42,7 @@ def anonymous_file(name: str) -> int:
 
 def path_of(fd: int) -> str | None:
     """Return a path at which this process can open the file of `fd` again; ``None`` without one."""
-    path = f"/proc/self/fd/{fd}"  # opens the file itself, also when it has no name
+    path = f"/proc/self/fd/{fd}"  # opens the file itself, even if it has no name
     return path if os.path.exists(path) else None
 
 

@@ -1,4 +1,4 @@
-"""Where the ranks run: one GPU each, GPUs shared, or the CPU."""
+"""Choose where the ranks run: one GPU each, shared GPUs, or the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 _SHARING_NCCL = (2, 30)
-"""NCCL refuses two ranks on one GPU before this release."""
+"""The first release of NCCL that allows two ranks on one GPU."""
 _BLOCKS_PER_GPU = 16
 """Thread blocks of NCCL's kernels on a shared GPU, for all its ranks together. The kernels of all
 ranks must run at the same time. Otherwise the running ones wait forever for the others."""
@@ -66,7 +66,7 @@ def place(world_size: int, on: str) -> Placement:
 
 
 def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
-    """Return how `world_size` ranks share fewer `gpus`, given the version of NCCL."""
+    """Return how `world_size` ranks share a smaller number of `gpus` with this NCCL version."""
     if gpus == 0:
         raise ValueError(
             'on="gpu" needs a GPU, and PyTorch sees none here. '

@@ -52,7 +52,7 @@ def uninterrupted() -> Iterator[None]:
         return
     came: list[tuple[int, FrameType | None]] = []
     before = signal.getsignal(signal.SIGINT)
-    if before is None:  # installed by compiled code: it cannot be put back
+    if before is None:  # a handler that compiled code has installed; it cannot be restored
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))

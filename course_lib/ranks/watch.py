@@ -82,7 +82,7 @@ _PATIENCE = 1.5
 """Seconds without a change before a deadlock is reported. News from another node may be one look
 old."""
 _GRACE = 0.4
-"""Seconds that others get, once a rank has failed, to fail too or to publish where they wait."""
+"""Seconds that other ranks get, after a rank has failed, to fail too or publish where they wait."""
 _STAY = 2 * _PATIENCE
 """Longest time, in seconds, that a rank whose script has ended stays while others still run."""
 _POLL = 0.05
@@ -151,7 +151,7 @@ class Watch:
         self._publish()
 
     def _share_board(self, local_rank: int, world_size: int) -> Board:
-        """Return the board of this node, which its first rank makes and the others open."""
+        """Return the board of this node; the node's first rank makes it and the others open it."""
         key = f"board {os.environ.get('GROUP_RANK', '0')}"
         if local_rank == 0:
             board = Board.create(world_size)
@@ -160,7 +160,7 @@ class Watch:
         return Board(os.open(self._store.get(key).decode(), os.O_RDWR | os.O_CLOEXEC), world_size)
 
     def start(self) -> None:
-        """Watch from now on: this rank's communication, its exception, its end."""
+        """Start to watch this rank's communication, its uncaught exception and its end."""
         self._hook, sys.excepthook = sys.excepthook, self._raised
         atexit.register(self._finished)
         heard, self._tell_thread = os.pipe()
@@ -356,7 +356,7 @@ class Watch:
         )
         text = f"\n{type(error).__name__}, reported by course_lib.ranks.watch: {report}\n\n"
         stream = sys.__stderr__ or sys.stderr
-        stream.write(text)  # in one piece, as all ranks write to one terminal
+        stream.write(text)  # in one piece, because all ranks write to one terminal
         stream.flush()
 
     # Ends -------------------------------------------------------------------------------------
@@ -542,7 +542,7 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def main(words: list[str]) -> None:
-    """Run a script, or a module after ``-m``; or explain dumps."""
+    """Run a script, or a module after ``-m``, or explain the dumps after ``--explain``."""
     if words[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return

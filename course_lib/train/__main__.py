@@ -132,7 +132,7 @@ def join(device: str) -> None:
 
 
 def _meeting_place() -> tuple[Store, int, int]:
-    """Return the store through which the ranks find each other, rank, and world size."""
+    """Return (store through which the ranks find each other, rank, world size)."""
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://"))
@@ -163,7 +163,7 @@ def main() -> int:
         leave_on_interrupt(lambda: last_words(config.checkpoint) if first else "")
         join(device)
         train(config)
-    except SystemExit as ended:  # the parser has said why, or has shown the help
+    except SystemExit as ended:  # the parser has printed the reason, or has shown the help
         status = 2 if ended.code else 0
     except (ConfigError, FloatingPointError) as error:
         if first:

@@ -78,7 +78,7 @@ def load_checkpoint(
     person must decide whether to start over.
     """
     rank, _ = place_in(group)
-    found: list[Any] = [None, None]  # what is wrong, the file
+    found: list[Any] = [None, None]  # the problem, the content of the file
     if rank == 0:
         try:
             _prepare(folder)

@@ -60,7 +60,7 @@ def load_dataset(config: TrainConfig, device: torch.device) -> Dataset:
         train, test = (pieces(part, config.context) for part in (text[:cut], text[cut:]))
         unit, units = "tokens", config.context
     else:
-        # The dtype of the parameters, so that `set_default_dtype` decides for both.
+        # Use the dtype of the parameters, so that `set_default_dtype` sets both.
         dtype = torch.get_default_dtype()
         train, test = (
             (images.to(dtype), labels) for images, labels in (part.tensors for part in digits())

@@ -76,11 +76,11 @@ _REPLACEMENTS = 3  # new processes for one rank
 _OVER = "over"  # the key that says how the run ended
 
 Address = str | tuple[str, int, str]
-"""A store: a file; or host, port and prefix."""
+"""The address of a store: a file; or host, port and prefix."""
 
 
 class State(NamedTuple):
-    """The state from which a rank continues: the losses of the steps taken, model, optimizer."""
+    """The state from which a rank continues: losses of the steps so far, model, optimizer."""
 
     losses: list[float]
     model: dict[str, Tensor]
@@ -124,7 +124,7 @@ class Training:
         return len(self.losses)
 
     def rows(self) -> list[int]:
-        """Return the rows of the next batch, which follow from seed and step alone."""
+        """Return the rows of the next batch; they depend only on the seed and the step."""
         epoch, position = divmod(self.steps, self._per_epoch)
         self._order.set_epoch(epoch)
         return list(self._order)[position * self._batch_size :][: self._batch_size]
@@ -147,7 +147,7 @@ class Training:
         self.losses.append(float(loss))
 
     def state(self) -> State:
-        """Return the state."""
+        """Return the state from which a rank can continue."""
         return State(self.losses, self.model.state_dict(), self.optimizer.state_dict())
 
     def take_over(self, state: State) -> None:
@@ -539,7 +539,7 @@ def alone(config: TrainConfig) -> Training:
 
 
 def off(outcome: Outcome, undisturbed: Training) -> float:
-    """Return the largest difference between the ranks' weights and those of one process."""
+    """Return the largest difference between the ranks' weights and the weights of one process."""
     expected = undisturbed.model.state_dict()
     return max(
         float((value - expected[name]).abs().max())

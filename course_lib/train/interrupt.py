@@ -28,7 +28,7 @@ def leave_on_interrupt(last_words: Callable[[], str]) -> None:
         while signal.SIGINT not in os.read(reader, 1):
             pass
         try:
-            # Not through sys.stderr: the main thread may hold its lock.
+            # Do not write through sys.stderr: the main thread may hold its lock.
             os.write(2, last_words().encode(errors="backslashreplace"))
         finally:
             os._exit(INTERRUPTED)  # nothing else ends it: Python no longer raises KeyboardInterrupt

@@ -98,9 +98,9 @@ class Trainer:
         self.step += 1
 
     def read_losses(self) -> None:
-        """Bring `losses` up to date: means over the ranks. Waits for the GPU.
+        """Bring `losses`, the means over the ranks, up to date. This waits for the GPU.
 
-        Raises FloatingPointError if one is infinite or not a number.
+        Raises FloatingPointError if a loss is infinite or not a number.
         """
         if not self._unread:
             return

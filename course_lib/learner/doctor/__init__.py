@@ -1,11 +1,12 @@
-"""``course doctor``: test what the course needs of a machine, and say what to do if it fails.
+"""``course doctor``: test whether a machine has what the course needs, and if not, say what to do.
 
 All tests run in order, and are printed as text or as JSON.
 
 - `_finding`: the result of one test
 - `_software`: Python, PyTorch, kernels, JupyterLab's extensions
 - `_machine`: cores, memory, disk, GPUs, network, and whether ranks start
-- `_sandbox`: what grading needs: bubblewrap, namespaces, control groups; and right grades
+- `_sandbox`: what grading needs (bubblewrap, namespaces, control groups), and whether grades are
+  right
 """
 
 from __future__ import annotations

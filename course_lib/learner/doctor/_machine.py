@@ -1,4 +1,4 @@
-"""The machine: cores, memory, disk, home, GPUs and network; and whether ranks start on it."""
+"""Test the machine: cores, memory, disk, home, GPUs and network, and whether ranks start on it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from course_lib.learner.installed import find_course
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
-"""Bytes. Four ranks share PyTorch's own memory, and need about half of this."""
+"""In bytes. Four ranks share PyTorch's own memory, and need about half of this."""
 ENOUGH_DISK = GIB // 2
 SECONDS = 60.0
-"""How long ranks may take to start and to add up a tensor."""
+"""The time that ranks may take to start and to add up a tensor."""
 
 
 def memory() -> Finding:
@@ -105,7 +105,7 @@ def port() -> Finding:
 
 
 def host_name() -> Finding:
-    """Test whether this machine knows its own name: torchrun needs that, our ranks do not."""
+    """Test whether this machine can resolve its own name; torchrun needs that, our ranks do not."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -117,7 +117,7 @@ def host_name() -> Finding:
 
 
 def loopback() -> Finding:
-    """Test whether the network interface that CPU ranks use is there."""
+    """Test whether the network interface that CPU ranks use exists and works."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     there = [name for _, name in socket.if_nameindex()]
     names = chosen.split(",") if chosen else ["lo", "lo0"]

@@ -19,7 +19,7 @@ _DEPENDENCY = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
 
 
 def python() -> Finding:
-    """Test Python's version, and whether it has an environment of its own."""
+    """Report Python's version and environment."""
     told = f"{platform.python_version()} in {sys.prefix}"
     return Finding("Python", told)
 

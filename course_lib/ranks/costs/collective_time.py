@@ -117,7 +117,7 @@ def collective_bytes(
 
 
 def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[list[int]]:
-    """Return, per rank, the bytes of each of its tensors, if all ranks put in `nbytes`."""
+    """Return, per rank, the bytes of each of its tensors if all ranks put in `nbytes`."""
     if kind == "scatter":
         return [[nbytes] * k if rank == root else [] for rank in range(k)]
     if kind == "all_to_all":
@@ -234,7 +234,7 @@ def ring(k: int, pieces: Sequence[int], shift: int) -> Iterator[Round]:
 
 
 def tree_up(k: int, n: int, root: int) -> Iterator[Round]:
-    """Reduce along a binomial tree: in round i the ranks with lowest set bit i send."""
+    """Reduce along a binomial tree: in round i, the ranks whose lowest set bit is i send."""
     for step in _powers(k):
         yield [((r + root) % k, (r - step + root) % k, n) for r in range(step, k, 2 * step)]
 

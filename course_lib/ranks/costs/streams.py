@@ -35,7 +35,7 @@ class Running(Generic[P]):
     """A collective that all its ranks have entered."""
 
     parts: Sequence[P]
-    """In the order of the group."""
+    """The parts of the ranks, in the order of the group."""
     transfer: Transfer
     offered: float = math.inf
     """The time of its latest `offer`: when it next wants to go on."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from course_lib.ranks.costs.links import Links
 
 Message = tuple[int, int, int]
-"""From, to (both as ranks of the group), bytes."""
+"""Sender, receiver (both as ranks of the group), bytes."""
 Round = list[Message]
 
 
@@ -97,7 +97,7 @@ class RoundsTransfer(Transfer):
         self._make = rounds
         self._rounds = iter(rounds())
         self._made: list[dict[int, list[int]]] = []
-        """Per round, member → the numbers of its messages that have not been sent."""
+        """Per round: member → the numbers of its messages that have not been sent."""
         self._messages: list[tuple[Message, int]] = []
         """(message, its round) for each number."""
         self._half: dict[int, float] = {}
@@ -131,7 +131,7 @@ class RoundsTransfer(Transfer):
             self._go_on(self._waiting.pop(0), 0)
 
     def _go_on(self, member: int, at: int) -> None:
-        """Let a member enter its next round, from `at` on."""
+        """Let a member enter its next round that has messages for it; the search starts at `at`."""
         while (mine := self._round(at)) is not None:
             if numbers := mine.get(member):
                 for number in numbers:

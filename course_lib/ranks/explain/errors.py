@@ -21,7 +21,7 @@ from course_lib.ranks.explain.stack_frames import StackFrame
 from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
-"""Columns of a report in a notebook."""
+"""Width of a report in a notebook, in characters."""
 _ROWS = 8
 """Up to this number of ranks, each rank has its own row."""
 

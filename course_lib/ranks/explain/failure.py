@@ -42,7 +42,7 @@ class Failure:
     """An exception on a rank, in the form in which it is sent to the caller."""
 
     kind: str
-    """Name of its class."""
+    """Name of the exception's class."""
     message: str
     where: str
     """The line of the user's code, for example ``Cell In[3], line 7``."""

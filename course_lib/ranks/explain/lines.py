@@ -27,7 +27,7 @@ TORCH = str(Path(torch.__file__).parent) + os.sep
 OURS = (*_COURSE, TORCH)
 """Folders whose lines are never the user's: all of `ranks`, the checks, the race, and PyTorch."""
 _HANDED_OUT = re.compile(r".*[/\\]\d\d_\w+[/\\](checks|judges|\w+_judges)\.py")
-"""Files of an assignment. Their lines are never the user's, either."""
+"""Files of an assignment whose lines are not the user's either: its checks and judges."""
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (
     *OURS,
@@ -130,7 +130,7 @@ def is_installed(name: str) -> bool:
 
 
 def package_of(name: str) -> str:
-    """Return which installed package a file belongs to: ``torch``, or ``Python``."""
+    """Return the installed package that a file belongs to, such as ``torch``, or ``Python``."""
     for key in ("purelib", "platlib"):
         if name.startswith(_PATHS[key] + os.sep):
             return Path(name[len(_PATHS[key]) + 1 :]).parts[0].removesuffix(".py")
@@ -142,5 +142,5 @@ def package_of(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def is_ours(name: str) -> bool:
-    """Return whether a file belongs to ranks or checks, whose lines no report shows."""
+    """Return whether a file belongs to the ranks or the checks. No report shows its lines."""
     return name.startswith(_COURSE) or _HANDED_OUT.fullmatch(name) is not None

@@ -36,7 +36,7 @@ _TOLD = 8
 
 @dataclass(frozen=True)
 class Waiting:
-    """The operation that one blocked rank waits in."""
+    """The operation in which one blocked rank waits."""
 
     rank: int
     kind: str
@@ -59,7 +59,7 @@ class Unmatched:
     rank: int
     sends: bool
     peer: int | None
-    """``None``: any rank."""
+    """The rank on the other side; ``None`` for any rank."""
     tag: int = 0
     group: Hashable = None
     count: int = 1

@@ -40,7 +40,7 @@ def in_short(ranks: Sequence[int]) -> str:
 
 
 def one_or_many(ranks: Sequence[int], one: str, many: str) -> str:
-    """Return the verb that agrees with `ranks`."""
+    """Return the form of a verb that agrees with `ranks`: `one` for one rank, else `many`."""
     return one if len(ranks) == 1 else many
 
 

@@ -1,1 +1,1 @@
-"""Ranks in a notebook: the magics, and the kernel that has them loaded."""
+"""Ranks in a notebook: the magics, and the kernel that loads them."""

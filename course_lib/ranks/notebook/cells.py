@@ -41,7 +41,7 @@ def compile_cell(tree: ast.Module | ast.Expression, name: str) -> CodeType:
 
 
 def run_cell(cell: Cell) -> Bundle | None:
-    """Run `cell` if this rank is one of its ranks; return its last expression, rendered."""
+    """Run `cell` if this rank is one of its ranks; return its last value, rendered."""
     if dist.get_rank() not in cell.ranks:
         return None
     variables = namespace(cell.owner)

@@ -36,7 +36,7 @@ DEFAULT_WORLD_SIZE = 4
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Add the magics to a notebook: called by ``%load_ext``."""
+    """Add the magics to a notebook; ``%load_ext`` calls this."""
     magics = _Magics(ipython)
     ipython.register_magic_function(magics.line, "line", "ranks")
     ipython.register_magic_function(magics.cell, "cell", "ranks")

@@ -1,4 +1,4 @@
-"""A line that says what a long call is doing."""
+"""Show a line that says what a long call is doing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from course_lib.ranks.placement import Placement
 
 
 def one_line(placement: Placement, pids: Sequence[int], closed: bool) -> str:
-    """Return for example ``<Ranks 4: CPU processes, gloo; pids 7, 8, 9, 10>``."""
+    """Return, for example, ``<Ranks 4: CPU processes, gloo; pids 7, 8, 9, 10>``."""
     return f"<Ranks {len(placement.devices)}: {placement.why}; {_state(pids, closed)}>"
 
 

@@ -24,7 +24,7 @@ WAITS = "waits for a rank"
 """The kind for the part of an operation in which a different rank has not come yet. It is blank."""
 _BLANK: Style = ("#ffffff", "")
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#0072b2")
-# One fewer than colours: the pairs repeat only after 7 · 6 kinds.
+# One hatch fewer than colours, so that the pairs repeat only after 7 · 6 kinds.
 _HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
 _OPERATIONS = (
     *("all_reduce", "send", "recv", "broadcast", "all_gather", "reduce_scatter", "barrier"),

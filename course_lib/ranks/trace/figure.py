@@ -17,7 +17,7 @@ def png_of(figure: Figure) -> bytes:
     Figures have few colours, so a PNG with a table of colours is a third as large. This matters
     because a notebook holds every figure twice.
     """
-    from PIL import Image  # matplotlib writes its PNG with it
+    from PIL import Image  # installed, because matplotlib writes PNG files with it
 
     full = io.BytesIO()
     figure.savefig(full, format="png", bbox_inches="tight")

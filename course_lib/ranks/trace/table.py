@@ -24,7 +24,7 @@ class Table(str):
         return made
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # without it IPython shows \n for the end of a line
+        printer.text(str(self))  # otherwise IPython shows \n for the end of a line
 
     def _repr_html_(self) -> str:
         head, *body = self._rows
