@@ -166,7 +166,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             print(f"  not in the zip, because they have no page: {', '.join(without)}")
         if others:
             print(
-                f"  not in the zip, because they are not in {arguments.source}: {', '.join(others)}"
+                f"  left out, because {arguments.source} does not have them: {', '.join(others)}"
             )
             print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")

@@ -202,15 +202,15 @@ def report(outcomes: Sequence[Outcome]) -> int:
         print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
         for note in outcome.notes:
-            print(f"  {_name(outcome)}: {note}; the original is kept in {_set_aside(outcome)}")
+            print(f"  {_name(outcome)}: {note}. Kept as it was: {_set_aside(outcome)}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):
         print(TO_DO)
     if any(outcome.fault != MACHINE for outcome in failed):
         print(
-            "A check is broken: mend checks.py under assignments/, or hidden.py under instructor/, "
-            "then give the same command again."
+            "A check has an error: correct checks.py under assignments/, or hidden.py under "
+            "instructor/, then run the same command again."
         )
     return 1 if failed else 0
 

@@ -65,9 +65,12 @@ def make_mesh(**sizes: int) -> Mesh:
         raise ValueError(f"axes must be among {', '.join(AXES)}, of size 1 or more; got {sizes}")
     sizes = {**{axis: 1 for axis in AXES if axis not in sizes}, **sizes}
     world_size = dist.get_world_size()
-    if math.prod(sizes.values()) != world_size:
+    if (product := math.prod(sizes.values())) != world_size:
         shape = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ValueError(f"the product {shape} must be {world_size}, the number of ranks")
+        raise ValueError(
+            f"the sizes {shape} have the product {product}, but there are {world_size} ranks: "
+            "choose other sizes"
+        )
     places = list(itertools.product(*(range(size) for size in sizes.values())))
     mine = dict(zip(sizes, places[dist.get_rank()], strict=True))
     together = [*((axis,) for axis in AXES), ("data", "expert")]

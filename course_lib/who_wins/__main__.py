@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--algorithms", nargs="+", choices=ALGORITHMS, metavar="NAME",
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="seeds for each algorithm (default: 5; with --quick: 2)")
+    add("--seeds", type=int, help="number of seeds per algorithm (default: 5; with --quick: 2)")
     add(
         "--workers",
         type=int,

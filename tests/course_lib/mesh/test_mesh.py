@@ -237,7 +237,7 @@ def wrong(what):
     ("what", "said"),
     [
         ("axis", "axes must be among data, pipeline, expert, tensor"),
-        ("product", "data 3 must be 2, the number of ranks"),
+        ("product", "data 3 have the product 3, but there are 2 ranks"),
         ("micro-batches", "12 inputs cannot be divided into 7"),
     ],
 )

@@ -12,7 +12,14 @@ def test_each_stage_divides_one_thing_more(k):
         assert model_state_bytes(1000, k, stage) == pytest.approx(1000 * expected)
 
 
-@pytest.mark.parametrize(("world_size", "stage"), [(0, 1), (4, 4), (4, -1)])
-def test_no_such_stage(world_size, stage):
-    with pytest.raises(ValueError, match="0 to 3"):
+@pytest.mark.parametrize(
+    ("world_size", "stage", "words"),
+    [
+        (0, 1, "world_size must be at least 1, got 0"),
+        (4, 4, "stage must be 0, 1, 2 or 3, got 4"),
+        (4, -1, "stage must be 0, 1, 2 or 3, got -1"),
+    ],
+)
+def test_no_such_stage(world_size, stage, words):
+    with pytest.raises(ValueError, match=words):
         model_state_bytes(1, world_size, stage)
