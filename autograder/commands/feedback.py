@@ -165,9 +165,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         if without:
             print(f"  not in the zip, because they have no page: {', '.join(without)}")
         if others:
-            print(
-                f"  left out, because {arguments.source} does not have them: {', '.join(others)}"
-            )
+            print(f"  left out, because {arguments.source} does not have them: {', '.join(others)}")
             print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")
     return int(any(missing.values()))
