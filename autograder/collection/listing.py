@@ -75,31 +75,33 @@ def list_source(source: Path) -> list[Entry]:
     if source.is_dir():
         entries = list(_of_folder(source))
     elif source.is_file():
-        entries = list_zip(lambda: source.open("rb"), source.name)
+        try:
+            entries = list_zip(lambda: source.open("rb"))
+        except SourceError as error:
+            raise SourceError(f"{source.name} {error}") from error
     else:
         raise SourceError(f"there is no file or folder {source}")
     return entries
 
 
-def list_zip(opened: Callable[[], IO[bytes]], name: str) -> list[Entry]:
+def list_zip(opened: Callable[[], IO[bytes]]) -> list[Entry]:
     """Return the files in a zip.
 
     Args:
         opened: opens the zip for reading; called again for every file that is read.
-        name: the zip's name in messages.
 
     Raises:
-        SourceError: it is no zip, or has too many entries.
+        SourceError: it is no zip, or has too many entries. The message continues the zip's name.
 
     """
     try:
         with opened() as stream, zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
     except _NOT_READ as error:
-        raise SourceError(f"{name} cannot be read as a zip: {error}") from error
+        raise SourceError(f"cannot be read as a zip: {error}") from error
     if len(infos) > MAX_ENTRIES:
         raise SourceError(
-            f"{name} holds {len(infos)} files and folders, but at most {MAX_ENTRIES} are accepted"
+            f"holds {len(infos)} files and folders, but at most {MAX_ENTRIES} are accepted"
         )
     return [
         _of_member(opened, info)
@@ -112,13 +114,14 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
     """Return the files in a zip that is itself in a folder or in another zip.
 
     Raises:
-        SourceError: it is larger than `limit` bytes, or it is no zip.
+        SourceError: it is larger than `limit` bytes, or it is no zip. The message continues
+            the zip's name.
 
     """
     data = entry.read(limit)
     if len(data) > limit:
-        raise SourceError(f"{entry.name} is larger than {limit // 2**20} MiB")
-    return list_zip(lambda: io.BytesIO(data), entry.name)
+        raise SourceError(f"is larger than {limit // 2**20} MiB")
+    return list_zip(lambda: io.BytesIO(data))
 
 
 def _of_folder(folder: Path) -> Iterator[Entry]:

@@ -106,7 +106,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
         try:
             inside = inner_zip(entry, MAX_ALL)
         except (SourceError, OSError) as error:
-            vetted.refused.append((entry.path, str(error).removeprefix(f"{entry.name} ")))
+            vetted.refused.append((entry.path, str(error)))
             continue
         tops = {each.path.partition("/")[0] for each in inside}
         if len(tops) == 1 and all(
@@ -121,7 +121,7 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
 def _notebook_names(
     entries: Sequence[Entry], notebooks: Sequence[str], vetted: Vetted
 ) -> dict[str, str]:
-    """Return path → name of the notebooks that count. Of several copies, the latest counts."""
+    """Return path → name of the notebooks that count. The latest of several copies counts."""
     found: dict[str, list[Entry]] = {}
     others = []
     for entry in entries:

@@ -25,6 +25,7 @@ from course_lib.checking.run_check import Runner, run_check
 from course_lib.checking.runners import LocalRunner
 from course_lib.learner import diary
 from course_lib.learner.installed import find_course
+from course_lib.ranks.explain.words import counted
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
@@ -132,7 +133,7 @@ def examine(
 
     """
     most = max(case.world_size for case in check.cases)
-    say(f"starting {most} rank{'s' if most > 1 else ''} …")
+    say(f"starting {counted(most, 'rank')} …")
     with ExitStack() as stack:
         runners = {
             place: stack.enter_context(

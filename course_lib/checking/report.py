@@ -12,6 +12,7 @@ from course_lib.checking.cases import VALUES
 from course_lib.checking.causes import cause_of
 from course_lib.checking.report_html import html_of
 from course_lib.ranks import Trace
+from course_lib.ranks.explain.words import counted
 
 _IN = " " * 6
 
@@ -98,7 +99,7 @@ class CheckReport:
     @staticmethod
     def the_same(count: int) -> str:
         """Return the text before the names of `count` more cases that failed for the same cause."""
-        return f"The same in {count} other case{'s' if count > 1 else ''}"
+        return f"The same in {counted(count, 'other case')}"
 
     @property
     def heading(self) -> str:
@@ -110,9 +111,10 @@ class CheckReport:
 
     @property
     def only(self) -> str:
-        """Which cases fail, if they have something in common; else an empty string."""
-        told = f"All failing cases, and no passing case, have {self.common}."
-        return told if self.common else ""
+        """The sentence on what the failing cases have in common; an empty string if nothing."""
+        if not self.common:
+            return ""
+        return f"All failing cases, and no passing case, have {self.common}."
 
     @property
     def points(self) -> str:

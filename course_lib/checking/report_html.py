@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from course_lib.ranks.explain.words import counted
+
 # The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
 div.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
@@ -48,7 +50,7 @@ def html_of(report: Any, picture: tuple[bytes, str] | None = None) -> str:
     good = [result for result in report.results if result.passed]
     parts = [f"<p>{_mark(report.passed)} <strong>{_told(report.heading)}</strong></p>"]
     if good:
-        count = f"{len(good)} case{'s' if len(good) > 1 else ''} passed"
+        count = f"{counted(len(good), 'case')} passed"
         names = _list(_told(report.title_of(result)) for result in good)
         parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from course_lib.checking.cases import Case
 from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.ranks.explain.words import names_inside
 
 EXACT = dict.fromkeys(("float32", "float64", "bfloat16", "int64"), 0.0)
 """dtype → allowed relative error."""
@@ -160,8 +161,9 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
         if parts is None:
             return ""
         if len(parts) < k:
-            ranks = f"rank{'s' if len(parts) > 1 else ''} {' and '.join(map(str, parts))}"
-            told.append(f"chunk {number} has only the numbers of {ranks} of the group")
+            told.append(
+                f"chunk {number} has only the numbers of {names_inside(parts)} of the group"
+            )
     if not told:
         return ""
     return (

@@ -20,6 +20,7 @@ from course_lib.ranks.explain.errors import (
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, RankView, Wait
 
 NEW_GROUPS = (1 << 33) - 1
@@ -188,7 +189,7 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
         if rank.state is RankPhase.STARTING:
             doing = "starting"
         if rank.state is RankPhase.RUNNING and rank.pending:
-            doing = f"running, {rank.pending} operation{'s' * (rank.pending != 1)} not finished"
+            doing = f"running, {counted(rank.pending, 'operation')} not finished"
         rows.append(
             RankState(
                 rank.rank,

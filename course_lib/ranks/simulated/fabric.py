@@ -83,7 +83,7 @@ class Fabric:
         self._links = Links(network, world_size)
         self._in_flight = Messages(network, self._links, self._end)
         self._collectives = self._no_collectives()
-        self._messages: Counter[tuple[int, int, str]] = Counter()
+        self._sends: Counter[tuple[int, int | None]] = Counter()
         self._heap: list[tuple[float, int, int, int, _Happening]] = []
         self._posted = 0
         self._at_once = [(0.0, 0)] * world_size
@@ -106,12 +106,10 @@ class Fabric:
         """Queue an operation at its rank's clock. The fabric carries it out later, in its turn."""
         rank = operation.rank
         operation.posted = self.clock[rank]
-        if operation.kind in ("send", "recv"):
-            other = -1 if operation.peer is None else operation.peer
-            message = (rank, other, operation.kind)
-            self._messages[message] += 1
-            operation.seq = self._messages[message]
-        else:
+        if operation.kind == "send":
+            self._sends[rank, operation.peer] += 1
+            operation.seq = self._sends[rank, operation.peer]
+        elif operation.kind != "recv":  # a receive gets the number of its send
             if operation.made:
                 self.made.setdefault(operation.made, operation.where)
             key = stream_of(operation)

@@ -216,6 +216,7 @@ def test_a_folder_of_folders_notebooks_and_zips(course: Path, tmp_path: Path) ->
         (folder / student).mkdir(parents=True)
     (folder / "ada" / FILE).write_bytes(notebook("ada"))
     (folder / "ada" / "timestamp.txt").write_text("2026-11-20 10:00:00 UTC")
+    (folder / "ada" / "old.zip").write_bytes(b"no zip")
     (folder / "grace" / ASSIGNMENT).mkdir()  # nbgrader's layout
     (folder / "grace" / ASSIGNMENT / FILE).write_bytes(notebook("grace"))
     (folder / "grace" / "other").mkdir()
@@ -226,6 +227,8 @@ def test_a_folder_of_folders_notebooks_and_zips(course: Path, tmp_path: Path) ->
     collected = collect(course, ASSIGNMENT, str(folder))
     assert submitted(course) == {"ada": "ada", "grace": "grace", "edsger": "edsger", "小明": "ming"}
     assert "readme.txt lies beside the students' folders" in why(collected)
+    assert "old.zip cannot be read as a zip" in why(collected)
+    assert why(collected).count("old.zip") == 1  # its name is said once
     when = {row.student: row.when for row in collected.rows}
     assert when["ada"] == datetime(2026, 11, 20, 10, tzinfo=UTC)
     assert when["grace"] is None
