@@ -140,7 +140,7 @@ def main() -> None:
         )
     text = "\n".join(
         [
-            "# What an emulated network takes, beside its model",
+            "# The time of an emulated network, beside its model",
             "",
             f"{1e3 * SLOW.latency:g} ms and {SLOW.bandwidth / MB:g} MB/s; the slowest rank, "
             f"medians of {options.rounds} rounds. "

@@ -35,8 +35,8 @@ from course_lib.checking.shared.averaging import (
 )
 from course_lib.checking.shared.training import NUMEL, SHAPES, equals_sgd, step_inputs, step_program
 
-# Which rank holds which elements. The judge looks for mistakes and does not compute the right
-# answer, because students can read it.
+# Task 1: each rank holds some of the elements. The judge looks for mistakes and does not compute
+# the right answer, because students can read it.
 
 Bounds = tuple[int, int]
 

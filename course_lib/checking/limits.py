@@ -38,8 +38,8 @@ CARRIED = Bounds(
     groups=256,
     text=256,
 )
-"""What the examiner carries for the ranks in one case. (8.3 MB at once. One rank has 601
-operations, 28 of them at once; it sends 1212 frames and makes 3 groups.)"""
+"""Limits of the messages that the examiner carries for the ranks in one case. (8.3 MB at once. One
+rank has 601 operations, 28 of them at once; it sends 1212 frames and makes 3 groups.)"""
 
 
 def seconds_of(check: Check, case_seconds: float = CASE_SECONDS) -> float:

@@ -70,7 +70,7 @@ SENTENCES = {
 
 _ON_MODULES = ("mode", "structure", "requires_grad", "hooks")
 NAMES = ("the model", "the parameters", "the matrix")
-"""What programs watch in addition to their input."""
+"""Names of the objects that programs watch in addition to their input."""
 
 
 LATE = ("aliases", "history", "overwritten", "random")

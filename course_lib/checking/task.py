@@ -239,10 +239,10 @@ def in_many_forms(
     """Return the cases with forms; each form is used as often as the others.
 
     A right function does not depend on the form. The first case that is not `degenerate` is plain
-    (float32, contiguous, one group, a list), and so are all cases before it. Of the cases with
-    three ranks or more, every second one works in two groups at once: the ranks in the middle, and
-    the ranks around them. With groups of even and odd ranks, a function that guesses the members
-    of its group could pass. A case that already has a form keeps it.
+    (float32, contiguous, one group, a list), and so are all cases before it. Every second case
+    with three ranks or more works in two groups at once: the ranks in the middle, and the ranks
+    around them. With groups of even and odd ranks, a function that guesses the members of its group
+    could pass. A case that already has a form keeps it.
     """
     order = sorted(range(len(cases)), key=lambda place: degenerate(cases[place], cases))
     plain = next((place for place in order if cases[place].form == Form()), 0)

@@ -48,7 +48,7 @@ from course_lib.gradient_sync import copy_scaled
 
 
 class State(enum.Enum):
-    """What happens to the gradients of the next or the current backward."""
+    """The way that the gradients of the next or the current backward are handled."""
 
     LOCAL = "gradients stay on this rank"
     EXPECTING = "the next backward will be synchronised"

@@ -114,7 +114,7 @@ class IsolatedSimulated:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a process must know to be a rank."""
+    """The data that a process needs to be a rank."""
 
     path: str
     world_size: int

@@ -48,7 +48,7 @@ class Found(NamedTuple):
     layout: Layout
     estimate: Estimate
     binds: str
-    """What limits the layout: "bubble", "network", "memory" (recomputation) or "arithmetic"."""
+    """The limit of the layout: "bubble", "network", "memory" (recomputation) or "arithmetic"."""
 
 
 def search(
@@ -62,9 +62,10 @@ def search(
 ) -> list[Found]:
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
-    Of layouts that differ only in ZeRO, one is returned: the fastest stage that fits, and if some
-    are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes of a
-    gradient). `progress` is called with the number of layouts tried and the number of all layouts.
+    If layouts differ only in ZeRO, one of them is returned: the fastest stage that fits, and if
+    some are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes
+    of a gradient). `progress` is called with the number of layouts tried and the number of all
+    layouts.
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.

@@ -33,7 +33,7 @@ from course_lib.ranks.explain.lines import is_installed
 
 
 class Given:
-    """What a task's program gets in addition to its input: the case's forms, ready to pass on.
+    """The case's forms, which a task's program gets in addition to its input, ready to pass on.
 
     Attributes:
         group: the process group of this rank, or ``None`` for all ranks.

@@ -22,7 +22,7 @@ LINE_WINDOW = 0.1
 DISPLAY_WINDOW = 0.5
 """The same for displayed objects: a figure takes longer to draw, and rank 0's comes first."""
 MAX_LINES = 2000
-"""Number of lines of one call that are shown. Of the rest, only the last `LAST_LINES` are shown."""
+"""Number of lines of one call that are shown, before the last `LAST_LINES` of the rest."""
 LAST_LINES = 10
 
 Item = str | dict[str, Any]

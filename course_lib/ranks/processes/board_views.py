@@ -151,7 +151,7 @@ class RankView:
 
     @property
     def in_short(self) -> str:
-        """What the rank does, in a few words."""
+        """The rank's current activity, in a few words."""
         if self.state in (RankPhase.BLOCKED, RankPhase.LIMITED):
             return self.text.partition(" (")[0]
         return self.state.name.lower()

@@ -40,7 +40,7 @@ class Surroundings:
     def news(self) -> News | None:
         """Return the surroundings if they have changed since the last time, else ``None``.
 
-        Of the sources, only the new ones are returned.
+        Only the new sources are returned.
         """
         try:
             folder = os.getcwd()

@@ -107,7 +107,7 @@ def packed(course: Path) -> Path:
 
 @pytest.fixture
 def home(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What Gradescope makes of the zip, with this Python instead of what setup.sh installs."""
+    """The folder that Gradescope makes of the zip, with this Python instead of setup.sh's."""
     subprocess.run(["unzip", "-q", packed, "-d", tmp_path / "source"], check=True)
     (tmp_path / "submission").mkdir()
     (tmp_path / "source/course/.venv").symlink_to(sys.prefix)

@@ -204,7 +204,7 @@ def looks(otherwise: str = "", **known: str) -> Wrong:
         ([looks("Else.", sum="S."), looks(sum="", mean="M.")], ["Else.", "M."]),
         # A hint that all cases have is better than one that explains some.
         ([looks("Step 1.", sum="S."), looks("Step 2.", sum="")], ["Step 1.", "Step 2."]),
-        # What could not explain a case need not.
+        # A mistake need not explain a case that it could not explain.
         ([looks(sum="S."), looks(mean="M."), looks("Else.")], ["S.", "M.", "Else."]),
         ([], []),
     ],

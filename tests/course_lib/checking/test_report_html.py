@@ -96,7 +96,7 @@ def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
     read = Read(html_of(report_of("n", "c", "w", "d", "v", "g")))
     folds = [names for tag, names in read.tags if tag == "details"]
     assert [names for names in folds if "open" in names] == [("class", "open")]
-    # What passed, three causes, and the case that is like another one.
+    # One for the passed cases, one for each of three causes, one for the case like another one.
     assert len(folds) == 5
     assert 'check("t/n", fn, case="a c")' in read.text
     assert 'case="c"' not in read.text  # nobody can run a hidden case

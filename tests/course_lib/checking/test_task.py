@@ -126,7 +126,7 @@ def test_without_shares_a_task_is_all_or_nothing() -> None:
         (lambda x, group=None: total(x), "groups of the ranks"),
         (lambda x, group=None: (total(x, group), x.zero_())[0], "changes x"),
         (lambda x, group=None: x.copy_(total(x, group)), "changes x"),
-        # What explains a wrong value is told before it.
+        # An effect that explains a wrong value is told before the value.
         (lambda x, group=None: total(x.mul_(2), group), "changes x"),
         (lambda x, group=None: total(x, group).requires_grad_(), "carries the graph"),
         (lambda x, group=None: total(x, group).add_(torch.empty_like(x)), "memory of torch.empty"),

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
 
 def arrows_of(figure) -> list[str]:
-    """What each arrow of a drawn moment says under the pointer."""
+    """Return the text that each arrow of a drawn moment shows under the pointer."""
     (axes,) = figure.axes
     patches = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Which receive belongs to a send, for whom an operation waits, and how the figure shows both."""
+"""Sends find their receives, operations the ranks they wait for, and the figure shows both."""
 
 from __future__ import annotations
 
