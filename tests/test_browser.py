@@ -185,30 +185,6 @@ def test_figures_do_not_glare_on_a_dark_page(page: Browser, lab: str, desk: Path
         page.wait_for(f"{image} && getComputedStyle({image}).filter === '{seen}'")
 
 
-def test_a_timeline_moves_also_when_its_kernel_is_gone(page: Browser, lab: str, desk: Path) -> None:
-    name = write_notebook(
-        desk,
-        "timeline.ipynb",
-        "import torch, torch.distributed as dist\nfrom course_lib.ranks import Ranks\n"
-        "def swap():\n    if dist.get_rank() == 0:\n        dist.send(torch.ones(9), 1)\n"
-        "    else:\n        dist.recv(torch.ones(9), 0)\n"
-        "ranks = Ranks(2, on='simulated')\nranks.run(swap)\nranks.trace.show()",
-    )
-    open_notebook(page, lab, name)
-    run_all(page)
-    shown = "document.querySelector('.jp-OutputArea-output div.course-timeline')"
-    page.wait_for(f"{shown}?.course !== undefined")
-    page.run(f"{NOTEBOOK}.sessionContext.shutdown().then(() => true)")
-    for key in ("ArrowRight", "Enter"):
-        event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true, cancelable: true}})"
-        page.run(f"{shown}.querySelector(':scope > canvas').dispatchEvent({event})")
-    about = f"{shown}.querySelector('.about').innerText"
-    page.wait_for(f"{about}.startsWith('rank 1: recv from 0')")
-    assert "Cell In[1], line 7 dist.recv(torch.ones(9), 0)" in page.run(about)
-    active = f"{NOTEBOOK}.content.mode"
-    assert page.run(active) == "command" and len(cells(page)) == 1, "no shortcut of the notebook"
-
-
 def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
     page: Browser, lab: str, desk: Path
 ) -> None:

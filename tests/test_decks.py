@@ -173,13 +173,9 @@ def test_links_between_lectures_lead_to_decks_and_others_are_text(load, tmp_path
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a lecture with a figure under a slider, a timeline, a question and a long text."""
+    """Return a lecture with a figure under a slider, a question and a long text."""
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
-
-    from course_lib.ranks import Network, Ranks
-    from course_lib.ranks.trace.figure import png_of
-    from course_lib.ranks.trace.viewer import element
 
     def drawn(k: int) -> Figure:
         figure = Figure(figsize=(6, 3))
@@ -188,31 +184,20 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     words = "A line, the steeper the larger k."
     slider = explore(drawn, lambda k: f"k is {k}", k=[1, 2, 3], alt=words)
-    ranks = Ranks(2, on="simulated", network=Network(1e-3, 1e9))
-    ranks.run(_add)
-    shown = element(ranks.trace.timeline, png_of(ranks.trace.plot()))
     text = "A sentence that needs its place on a slide.\n\n" * 30
     cells = [
         v4.new_markdown_cell(f"## Goal\n\n{text}"),
         v4.new_markdown_cell(QUESTION),
         code("print(1)", printed("x" * 300)),
         code("explore(drawn)", displayed(slider._repr_mimebundle_())),
-        code("trace.show()", displayed({"text/html": shown, "text/plain": "Two ranks."})),
         v4.new_markdown_cell(f"## End\n\n{ANSWER}"),
     ]
     return notebook(tmp_path_factory.mktemp("moving"), *cells)
 
 
-def _add() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(10))
-
-
-# The slides that hold more than they show; a timeline's may be scrolled.
+# The slides that hold more than they show.
 TOO_LONG = """[...document.querySelectorAll('.slide')].filter((slide) =>
-  !slide.querySelector('canvas') && slide.querySelector('.body').getBoundingClientRect().bottom
+  slide.querySelector('.body').getBoundingClientRect().bottom
   > slide.getBoundingClientRect().bottom).map((slide) => slide.textContent.slice(0, 300))"""
 
 
@@ -248,7 +233,6 @@ def test_slides_fit_the_screen_and_figures_move(load, moving: Path, tmp_path: Pa
         browser.wait_for("document.querySelector('.course-explore').innerText.includes('k is 3')")
         browser.run(pressed("ArrowLeft", slider))
         assert browser.run("location.hash") == f"#/{at + 1}"
-        assert browser.run("document.querySelector('.course-timeline > canvas').clientWidth") > 600
         # The full text is longer, and goes back to what it was.
         browser.run(pressed("n"))
         assert browser.run("document.body.classList.contains('full')")
@@ -265,7 +249,7 @@ def pdf(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_the_printed_page_has_still_figures_and_unfolded_answers(load, moving: Path) -> None:
     page = load("pdf").page_of([moving])
     assert "<script" not in page and "<details>" not in page
-    assert page.count("<img ") == 2 and "<details open>" in page
+    assert page.count("<img ") == 1 and "<details open>" in page
     assert not load("build").remote_resources(moving.parent)
 
 

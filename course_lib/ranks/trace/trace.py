@@ -1,11 +1,10 @@
-"""The communication of one call, with counters, a table, a figure and a file for a viewer."""
+"""The communication of one call, with counters, a table, a figure and a file for Perfetto."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 from course_lib.ranks.trace.table import Table
 from course_lib.ranks.trace.timeline import Timeline, draw_timelines
-from course_lib.ranks.trace.viewer import element, page
 
 if TYPE_CHECKING:
     from course_lib.ranks.trace.figure import DescribedFigure
@@ -153,45 +151,6 @@ class Trace:
         figure = draw_timelines({title: self.timeline})
         figure.show_when_the_cell_ends()
         return figure
-
-    def show(self, *, title: str = "") -> None:
-        """Show the timeline of `plot` in a notebook, with a view that can be moved and zoomed.
-
-        The view can follow a message from its sender to its receiver, play the clock, and leave out
-        ranks. For each event it names the rank that the event waits for, and the line of the cell.
-        It works with mouse and keys, also has a table, fetches nothing, and needs no kernel once it
-        is shown. Outside a notebook, this prints a description; `to_html` writes a file.
-
-        Raises:
-            ValueError: there is nothing to draw.
-
-        """
-        still, words = self._still(title)
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        if getattr(shell, "kernel", None) is None:
-            print(f"{words} (to_html('timeline.html') writes a web page with this timeline)")
-            return
-        from IPython.display import display
-
-        shown = element(self.timeline, still, title)
-        display({"text/html": shown, "text/plain": words}, raw=True)
-
-    def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Write the view of `show` as a web page, which a browser opens without a server.
-
-        Raises:
-            ValueError: there is nothing to draw.
-
-        """
-        still, _ = self._still(title)
-        Path(path).write_text(page(self.timeline, still, title), encoding="utf-8")
-
-    def _still(self, title: str) -> tuple[bytes, str]:
-        """Return the figure of `plot` as a PNG, and its description."""
-        from course_lib.ranks.trace.figure import png_of  # it loads matplotlib: only if needed
-
-        figure = draw_timelines({title: self.timeline})
-        return png_of(figure), figure.alt
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the events for ``chrome://tracing`` or https://ui.perfetto.dev, as JSON."""
