@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all coverage lab formgrader doctor site slides pdf lint bench gpu help
+.PHONY: demo test test-all coverage lab formgrader doctor site pdf lint bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, grade six submissions, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -58,22 +58,19 @@ site: .venv/ready  ## the course as web pages, in _site/html
 	@$(SPHINX)
 	@.venv/bin/python docs/site/build.py $(ARGS)
 
-slides: .venv/ready  ## lectures as slides, in _site/slides; only one: ARGS=lectures/03_collectives.ipynb
-	@$(SPHINX)
-	@.venv/bin/python docs/site/decks.py $(ARGS)
-
 pdf: .venv/ready  ## all lectures as one PDF, printed by Chromium, in _site/course.pdf
 	@$(SPHINX)
 	@.venv/bin/python docs/site/pdf.py $(ARGS)
 
-lint: .venv/ready  ## ruff (rules and format) and mypy
+lint: .venv/ready  ## ruff (rules and format), mypy, and who may import whom
 	@.venv/bin/python -m ruff check .
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
+	@.venv/bin/lint-imports --no-logo >/dev/null || .venv/bin/lint-imports
 
 bench: .venv/ready  ## compare our code with others', and write benchmarks/results/: about an hour
-	@for each in metering ranks_vs_peers emulated_link failures lectures predicted_vs_measured \
-	  all_reduce training_step step_profile memory sampler simulation compression sharding grading term; do \
+	@for each in ranks_vs_peers training_step all_reduce compression sharding grading \
+	  predicted_vs_measured; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 # Installs nothing: a lent machine may have neither a network nor pip, only PyTorch for CUDA.

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.helpers import ROOT
-from tests.helpers.course_folders import needs_sources
 from tests.helpers.tiers import tier
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -48,19 +47,6 @@ def test_results_are_summaries_with_a_line_for_each_series(path: Path) -> None:
         assert re.search(r"\((s|ms|MiB|ratio)\)$", name), f"{name}: in what unit?"
         assert {"rounds", "median"} <= each.keys() <= {"rounds", "median", "min", "max"}
         assert each.get("min", each["median"]) <= each["median"] <= each.get("max", each["median"])
-
-
-@needs_sources
-@pytest.mark.large
-@pytest.mark.timeout(3600)
-def test_a_small_term_loses_nothing() -> None:
-    command = [sys.executable, BENCHMARKS / "term.py", "--students", "6", "--assignments"]
-    path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "02_data_parallel_sgd"], env=path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| lost | **0** |" in done.stdout
 
 
 def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:

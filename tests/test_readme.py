@@ -48,20 +48,6 @@ def test_pictures_are_described_as_they_are_drawn(tmp_path: Path) -> None:
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_the_drawings_of_the_architecture_are_those_of_the_code(tmp_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, ROOT / "docs" / "floors.py", "--to", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    ).stdout.splitlines()
-    assert len(told) == 2
-    for image in told:
-        assert image in ARCHITECTURE, "python docs/floors.py draws it anew"
-        assert (tmp_path / image.rpartition("(")[2].rstrip(")")).is_file()
-
-
 def test_the_walks_through_the_code_name_files_that_there_are() -> None:
     walks = re.findall(r"^\| (.+?) \| `(\S+)` \| (.+→.+) \|$", ARCHITECTURE, re.MULTILINE)
     assert len(walks) == 5

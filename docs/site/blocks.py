@@ -1,7 +1,6 @@
-"""A lecture's notebook as blocks of HTML: what the slides and the printed course are made of.
+"""A lecture's notebook as blocks of HTML: what the printed course is made of.
 
-A block is a paragraph, an item of a list, an equation, a piece of code or a result. All
-sentences of a paragraph but the first stand in ``<span class="more">``.
+A block is a paragraph, a list, an equation, a piece of code or a result.
 """
 
 from __future__ import annotations
@@ -33,12 +32,6 @@ ROOT = HERE.parents[1]
 Linker = Callable[[str], str | None]
 """Returns where a link of the notebook leads on our page, or None: then its text stays alone."""
 
-# The end of a sentence: not after an initial or an abbreviation, not before a small letter.
-_END = re.compile(
-    r"(?<![ .][A-Za-z])(?<!^[A-Z])(?<!e\.g)(?<!i\.e)(?<!vs)[.?!][)\"”]?(?=\s+[^a-z\s]|$)"
-)
-_SHORT = 30
-"""Letters of a first sentence up to which the next one is kept with it: "Now the time." """
 _STILL = re.compile(r'<img alt="[^"]*" src="data:image/png;base64,[^"]*">')
 _LINKS_ALONE = re.compile(r"\[Symbols\].*\[Glossary\]\([^)]*\)\s*")
 
@@ -46,22 +39,21 @@ _LINKS_ALONE = re.compile(r"\[Symbols\].*\[Glossary\]\([^)]*\)\s*")
 class Block(NamedTuple):
     """A block's kind, and its look.
 
-    ``kind`` is "heading", "text", "question", "code", "output", "figure", "live" (a figure that can
-    be moved), "guess" or "folded". A heading has its level, its words and its place.
+    ``kind`` is "heading", "text", "question", "code", "output", "figure", "guess" or "folded". A
+    heading has its level and its place.
     """
 
     kind: str
     html: str
     level: int = 0
-    words: str = ""
     place: str = ""
 
 
-def blocks_of(path: Path, link: Linker, place: str = "", still: bool = False) -> Iterator[Block]:
+def blocks_of(path: Path, link: Linker, place: str) -> Iterator[Block]:
     """Yield the blocks of a notebook, in its order.
 
-    Code that only draws or imports is left out. The places of headings begin with `place`. With
-    `still`, a figure that can be moved is the picture of how it begins.
+    Code that only draws or imports is left out. The places of headings begin with `place`. Of a
+    figure that can be moved, the picture of how it begins is taken.
     """
     parser = _parser(path.parent)
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
@@ -69,13 +61,13 @@ def blocks_of(path: Path, link: Linker, place: str = "", still: bool = False) ->
         if cell["cell_type"] == "markdown":
             yield from _of_text(_LINKS_ALONE.sub("", cell["source"]), parser, link, place)
         elif cell["cell_type"] == "code":
-            yield from _of_code(cell, still)
+            yield from _of_code(cell)
 
 
 def style_of(sheet: str) -> str:
-    """Return the colours of code, and one of the sheets in ``deck/``."""
+    """Return the colours of code, and a sheet that stands beside this file."""
     colours: str = HtmlFormatter(style="a11y-high-contrast-light").get_style_defs(".code")
-    return colours + (HERE / "deck" / sheet).read_text(encoding="utf-8")
+    return colours + (HERE / sheet).read_text(encoding="utf-8")
 
 
 def parse_lectures(
@@ -123,31 +115,19 @@ def _of_text(source: str, parser: MarkdownIt, link: Linker, place: str) -> Itera
     def drawn(some: list[Token]) -> str:
         return parser.renderer.render(some, parser.options, {})
 
-    leading = ""  # what introduces the block below it
     for group in _groups(tokens):
         first = group[0]
         text = group[1].content if len(group) > 1 else ""
         if first.type == "heading_open":
-            at = place + place_of(text)
-            words = re.sub(r"[`*]", "", text)
-            yield Block("heading", drawn(group[1:-1]), int(first.tag[1]), words, at)
+            yield Block("heading", drawn(group[1:-1]), int(first.tag[1]), place + place_of(text))
         elif first.type == "html_block" and first.content.startswith("<details"):
             yield Block("folded", drawn(group))
         elif first.type == "paragraph_open" and text.startswith(QUESTION):
             yield Block("question", drawn(group))
         elif first.type == "paragraph_open" and group[1].children[0].type == "image":
             yield Block("figure", drawn(group))
-        elif first.type == "paragraph_open" and _introduces(group[1]):
-            leading += drawn(group)
         else:
-            if first.type == "paragraph_open":
-                _shorten(group[1])
-            lists = first.type in ("bullet_list_open", "ordered_list_open")
-            for part in _items(group) if lists else [group]:
-                yield Block("text", leading + drawn(part))
-                leading = ""
-    if leading:
-        yield Block("text", leading)
+            yield Block("text", drawn(group))
 
 
 def _groups(tokens: list[Token]) -> Iterator[list[Token]]:
@@ -166,18 +146,6 @@ def _groups(tokens: list[Token]) -> Iterator[list[Token]]:
         yield group
 
 
-def _items(group: list[Token]) -> Iterator[list[Token]]:
-    """Yield each item of a list as a list of its own, which goes on counting."""
-    opening, *inside, closing = group
-    number = int(opening.attrs.get("start", 1))
-    for item in _groups(inside):
-        if opening.tag == "ul":
-            _shorten(next(each for each in item if each.type == "inline"))
-        start = opening.copy(attrs={"start": number} if opening.tag == "ol" else {})
-        yield [start, *item, closing]
-        number += 1
-
-
 def _lead(children: list[Token], link: Linker) -> None:
     """Let links lead to where their target is on our page, if it is there."""
     dead = False
@@ -192,48 +160,16 @@ def _lead(children: list[Token], link: Linker) -> None:
             dead = token.type == "link_open"
 
 
-def _introduces(inline: Token) -> bool:
-    """Tell whether a paragraph goes on below it, with an equation or a list: it is needed whole."""
-    return inline.content.rstrip()[-1:] not in ".?!)"
-
-
-def _shorten(inline: Token) -> None:
-    """Put what follows the first sentence of a paragraph into a span of its own.
-
-    A very short sentence keeps the next one.
-    """
-    children = inline.children or []
-    depth = letters = 0
-    for number, token in enumerate(children):
-        depth += token.nesting
-        letters += len(token.content)
-        following = children[number + 1 :]
-        if token.type != "text" or depth:
-            continue
-        for end in _END.finditer(token.content):
-            rest = token.content[end.end() :]
-            joined = following and following[0].type not in ("softbreak", "hardbreak")
-            if (not rest and joined) or letters - len(rest) < _SHORT:
-                continue
-            if rest.strip() or following:
-                token.content = token.content[: end.end()]
-                opening = Token("html_inline", "", 0, content='<span class="more">')
-                more = [Token("text", "", 0, content=rest), *following]
-                closing = Token("html_inline", "", 0, content="</span>")
-                inline.children = [*children[: number + 1], opening, *more, closing]
-            return
-
-
-def _of_code(cell: dict[str, Any], still: bool) -> Iterator[Block]:
+def _of_code(cell: dict[str, Any]) -> Iterator[Block]:
     tags = cell["metadata"].get("tags", [])
-    results = list(_results(cell["outputs"], still))
+    results = list(_results(cell["outputs"]))
     asks = any(block.kind == "guess" for block in results)
     if not (only_draws(cell) or only_prepares(cell) or asks or "hide-input" in tags):
         yield Block("code", _coloured(cell["source"], "python"))
     yield from results
 
 
-def _results(outputs: list[dict[str, Any]], still: bool) -> Iterator[Block]:
+def _results(outputs: list[dict[str, Any]]) -> Iterator[Block]:
     printed = ""
     for output in [*outputs, {"output_type": "end"}]:
         if output["output_type"] == "stream":
@@ -245,14 +181,13 @@ def _results(outputs: list[dict[str, Any]], still: bool) -> Iterator[Block]:
         if output["output_type"] == "error":
             yield Block("output", _said(f"{output['ename']}: {output['evalue']}"))
         elif "data" in output:
-            yield _shown({kind: "".join(text) for kind, text in output["data"].items()}, still)
+            yield _shown({kind: "".join(text) for kind, text in output["data"].items()})
 
 
-def _shown(data: dict[str, str], still: bool) -> Block:
+def _shown(data: dict[str, str]) -> Block:
     page = data.get("text/html", "")
-    if "<script" in page:
-        picture = _STILL.search(page)
-        return Block("figure", picture[0]) if still and picture else Block("live", page)
+    if picture := _STILL.search(page) if "<script" in page else None:
+        return Block("figure", picture[0])
     if "image/png" in data and page:
         return Block("figure", page)
     if 'class="course-guess' in page:

@@ -44,7 +44,7 @@ def page_of(lectures: list[Path]) -> str:
             return f"#{quote(f'{file.stem}/{unquote(parts.fragment)}')}"
 
         told = f'<article id="{path.stem}/">'
-        for block in blocks_of(path, link, place=f"{path.stem}/", still=True):
+        for block in blocks_of(path, link, f"{path.stem}/"):
             if block.kind == "heading":
                 place = html.escape(block.place, quote=True)
                 number = f"{path.stem[:2]} · " if block.level == 1 else ""
