@@ -1,4 +1,4 @@
-"""The README tells the truth: its first check, its pictures, and who maintains it."""
+"""The README and the pages beside it tell the truth: first check, pictures, commands."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_first_check_says_what_is_printed_below_it(tmp_path: Path) -> None:
-    shown = re.search(r"<!-- first check -->(.*)<!-- end of first check -->", README, re.DOTALL)
-    assert shown, "README.md has lost its first check"
+    page = (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- first check -->(.*)<!-- end of first check -->", page, re.DOTALL)
+    assert shown, "docs/grading.md has lost its first check"
     code, report = re.findall(r"```\w+\n(.*?)```", shown[1], re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == report
     assert "CheckFailed" in done.stderr  # a wrong answer is an error, also where nobody reads
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
 
 
 @pytest.mark.large
@@ -56,7 +61,10 @@ def test_the_walks_through_the_code_name_files_that_there_are() -> None:
             assert (ROOT / folder / file).is_file(), f"{walk}: there is no {folder}/{file}"
 
 
-PAGES = ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "docs/architecture.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md"),
+    *(f"docs/{name}.md" for name in ("architecture", "grading", "programs", "setting_up")),
+)
 
 
 @pytest.mark.parametrize("name", PAGES)
