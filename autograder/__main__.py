@@ -20,14 +20,11 @@ COMMANDS = {
     "collect": "take submissions from the exchange, a folder, or a learning system's zip",
     "grade": "grade all submissions, several at a time, and book the points in the gradebook",
     "status": "show how many submissions are graded, outdated, failed and booked",
-    "regrade": "grade again after you mended a check; compare old and new points before booking",
-    "replay": "examine one submission again from its verdict, with explanations and a timeline",
+    "regrade": "grade again after you mended a check, and compare the points; or explain one grade",
     "feedback": "write the page that each student reads about their submission",
-    "gradescope": "write a zip that makes Gradescope grade an assignment with this grader",
     "report": "show how the class did: points per task, frequent reasons, predictions",
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
-    "similar": "list pairs of solutions that look alike, and show them side by side",
-    "inquiries": "manage students' questions about their grades, and the answers",
+    "sources": "write each student's own code as a .py file, for programs that find copies",
 }
 """Each command's line in `autograder --help`. `autograder.commands` has a module for each command.
 The module defines DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""

@@ -38,7 +38,7 @@ def test_a_command_of_the_autograder_parses(
 ) -> None:
     if words == ["COMMAND", "--help"]:
         return
-    if len(words) == 1 and words[0] in COMMANDS:  # a name in the text: `autograder replay` it
+    if len(words) == 1 and words[0] in COMMANDS:  # a name in the text: `autograder regrade`
         return
     ran = []
     if words[0] in COMMANDS:

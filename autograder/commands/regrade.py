@@ -1,4 +1,4 @@
-"""``autograder regrade``: grade again after a check was fixed; show changes before booking."""
+"""``autograder regrade``: grade again after a check was fixed, or explain one student's grade."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autograder.commands import grade
+from autograder.commands import _one_student, grade
 from autograder.course import Folders, load_config
+from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
 from autograder.pool import phases, slurm
 from autograder.pool.book import current
 from autograder.pool.outcome import Outcome
+from autograder.sandbox.place import MachineFailure
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
     "before you say so. The inputs are drawn from the same seeds as before. A submission whose "
-    "points were not booked counts as graded for the first time, not as changed."
+    "points were not booked counts as graded for the first time, not as changed. With --one, "
+    "examine one student again with the inputs of the verdict: print every case, also hidden ones "
+    "in full, draw a timeline, and book nothing. This output is for instructors only."
 )
 
 
@@ -104,6 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="grade only submissions whose code or checks changed since grading",
     )
+    which.add_argument("--one", metavar="STUDENT", help="explain the grade of this student")
     parser.add_argument("--book", action="store_true", help="book the new points without asking")
     grade.add_choices(parser)
 
@@ -114,6 +119,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if not assignment:
         return 2
     try:
+        if arguments.one:
+            return int(not _one_student.explain(root, assignment, arguments.one))
         outcomes = phases.grade_class(
             *(root, assignment, arguments.student, settings),
             jobs=jobs,
@@ -127,7 +134,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
             return status
         unbooked = phases.book_class(root, assignment, arguments.student, settings)
-    except phases.ERRORS as error:
+    except (*phases.ERRORS, MachineFailure, AuthorError) as error:
         print(f"autograder regrade: {error}", file=sys.stderr)
         return 2
     return 1 if unbooked else status

@@ -1,8 +1,7 @@
 """Write the results of an examination into the notebook that becomes a student's feedback.
 
 The top of the notebook shows each task's points and its number of passed cases, "visible n of m;
-k hidden". Below a task, it shows a timeline of the ranks, if the verdict has one, and questions
-about the task with their answers.
+k hidden". Below a task, it shows a timeline of the ranks, if the verdict has one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
 
     Args:
         nb: the notebook, changed in place.
-        data: the folder of verdicts and inquiries.
+        data: the folder of verdicts.
         assignment: its name.
         student: the student's id.
         notebook: the notebook's name.
@@ -47,7 +46,7 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
         if cell.cell_type == "code":
             told = f"cases passed on the grader's network: {_counted(check)}\n"
             cell.outputs = [new_output("stream", name="stdout", text=told), *cell.outputs]
-        cells += _below(check, data / "inquiries" / student / assignment)
+        cells += _timeline(check)
     nb.cells = cells
 
 
@@ -117,9 +116,8 @@ def _alt(text: str) -> str:
     return re.sub(r"[^\w ,.;:%]", " ", text)
 
 
-def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
-    """Return the cells below a task: its timeline, questions and answers."""
-    cells = []
+def _timeline(check: CheckVerdict) -> list[NotebookNode]:
+    """Return the cell below a task with its timeline, if it has one."""
     trace: Mapping[str, Any] = getattr(check, "trace", None) or next(
         (case["trace"] for case in check.cases if case.get("trace") and not case["hidden"]), {}
     )
@@ -128,14 +126,10 @@ def _below(check: CheckVerdict, inquiries: Path) -> list[NotebookNode]:
         if png:
             data = base64.b64encode(png).decode("ascii")
             picture = f"![{_alt(words)}](data:image/png;base64,{data})"
-            cells.append(_cell(f"{_plain(caption_of(trace))}\n\n{picture}"))
-        elif words:
-            cells.append(_cell(_plain(words)))
-    thread = inquiries / f"{check.task}.md"
-    if thread.is_file():
-        text = thread.read_text(encoding="utf-8", errors="replace")
-        cells.append(new_markdown_cell(text))
-    return cells
+            return [_cell(f"{_plain(caption_of(trace))}\n\n{picture}")]
+        if words:
+            return [_cell(_plain(words))]
+    return []
 
 
 def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:

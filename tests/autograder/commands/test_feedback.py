@@ -28,7 +28,6 @@ from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import MAX_EVENTS, Verdict, trace_summary, verdict_path
-from autograder.inquiries.thread import INSTRUCTOR, STUDENT, Thread, write_thread
 from autograder.passes.page import with_formulas
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
@@ -73,7 +72,7 @@ def beacons() -> Iterator[Beacons]:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: Any, beacons: Beacons) -> Path:
-    """A course with two graded submissions: one attacks, one waits forever; and one question."""
+    """A course with two graded submissions: one attacks, one waits forever."""
     root = tmp_path_factory.mktemp("a course")
     copy_assignment(ASSIGNMENT, root)
     shutil.copy(ROOT / "nbgrader_config.py", root)
@@ -88,10 +87,6 @@ def course(tmp_path_factory: Any, beacons: Beacons) -> Path:
         nbformat.write(notebook, folder / f"{ASSIGNMENT}.ipynb")
         outcome = api.autograde(ASSIGNMENT, name)
         assert outcome["success"], (name, str(outcome.get("log"))[-3000:])
-    thread = Thread("eve", ASSIGNMENT, "average_gradients")
-    thread.add(STUDENT, "Why?\n" + "\n".join(payloads(beacons.address)))
-    thread.add(INSTRUCTOR, "Because it *raises*.")
-    write_thread(data, thread)
     return root
 
 
@@ -146,13 +141,6 @@ def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     for case in ("every length up to 40", "an empty parameter", "1 row each"):
         assert case not in html, "hidden cases stay hidden"
     assert html.count('alt="g \\leftarrow') == 1, "formulas are pictures"
-
-
-@needs_sources
-def test_question_and_answer_stand_under_the_task(pages: dict[str, Path]) -> None:
-    html = pages["eve"].read_text()
-    assert "Because it <em>raises</em>." in html
-    assert html.index("Grade cell: <code>average_gradients") < html.index("Because it <em>raises")
 
 
 @needs_sources

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autograder.__main__ import main
-from autograder.commands.new import NewError, new
+from autograder.commands.new import TEMPLATE, NewError, new
 from autograder.commands.release import release
 from autograder.course import handed_out
 from course_lib.checking import run_check
@@ -107,7 +107,9 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     shutil.rmtree(course / "instructor" / NAME)
     with pytest.raises(NewError, match=f"assignments/{NAME} exists already"):
         new(course, NAME)
-    (course / "instructor" / "README.md").write_text("# Nothing\n")
-    with pytest.raises(NewError, match="restore it from git"):
-        new(course, "13_another")
-    assert not (course / "instructor" / "13_another").exists()
+
+
+def test_the_check_is_the_one_that_the_guide_explains() -> None:
+    guide = (SOURCES / "README.md").read_text(encoding="utf-8")
+    explained = guide.partition("\n```python\n")[2].partition("```")[0]
+    assert (TEMPLATE / "checks.py").read_text(encoding="utf-8").endswith(explained)

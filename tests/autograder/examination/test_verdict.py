@@ -78,7 +78,7 @@ def test_what_is_no_verdict_is_said_to_be_none(tmp_path: Path, text: str) -> Non
 @needs_sources
 @pytest.mark.parametrize("name", ["checks.py", "judges.py", "more_judges.py"])
 def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path: Path, name: str) -> None:
-    """Status, regrade and replay compare this digest, and the verdict's key has it."""
+    """Status and regrade compare this digest, and the verdict's key has it."""
     source = copy_assignment("09_sharding_the_model", tmp_path)
     given = tmp_path / RELEASED.name / source.name
     before = checks_digest(source, given / f"{source.name}.ipynb")

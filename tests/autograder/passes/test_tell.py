@@ -153,13 +153,6 @@ def test_of_a_hidden_case_nothing_that_was_sent_is_told(tmp_path: Path) -> None:
     assert len(told(tmp_path, [case(True)], trace=SUMS)) == 2  # nothing failed
 
 
-def test_question_and_answer_stand_under_the_task(tmp_path: Path) -> None:
-    folder = tmp_path / "inquiries" / "ada" / "02"
-    folder.mkdir(parents=True)
-    (folder / f"{TASK}.md").write_bytes("Why? \u00fc".encode("latin-1"))  # whatever lies there
-    assert told(tmp_path, [case(True)])[-1].source == "Why? \ufffd"
-
-
 @pytest.mark.parametrize("content", [None, "no verdict"])
 def test_without_a_verdict_it_says_so(tmp_path: Path, content: str | None) -> None:
     path = verdict_path(tmp_path, "02", "ada", "02")

@@ -1,4 +1,4 @@
-"""A whole class: killed on the way, resumed, booked, regraded, replayed; nothing is lost."""
+"""A whole class: killed on the way, resumed, booked, regraded, explained; nothing is lost."""
 
 from __future__ import annotations
 
@@ -322,9 +322,9 @@ def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
     assert "average_gradients" in page.read_text(encoding="utf-8")
 
 
-def test_a_replay_says_the_same_and_draws_it(course: Course, autograder: Commands) -> None:
+def test_one_grade_is_explained_and_drawn(course: Course, autograder: Commands) -> None:
     path = verdict_path(course.root / "grading", ASSIGNMENT, "sum", ASSIGNMENT)
-    status, said = autograder("replay", str(path))
+    status, said = autograder("regrade", ASSIGNMENT, "--one", "sum")
     assert status == 0, said
     assert "the sum over the ranks, not the mean" in said
     assert "The points are the same as in the verdict." in said
@@ -344,8 +344,8 @@ def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
         (("grade", "99_nothing"), "has no submission of 99_nothing"),
         (("grade", ASSIGNMENT, "--student", "nobody"), "nobody submitted nothing"),
         (("grade", ASSIGNMENT, "--jobs", "0"), "must be a number of submissions"),
-        (("regrade", ASSIGNMENT), "one of the arguments --all --changed is required"),
-        (("replay", "no/such.json"), "there is no no/such.json"),
+        (("regrade", ASSIGNMENT), "one of the arguments --all --changed --one is required"),
+        (("regrade", ASSIGNMENT, "--one", "nobody"), "nobody has no verdict"),
         (("status", "99_nothing"), "has no submission of 99_nothing"),
     ],
 )

@@ -1,0 +1,102 @@
+"""``autograder sources``: write each student's own code as files for programs that find copies."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.collection.collecting import notebooks_of
+from autograder.collection.listing import SourceError
+from autograder.course import data_folder, load_config
+from autograder.files import write_whole
+from autograder.passes.rebuild import rebuild
+from autograder.passes.vet import MAX_NOTEBOOK, text_of
+from course_lib.ranks.explain.words import counted
+
+DESCRIPTION = """\
+Write grading/sources/ASSIGNMENT/STUDENT.py with the code that each student wrote or changed, and
+grading/sources/ASSIGNMENT.py with the code that all were given. Dolos, JPlag and MOSS read these
+files and find solutions that look alike. Likeness is no proof: ask both students."""
+EXAMPLES = """\
+examples:
+  autograder sources 02_data_parallel_sgd
+  dolos run -l python -i grading/sources/02_data_parallel_sgd.py \\
+      grading/sources/02_data_parallel_sgd/*.py
+  java -jar jplag.jar -l python3 grading/sources/02_data_parallel_sgd
+  moss -l python -b grading/sources/02_data_parallel_sgd.py \\
+      grading/sources/02_data_parallel_sgd/*.py"""
+
+
+def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
+    """Write the files; return their folder, their number, and student → why one has no file.
+
+    Raises:
+        SourceError: there is no such assignment, or it has no submission.
+
+    """
+    config = load_config(root)
+    data, names = data_folder(root, config), list(notebooks_of(root, config, assignment))
+    submitted = sorted((data / "submitted").glob(f"*/{assignment}"))
+    if not submitted:
+        raise SourceError(
+            f"nobody has submitted {assignment}: run autograder collect {assignment} SOURCE"
+        )
+    folder, unread = data / "sources" / assignment, {}
+    shutil.rmtree(folder, ignore_errors=True)  # files of students who are no longer there
+    given = root / "assignments" / assignment
+    released = {n: nbformat.read(given / f"{n}.ipynb", as_version=4) for n in names}
+    given_to_all = [cell for notebook in released.values() for cell in _code(notebook)]
+    write_whole(folder.with_suffix(".py"), "\n\n".join(given_to_all) + "\n")
+    for each in submitted:
+        student = each.parent.name
+        try:
+            own = [c for n in names for c in _own(released[n], each / f"{n}.ipynb")]
+        except Exception as error:  # reading a file that is no notebook may raise anything
+            unread[student] = f"{type(error).__name__}: {error}"[:200]
+            continue
+        write_whole(folder / f"{student}.py", "\n\n".join(own) + "\n")
+    return folder, len(submitted) - len(unread), unread
+
+
+def _own(released: NotebookNode, path: Path) -> list[str]:
+    """Return the sources of the code cells that a student changed or added."""
+    if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
+        raise ValueError(f"the file is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
+    submitted = nbformat.reads(text_of(path.read_bytes()), as_version=4)
+    given = set(_code(released))
+    return [source for source in _code(rebuild(released, submitted)) if source not in given]
+
+
+def _code(notebook: NotebookNode) -> list[str]:
+    """Return the sources of the code cells, with what only IPython understands as comments."""
+    return [
+        re.sub(r"^(\s*)[%!?]", r"\1# ", cell.source.strip(), flags=re.MULTILINE)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+
+
+def run(root: Path, arguments: argparse.Namespace) -> int:
+    """Write the files for the command line; return the exit status."""
+    try:
+        folder, count, unread = sources(root, arguments.assignment)
+    except SourceError as error:
+        print(f"autograder sources: {error}", file=sys.stderr)
+        return 2
+    print(f"{counted(count, 'file')} in {folder}")
+    for student, why in unread.items():
+        print(f"  {student} has no file, because the notebook cannot be read: {why}")
+    return 0

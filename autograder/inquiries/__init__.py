@@ -1,1 +1,0 @@
-"""Keep students' questions about their grades as files that can still be read years later."""
