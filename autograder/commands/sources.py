@@ -76,7 +76,7 @@ def _own(released: NotebookNode, path: Path) -> list[str]:
 def _code(notebook: NotebookNode) -> list[str]:
     """Return the sources of the code cells, with what only IPython understands as comments."""
     return [
-        re.sub(r"^(\s*)[%!?]", r"\1# ", cell.source.strip(), flags=re.MULTILINE)
+        re.sub(r"^(\s*)(?=[%!?])", r"\1# ", cell.source.strip(), flags=re.MULTILINE)
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]

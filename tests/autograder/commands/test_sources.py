@@ -1,0 +1,47 @@
+"""Each student's own code as files for programs that find copies; what all were given apart."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.__main__ import main
+from tests.helpers.course_folders import RELEASED, ROOT
+
+NAME = "02_data_parallel_sgd"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_own_cells_are_written_and_released_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    shutil.copytree(RELEASED / NAME, tmp_path / "assignments" / NAME)
+    released = nbformat.read(RELEASED / NAME / f"{NAME}.ipynb", as_version=4)
+    notebook = nbformat.from_dict(released)
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == "write_shard_bounds":
+            cell.source = "def shard_bounds(length, world_size, rank):\n    return 42, 43"
+    notebook.cells.append(nbformat.v4.new_code_cell("%time helper = 1\n!ls"))
+    for student, text in {
+        "ada": nbformat.writes(notebook),
+        "bob": "no notebook",
+        "idle": nbformat.writes(released),
+    }.items():
+        folder = tmp_path / "grading/submitted" / student / NAME
+        folder.mkdir(parents=True)
+        (folder / f"{NAME}.ipynb").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["autograder", "sources", NAME, "--course", str(tmp_path)])
+    assert main() == 0
+    assert "bob has no file" in capsys.readouterr().out
+    folder = tmp_path / "grading/sources"
+    ada = (folder / NAME / "ada.py").read_text(encoding="utf-8")
+    assert "return 42, 43" in ada and "# %time helper" in ada and "def average" not in ada
+    assert (folder / NAME / "idle.py").read_text(encoding="utf-8").strip() == ""
+    given = (folder / f"{NAME}.py").read_text(encoding="utf-8")
+    assert "def average_gradients" in given
+    assert ast.parse(ada) and ast.parse(given), "the programs parse Python"
