@@ -15,7 +15,8 @@ from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.printed_again import differences
 from tests.helpers.tiers import tier
 
-LECTURES = sorted((ROOT / "lectures").glob("*.ipynb"))
+CORE = sorted((ROOT / "lectures").glob("*.ipynb"))
+LECTURES = [*CORE, *sorted((ROOT / "lectures" / "further").glob("*.ipynb"))]
 SECONDS_PER_CELL = 300
 
 
@@ -31,7 +32,7 @@ def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
 LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"
 
 
-@pytest.mark.parametrize("path", LECTURES, ids=name)
+@pytest.mark.parametrize("path", CORE, ids=name)
 def test_a_lecture_leads_to_the_symbols_and_the_glossary(path: Path) -> None:
     first = nbformat.read(path, as_version=4).cells[0].source
     assert first.splitlines()[-1] == LINKS, "the last line of the first cell"
@@ -63,7 +64,8 @@ BY_DEFAULT = ("00_start_here",)
 )
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:
     """In a copy, so that nothing comes from, or goes into, the folder of a student."""
-    folder = shutil.copytree(path.parent, tmp_path / "lectures")
+    lectures = shutil.copytree(ROOT / "lectures", tmp_path / "lectures")
+    folder = lectures / path.parent.relative_to(ROOT / "lectures")
     nb = nbformat.read(folder / path.name, as_version=4)
     NotebookClient(
         nb, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(folder)}}
@@ -84,7 +86,7 @@ def test_a_wheel_brings_what_the_lectures_link_to() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     shared = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
     pages = "".join(path.read_text(encoding="utf-8") for path in LECTURES)
-    linked = set(re.findall(r"\(\.\./((?:docs|benchmarks)/[\w/]+\.\w+)", pages))
+    linked = set(re.findall(r"\((?:\.\./)+((?:docs|benchmarks)/[\w/]+\.\w+)", pages))
     assert linked and linked <= set(shared), sorted(linked - set(shared))
 
 
@@ -100,7 +102,7 @@ def test_the_readme_links_to_what_exists() -> None:
 def test_the_readme_lists_every_lecture_and_assignment_in_order() -> None:
     rows = readme_rows()
     assert rows, "no table of lectures in README.md"
-    assert re.findall(r"lectures/(\w+)\.ipynb", "\n".join(rows)) == [p.stem for p in LECTURES]
+    assert re.findall(r"lectures/(\w+)\.ipynb", "\n".join(rows)) == [p.stem for p in CORE]
     listed = re.findall(r"\(assignments/(\w+)/?\)", "\n".join(rows))
     assert listed == [folder.name for folder in assignments(RELEASED)]
 

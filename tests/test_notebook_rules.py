@@ -32,9 +32,7 @@ def lecture() -> NotebookNode:
             "# What does B cost?\n\nSee [sgd](sgd.py), `![](x)` and [1](#goal) "
             "or [less](other.ipynb#One,-two)."
         ),
-        v4.new_markdown_cell(
-            "## Goal\n```python\n# no heading\n```\n![A ring](ring.png)\n\n*Predict: does it fall?*"
-        ),
+        v4.new_markdown_cell("## Goal\n```python\n# no heading\n```\n![A ring](ring.png)"),
         v4.new_code_cell("1 / 0", execution_count=1, metadata={"tags": ["raises-exception"]}),
         v4.new_code_cell("show(fig)", execution_count=2),
         v4.new_code_cell("%pip install torch", metadata={"tags": ["skip-execution"]}),
@@ -124,9 +122,6 @@ BREACHES = [
     ("cells.5.outputs", output(r"C:\Users\ada"), "absolute path C:"),
     ("cells.5.outputs", image(text_html="<pre>/Users/ada/x</pre>"), "absolute path /Users/ada"),
     ("cells.2.outputs.0.traceback", ["at /opt/x/y.py"], "absolute path /opt/x"),
-    ("cells.1.source", "*Predict: so?*\n\n## Goal", "results_are_predicted: section 'Goal'"),
-    ("cells.1.source", "## Goal\n\nIt falls.", "results_are_predicted: cell 3: a figure"),
-    ("cells.5.outputs", image(**FIGURE), "results_are_predicted: cell 5: a figure"),
     ("cells.1.source", "## Long\n" + "x" * 1_000_000, "size"),
 ]
 
@@ -176,18 +171,6 @@ def test_an_attachment_that_is_there_is_no_broken_link(tmp_path: Path) -> None:
     nb = lecture()
     nb.cells[0].source += "\n![x](attachment:a%20b.png)"
     nb.cells[0].attachments = {"a b.png": {"image/png": PNG}}
-    assert judge(nb, LECTURE, tmp_path) == []
-
-
-def test_exercises_need_no_prediction_and_a_guess_in_code_is_one(tmp_path: Path) -> None:
-    nb = lecture()
-    nb.cells[1].source = "## Goal\n![A ring](ring.png)"
-    assert any("prediction" in each for each in judge(nb, LECTURE, tmp_path))
-    nb.cells[2].source = "guess = 3\n1 / 0"
-    before = judge(nb, LECTURE, tmp_path)
-    nb.cells[2].source = "idle = guess('how much?', [0, 1])\n1 / 0"
-    assert judge(nb, LECTURE, tmp_path) == before
-    nb.cells[4] = v4.new_markdown_cell("## Exercises")
     assert judge(nb, LECTURE, tmp_path) == []
 
 

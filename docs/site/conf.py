@@ -29,7 +29,7 @@ project_copyright = "2026, the authors of From mini-batch SGD to DDP. Notebooks:
 root_doc = "docs/site/index"
 include_patterns = [
     *("docs/site/**.md", "docs/site/api/*.rst", "docs/*.md", "README.md", "CONTRIBUTING.md"),
-    *("CHANGELOG.md", "AGENTS.md", "lectures/*.ipynb", "assignments/*/*.ipynb"),
+    *("CHANGELOG.md", "AGENTS.md", "lectures/**.ipynb", "assignments/*/*.ipynb"),
     *("assignments/README.md", "instructor/*.md", "benchmarks/README.md"),
     *(
         "benchmarks/results/*.md",

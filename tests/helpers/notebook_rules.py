@@ -223,38 +223,11 @@ def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
                 yield f"cell {i}: a {region.lower()} that students would see"
 
 
-PREDICTION = re.compile(r"\*Predict:|^(?:\w+ = )?(?:predict|guess)\(|^guess\b", re.MULTILINE)
-SECTION = re.compile(r"^(?=## )", re.MULTILINE)
-
-
-def results_are_predicted(nb: NotebookNode, path: Path) -> Iterator[str]:
-    """Yield the figures, and the sections with results, that nobody was asked to predict.
-
-    A figure needs a prediction of its own: one after the figure before it. A section needs one
-    before its last result, but for what comes before the first section, and the exercises.
-    """
-    heading, in_section, since_figure, last = "", True, False, True
-    for i, cell in enumerate([*nb.cells, nbformat.v4.new_markdown_cell("## The end")]):
-        for part in SECTION.split(cell.source) if cell.cell_type == "markdown" else [cell.source]:
-            if cell.cell_type == "markdown" and part.startswith("## "):
-                if not last and heading != "Exercises":
-                    yield f"section {heading!r} asks for no prediction before its results"
-                heading, in_section, last = part[3:].partition("\n")[0].strip(), False, True
-            if PREDICTION.search(part):
-                in_section = since_figure = True
-        for output in cell.get("outputs", []):
-            last = in_section
-            if "image/png" in output.get("data", {}):
-                if not since_figure:
-                    yield f"cell {i}: a figure without a prediction since the one before"
-                since_figure = False
-
-
 EVERYWHERE: list[Rule] = [
     *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
     *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
 ]
-LECTURE: list[Rule] = [*EVERYWHERE, was_run_once_from_the_top, results_are_predicted]
+LECTURE: list[Rule] = [*EVERYWHERE, was_run_once_from_the_top]
 ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment, explore_cells_are_free]
 RELEASED: list[Rule] = [*ASSIGNMENT, nothing_is_given_away]
 
