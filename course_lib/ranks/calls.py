@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from course_lib.ranks.explain.pickling import dumps
+from course_lib.ranks.explain.pickling import dumps, find_unsendable
 from course_lib.ranks.explain.words import counted
 
 Bytes = TypeVar("Bytes")
@@ -155,9 +155,13 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
         try:
             dumps(part)
         except Exception as reason:
+            inner, value = find_unsendable(name, part)
+            uses = "" if value is part else f"{name} cannot be sent to the ranks: it uses "
+            cannot = "" if uses else " cannot be sent to the ranks"
             return TypeError(
-                f"{name} ({type(part).__name__}) cannot be sent to the ranks: {reason}. Send only "
-                "tensors, numbers and text. Create files, locks and the like inside the function."
+                f"{uses}{inner} ({type(value).__name__}){cannot}: {reason}. Send only tensors, "
+                "numbers, text and plain functions. Create files, locks and the like inside the "
+                "function."
             )
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 

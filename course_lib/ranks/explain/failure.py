@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 import signal
@@ -35,6 +36,8 @@ _RESHAPE_COPIES = (
 """PyTorch's own advice for this error, .reshape(…), leads to the next mistake."""
 _CALLS_SHOWN = 1
 """Up to this number of consecutive calls inside installed packages, a traceback shows them all."""
+_ENDS = 10
+"""Number of entries that are shown at each end of a very long traceback."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +97,28 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
 def _without_libraries(
     frames: Sequence[traceback.FrameSummary], labels: Mapping[str, str]
 ) -> list[str]:
-    """Return the lines of a traceback, with the calls inside installed packages shortened.
+    """Return the lines of a traceback, with the calls inside packages and a recursion shortened.
 
-    If the innermost line of the user's code leads to several such calls, the last one is shown.
+    If the innermost line of the user's code leads to several calls inside packages, the last one is
+    shown. Lines that repeat are shown three times, as Python does; of longer tracebacks, the
+    outermost and the innermost lines are shown.
     """
+
+    def inside(frame: traceback.FrameSummary) -> bool:
+        return frame.filename not in labels and is_installed(frame.filename)
+
+    runs = [(installed, list(run)) for installed, run in itertools.groupby(frames, inside)]
     shown: list[str] = []
-    inside: list[traceback.FrameSummary] = []
-    any_own = False
-
-    def end(last: bool) -> None:
-        kept = inside if len(inside) <= _CALLS_SHOWN or not any_own else inside[-1:] * last
-        if hidden := len(inside) - len(kept):
-            packages = ", ".join(dict.fromkeys(package_of(f.filename) for f in inside[:hidden]))
-            shown.append(f"  … {counted(hidden, 'call')} inside {packages}\n")
-        shown.extend(traceback.format_list(kept))
-        inside.clear()
-
-    for frame in frames:
-        if frame.filename not in labels and is_installed(frame.filename):
-            inside.append(frame)
-        else:
-            end(last=False)
-            any_own = True
-            shown += traceback.format_list([frame])
-    end(last=True)
+    for number, (installed, run) in enumerate(runs):
+        if installed and number > 0 and len(run) > _CALLS_SHOWN:
+            kept = run[-1:] if number == len(runs) - 1 else []
+            hidden = run[: len(run) - len(kept)]
+            packages = ", ".join(dict.fromkeys(package_of(frame.filename) for frame in hidden))
+            shown.append(f"  … {counted(len(hidden), 'call')} inside {packages}\n")
+            run = kept
+        shown += traceback.format_list(run)
+    if (left_out := len(shown) - 2 * _ENDS) > 0:
+        shown[_ENDS:-_ENDS] = [f"  … {counted(left_out, 'more line')} of the traceback\n"]
     return shown
 
 

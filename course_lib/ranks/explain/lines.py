@@ -18,22 +18,18 @@ from types import FrameType
 import torch
 
 _RANKS = Path(__file__).parents[1]
-_COURSE = tuple(
+_COURSE = str(_RANKS.parent) + os.sep
+_OURS = tuple(
     str(path) + os.sep
     for path in (_RANKS, _RANKS.with_name("checking"), _RANKS.with_name("capstone"))
 )
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """PyTorch's folder."""
-OURS = (*_COURSE, TORCH)
-"""Folders whose lines are never the user's: all of `ranks`, the checks, the race, and PyTorch."""
 _HANDED_OUT = re.compile(r".*[/\\]\d\d_\w+[/\\](checks|judges|\w+_judges)\.py")
 """Files of an assignment whose lines are not the user's either: its checks and judges."""
 _PATHS = sysconfig.get_paths()
-_INSTALLED = (
-    *OURS,
-    *(_PATHS[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<frozen",
-)
+_PACKAGES = tuple(_PATHS[key] + os.sep for key in ("purelib", "platlib"))
+_PYTHON = (*(_PATHS[key] + os.sep for key in ("stdlib", "platstdlib")), "<frozen")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)', re.MULTILINE)
 
 
@@ -50,33 +46,37 @@ def innermost(
 ) -> tuple[str, int | None] | None:
     """Return the innermost of `frames` that is the user's own. The innermost frame comes first.
 
-    A frame of a cell is preferred. Next is a file that is neither installed nor part of Python,
-    then a file that is part of neither this package nor PyTorch. Without any, return ``None``.
+    A frame of a cell is preferred. Then the rank of its file decides: see `_rank_of`. Without any
+    useful frame, return ``None``.
     """
-    own = installed = None
+    best, best_rank = None, 0
     for name, line in frames:
         if name in labels:
             return name, line
-        if own is None and not is_installed(name):
-            own = name, line
-        if installed is None and not _is_no_package(name):
-            installed = name, line
-    return own or installed
+        rank = _rank_of(name)
+        if rank > best_rank:
+            best, best_rank = (name, line), rank
+    return best
 
 
-_OWN = 2
+_OWN = 3
 
 
 @functools.lru_cache(maxsize=4096)
 def _rank_of(name: str) -> int:
-    """Return how useful a file that is not a cell is: `_OWN`, 1 if installed, 0 if it is ours."""
-    if not is_installed(name):
-        return _OWN
-    return 0 if _is_no_package(name) else 1
+    """Return how useful a file that is not a cell is in a report.
 
-
-def _is_no_package(name: str) -> bool:
-    return is_ours(name) or name.startswith((TORCH, "<frozen"))
+    The user's own files are `_OWN`, and other people's packages are 2. The course's rungs are 1:
+    their lines help only if a program of the course itself runs. All else is 0. The course counts
+    the same in a wheel, in an editable install and in a checkout.
+    """
+    if is_ours(name) or name.startswith(TORCH):
+        return 0
+    if name.startswith(_COURSE):
+        return 1
+    if name.startswith(_PACKAGES):
+        return 2
+    return 0 if name.startswith(_PYTHON) else _OWN
 
 
 def locator(labels: Mapping[str, str]) -> Callable[[], str]:
@@ -125,22 +125,27 @@ def innermost_function(dump: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a file belongs to Python, to an installed package or to this package."""
-    return name.startswith(_INSTALLED) or is_ours(name)
+    """Return whether a file belongs to Python, to an installed package or to the course."""
+    return _rank_of(name) != _OWN
+
+
+def may_be_edited(name: str) -> bool:
+    """Return whether a user, or an author of the course, may change a file while ranks live."""
+    return not is_ours(name) and not name.startswith((TORCH, *_PACKAGES, *_PYTHON))
 
 
 def package_of(name: str) -> str:
-    """Return the installed package that a file belongs to, such as ``torch``, or ``Python``."""
-    for key in ("purelib", "platlib"):
-        if name.startswith(_PATHS[key] + os.sep):
-            return Path(name[len(_PATHS[key]) + 1 :]).parts[0].removesuffix(".py")
-    for folder in OURS:
+    """Return the package that a file belongs to, such as ``torch``, or ``Python``."""
+    if name.startswith(_COURSE):
+        return Path(_COURSE).name
+    for folder in (TORCH, *_PACKAGES):
         if name.startswith(folder):
-            return Path(folder).name
+            root = Path(TORCH).parent if folder == TORCH else folder
+            return Path(name).relative_to(root).parts[0].removesuffix(".py")
     return "Python"
 
 
 @functools.lru_cache(maxsize=4096)
 def is_ours(name: str) -> bool:
     """Return whether a file belongs to the ranks or the checks. No report shows its lines."""
-    return name.startswith(_COURSE) or _HANDED_OUT.fullmatch(name) is not None
+    return name.startswith(_OURS) or _HANDED_OUT.fullmatch(name) is not None

@@ -1,28 +1,66 @@
-"""The pickler of ranks: cloudpickle's, except for exceptions, handles and the names of files.
+"""The pickler of ranks: cloudpickle's, which here also sends exceptions and more of ``functools``.
 
 An exception arrives as it was raised, for any signature of its ``__init__``. Python's own way calls
 the class with ``error.args``. These are only the message if ``__init__`` took something else, and
-the call then fails. A handle cannot be sent; the error message says what to do instead.
+the call then fails. A function with ``@lru_cache`` arrives with an empty cache. The handle of an
+operation and a function of ``torch.compile`` cannot be sent; the error says what to do instead.
 
 Code keeps the name of its file, as a report needs it to name a line. cloudpickle 3.1.3 drops it.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import sys
 import types
+import weakref
 from collections import ChainMap
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import cloudpickle
 import torch.distributed as dist
+
+_Cached = type(functools.lru_cache(len))
 
 
 def _code(code: types.CodeType) -> tuple[Any, ...]:
     kind, args = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     filename = 10  # its index among the constructor's arguments since 3.8: see ``help(CodeType)``
     return kind, (*args[:filename], code.co_filename, *args[filename + 1 :])
+
+
+def _cached(cached: Any) -> Any:
+    """Reduce a function with ``@lru_cache``, of which Python would send only the name."""
+    module = sys.modules.get(cached.__module__)
+    if (
+        cached.__module__ not in ("__main__", *cloudpickle.list_registry_pickle_by_value())
+        and functools.reduce(
+            lambda owner, name: getattr(owner, name, None), cached.__qualname__.split("."), module
+        )
+        is cached
+    ):
+        return NotImplemented
+    return _cache_anew, (cached.__wrapped__, cached.cache_parameters())
+
+
+def _cache_anew(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(prop: functools.cached_property[Any]) -> Any:
+    return functools.cached_property, (prop.func,), {"attrname": prop.attrname}  # without its lock
+
+
+def _weak_keys(keys: weakref.WeakKeyDictionary[Any, Any]) -> Any:
+    return weakref.WeakKeyDictionary, (dict(keys),)  # ``@singledispatch`` has one
+
+
+def _proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    return types.MappingProxyType, (dict(proxy),)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -34,15 +72,32 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {types.CodeType: _code}, cloudpickle.Pickler.dispatch_table
+        {
+            types.CodeType: _code,
+            types.MappingProxyType: _proxy,
+            functools.cached_property: _cached_property,
+            weakref.WeakKeyDictionary: _weak_keys,
+        },
+        cloudpickle.Pickler.dispatch_table,
     )
+
+    last: Any = None
+    """The last object that was asked how it is rebuilt; after an error, the one that failed."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how `obj` is rebuilt by its reader: see `pickle.Pickler`."""
+        self.last = obj
         if isinstance(obj, dist.Work):
             raise TypeError(
                 f"the handle of an operation ({type(obj).__name__}) must stay on its rank: call "
                 "wait() on it there, and return the tensor"
+            )
+        if isinstance(obj, _Cached):
+            return _cached(obj)
+        if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
+            raise TypeError(
+                f"compiled code stays in its process: send {obj.__name__} without torch.compile, "
+                "and call torch.compile in the function that runs on the ranks"
             )
         if not isinstance(obj, BaseException):
             return super().reducer_override(obj)
@@ -71,3 +126,62 @@ def dumps(value: Any) -> bytes:
     file = io.BytesIO()
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
+
+
+def find_unsendable(name: str, value: Any) -> tuple[str, Any]:
+    """Return the innermost variable or part of `value` that cannot be sent, and its name.
+
+    `value` itself cannot be sent, and messages call it `name`.
+    """
+    failed = _what_fails(value)
+    seen = [value]
+    while value is not failed:
+        for inner_name, inner in _parts_of(name, value):
+            if not any(inner is each for each in seen) and _what_fails(inner) is not None:
+                name, value = inner_name, inner
+                seen.append(value)
+                break
+        else:
+            break
+    return name, value
+
+
+def _what_fails(value: Any) -> Any:
+    """Return the object because of which `value` cannot be sent; ``None`` if it can be sent."""
+    pickler = Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        pickler.dump(value)
+    except Exception:
+        return pickler.last
+    return None
+
+
+def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is sent with `value`, with the names that its author uses."""
+    if isinstance(value, types.MethodType):
+        yield from ((name, value.__func__), ("self", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield name, value.func
+        yield "an argument of functools.partial", value.args
+        yield from value.keywords.items()
+    elif isinstance(value, types.FunctionType):
+        for each in _names_in(value.__code__):
+            if each in value.__globals__:
+                yield each, value.__globals__[each]
+        for each, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # the variable has no value yet
+                yield each, cell.cell_contents
+    elif isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{name}[{place}]", each) for place, each in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from ((f"{name}.{each}", part) for each, part in list(vars(value).items()))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a function uses, also inside its lambdas and inner functions."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names_in(const)

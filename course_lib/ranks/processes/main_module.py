@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from course_lib.ranks._torch.process_world import pickle_objects_with
-from course_lib.ranks.explain.lines import is_installed
+from course_lib.ranks.explain.lines import may_be_edited
 from course_lib.ranks.explain.pickling import Pickler
 
 
@@ -84,7 +84,7 @@ def _find(name: str) -> Any:
 
 
 _US = __name__.partition(".")[0]
-_OURS = (_US, f"{_US}.later")
+_OURS = (_US, f"{_US}._later")
 """Modules that every rank has loaded; on a developer's machine they are not installed packages."""
 
 
@@ -107,7 +107,7 @@ class OwnModules:
         self._last = new[0]
         for name in new:
             path = getattr(sys.modules.get(name), "__file__", None) or ""
-            if name in _OURS or name in self._written or not path or is_installed(path):
+            if name in _OURS or name in self._written or not may_be_edited(path):
                 continue
             if written := _written(path):
                 self._written[name] = path, written

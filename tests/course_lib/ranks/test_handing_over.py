@@ -2,6 +2,7 @@
 
 import asyncio
 import copyreg
+import functools
 import hashlib
 import math
 import pickle
@@ -485,6 +486,86 @@ def test_ranks_inside_ranks_are_refused_in_words(ranks: Ranks) -> None:
         ranks.run(lambda: ranks.run(len, "a"))
     with pytest.raises(TypeError, match=r"argument 1 .*: a Ranks object cannot be sent"):
         ranks.run(print, ranks)
+
+
+@functools.cache
+def fibonacci(n: int) -> int:
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+@functools.singledispatch
+def total(x: Any) -> Any:
+    return x
+
+
+@total.register
+def _(x: list) -> Any:  # type: ignore[type-arg]
+    return sum(total(each) for each in x)
+
+
+class Cached:
+    @functools.cached_property
+    def ten_times_the_rank(self) -> int:
+        return 10 * dist.get_rank()
+
+    @functools.lru_cache(maxsize=3)  # noqa: B019
+    def method(self, x: int) -> int:
+        return x + 1
+
+    @functools.singledispatchmethod
+    def kind(self, x: Any) -> str:
+        return "other"
+
+    @kind.register
+    def _(self, x: int) -> str:
+        return "int"
+
+
+def test_functions_that_functools_made_run(ranks: Ranks) -> None:
+    def program() -> Any:
+        made = Cached()
+        return [
+            fibonacci(50),
+            fibonacci.cache_parameters()["maxsize"],
+            total([1, [2, 3]]),
+            (made.ten_times_the_rank, made.ten_times_the_rank),
+            (made.method(1), Cached.method.cache_parameters()["maxsize"]),
+            (made.kind(1), made.kind("1")),
+        ]
+
+    expected = [12586269025, None, 6, (0, 0), (2, 3), ("int", "other")]
+    other = [*expected[:3], (10, 10), *expected[4:]]
+    assert ranks.run(program) == [expected, other]
+    assert ranks.run(fibonacci, 10) == [55, 55]
+    assert ranks.run(functools.partial(total, [4, 5])) == [9, 9]
+
+
+LOCK = threading.Lock()
+GENERATOR = (i for i in range(3))
+
+
+def test_the_variable_that_cannot_be_sent_is_named(ranks: Ranks) -> None:
+    held = {"a": [1, GENERATOR]}
+
+    class Holder:
+        lock = LOCK
+
+    def deep() -> Any:
+        return [Holder.lock for _ in held]
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    for function, words in (
+        (lambda: LOCK.locked(), r"it uses LOCK \(lock\)"),
+        (lambda: next(GENERATOR), r"it uses GENERATOR \(generator\)"),
+        (lambda: held, r"it uses held\['a'\]\[1\] \(generator\)"),
+        (functools.partial(deep), r"it uses Holder\.lock \(lock\)"),
+        (lambda: compiled(torch.ones(1)), "it uses compiled .*call torch.compile in the function"),
+    ):
+        with pytest.raises(TypeError, match=f"the function cannot be sent.* {words}"):
+            ranks.run(function)
 
 
 def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:

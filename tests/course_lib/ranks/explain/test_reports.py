@@ -1,6 +1,10 @@
 """Reports stay short and keep to the user's own lines, with many ranks and deep libraries too."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +60,67 @@ def test_calls_inside_libraries_are_told_in_short() -> None:
     assert "shapes cannot be multiplied" in trace
     short = describe(caught(json.loads, "{"), {}).trace
     assert "JSONDecodeError" in short and "decoder.py" in short
+
+
+def ping(n: int) -> Any:
+    return pong(n)
+
+
+def pong(n: int) -> Any:
+    return ping(n)
+
+
+def itself(n: int) -> Any:
+    return itself(n)
+
+
+class Nested(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self(x)
+
+
+@pytest.mark.parametrize("function", [itself, ping, Nested()])
+def test_a_recursion_without_an_end_is_told_in_short(function: Callable[..., Any]) -> None:
+    trace = describe(caught(function, torch.ones(1)), {}).trace
+    assert len(trace.splitlines()) < 75
+    assert "RecursionError" in trace.splitlines()[-1]
+    assert ("[Previous line repeated" in trace) == (function is itself)
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_a_script_is_told_its_own_line(tmp_path: Path, on: str) -> None:
+    """The lines of the course that it calls help nobody, wherever the course is installed."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import torch, torch.distributed as dist
+from course_lib.collectives import ring_all_reduce
+from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import Ranks, RanksError
+
+def waits():
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    if dist.get_rank() == 0:
+        model(torch.ones(2, 4)).sum().backward()  # line 10: it starts what the rank waits for
+        model.finish_gradient_synchronization()
+
+def sends():
+    if dist.get_rank() == 0:
+        ring_all_reduce(torch.ones(9))  # line 15
+
+def raises():
+    ring_all_reduce("x")  # line 18
+
+if __name__ == "__main__":
+    with Ranks(2, on="{on}") as ranks:
+        for fn in (waits, sends, raises):
+            try:
+                ranks.run(fn)
+            except RanksError as error:
+                print(error.states[0].where)
+""")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    lines = ran.stdout.splitlines()
+    assert lines == [f"script.py, line {number}" for number in (10, 15, 18)], ran.stderr
 
 
 def test_frames_are_the_users_own_with_their_variables() -> None:
