@@ -10,7 +10,7 @@ import pytest
 
 from autograder.course import handed_out
 from course_lib.checking import CheckReport, run_check
-from course_lib.checking.mutants import Mutant, says
+from course_lib.checking.mutants import Solution, says
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner, Place
 from course_lib.ranks import Ranks
@@ -182,7 +182,7 @@ def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None
 
 
 @pytest.mark.parametrize(("folder", "mutant", "on"), FAILING)
-def test_mutant(folder: Path, mutant: Mutant, on: Place) -> None:
+def test_mutant(folder: Path, mutant: Solution, on: Place) -> None:
     if mutant.reason is None:
         report = run(folder, mutant.task, mutant.function, on)
         assert report.passed, told(report)

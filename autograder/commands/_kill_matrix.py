@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from course_lib.checking.local import load_module
-from course_lib.checking.mutants import EVERYWHERE, Mutant, mutants_of
+from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
 
 _HEAD = """\
 # The kill matrix
@@ -40,7 +40,7 @@ def kill_matrix(sources: Path) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _rows(mutants: list[Mutant]) -> list[str]:
+def _rows(mutants: list[Solution]) -> list[str]:
     rows, last = [], ""
     for mutant in sorted(mutants, key=lambda m: (_order(mutants, m.task), m.reason is not None)):
         task = "" if mutant.task == last else f"`{mutant.task}`"
@@ -55,5 +55,5 @@ def _rows(mutants: list[Mutant]) -> list[str]:
     return rows
 
 
-def _order(mutants: list[Mutant], task: str) -> int:
+def _order(mutants: list[Solution], task: str) -> int:
     return [mutant.task for mutant in mutants].index(task)

@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from course_lib.checking.local import load_module
-from course_lib.checking.mutants import EVERYWHERE, Mutant, mutants_of
+from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
 
 _PLACES = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
 _HEAD = """\
@@ -47,7 +47,7 @@ def overview(sources: Path) -> str:
     return _HEAD + "\n".join(rows) + "\n" + _FOOT
 
 
-def _row(name: str, notebook: NotebookNode, mutants: Sequence[Mutant]) -> str:
+def _row(name: str, notebook: NotebookNode, mutants: Sequence[Solution]) -> str:
     roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
     checked = [role["points"] for role in roles if role.get("grade") and not role["solution"]]
     read = [role["points"] for role in roles if role.get("grade") and role["solution"]]

@@ -31,7 +31,7 @@ from autograder.passes.examine import Exam
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.checking.local import load_module
-from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.mutants import Solution, mutants_of
 
 ASSIGNMENT = "02_data_parallel_sgd"
 DESCRIPTION = (
@@ -182,7 +182,7 @@ def make_submissions(source: Path, released: Path) -> dict[str, Made]:
 
 
 def replace_tasks(
-    released: NotebookNode, solution: NotebookNode, mutants: list[Mutant]
+    released: NotebookNode, solution: NotebookNode, mutants: list[Solution]
 ) -> NotebookNode:
     """Return the released notebook with the solution's code, or a mutant's code if given."""
     instead = {f"write_{mutant.task}": mutant.source for mutant in mutants}

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 
 @passes
@@ -21,19 +21,25 @@ def rotate__both_begun_then_waited_for(x, group=None):
     return received
 
 
-edits_of(rotate__both_begun_then_waited_for)("""
-wrong_direction: the direction is wrong
-    group_dst=(me + 1) % k → group_dst=(me - 1) % k
-    group_src=(me - 1) % k → group_src=(me + 1) % k
-ignores_the_group: pass group=group to every call
-    k, me = dist.get_world_size(group), dist.get_rank(group) → group = None; …
-does_not_wait (simulated, grader): never waits for the handle
-    handle.wait() → pass
-one_alone_returns_its_input: shares memory with x
-    return x.clone() → return x
-through_float32: dtype
-    k, me = dist.get_world_size(group), dist.get_rank(group) → …; x = x.float()
-""")
+rotate__both_begun_then_waited_for_edited = edits_of(
+    rotate__both_begun_then_waited_for,
+    Mutant(
+        "wrong_direction",
+        "the direction is wrong",
+        """
+        dist.isend(x.contiguous(), group=group, group_dst=(me + 1) % k),
+        dist.irecv(received, group=group, group_src=(me - 1) % k),
+        """,
+        """
+        dist.isend(x.contiguous(), group=group, group_dst=(me - 1) % k),
+        dist.irecv(received, group=group, group_src=(me + 1) % k),
+        """,
+    ),
+    Mutant("ignores_the_group", "pass group=group to every call", "k, me", "group = None; k, me"),
+    Mutant("does_not_wait", "never waits for the handle", "handle.wait()", "pass", VIRTUAL),
+    Mutant("one_alone_returns_its_input", "shares memory with x", "return x.clone()", "return x"),
+    Mutant("through_float32", "dtype", "k, me =", "x = x.float(); k, me ="),
+)
 
 
 @fails("may exchange messages only with")

@@ -1,4 +1,4 @@
-"""Mark the solutions in an assignment's ``mutants.py``: which must fail and why, or must pass."""
+"""What an assignment's ``mutants.py`` is made of: right solutions, wrong ones, and edits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -27,22 +27,24 @@ VIRTUAL = ("simulated", "grader")
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Solution:
     """A solution of one task, with the reason that the check must give if it is wrong."""
 
     task: str
     mistake: str
-    function: Function
+    text: str
+    """A function definition, as `mutants.py` has it."""
     reason: str | None
     """Text that the report has for a failed case, see `says`; ``None`` for a right solution."""
     where: tuple[str, ...] = EVERYWHERE
     """The places in which it fails."""
+    names: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What the function may refer to."""
 
-    @property
+    @cached_property
     def source(self) -> str:
-        """The source as a student would hand it in: named like the task, without the decorator."""
-        tree = ast.parse(source_of(self.function))
-        definition = tree.body[0]
+        """The source as a student would hand it in: named like the task, without the mark."""
+        definition = ast.parse(self.text).body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = [each for each in definition.decorator_list if not _marks(each)]
         for node in ast.walk(definition):  # a function that keeps state refers to its own name
@@ -50,6 +52,124 @@ class Mutant:
                 node.id = self.task
         definition.name = self.task
         return ast.unparse(definition)
+
+    @cached_property
+    def function(self) -> Function:
+        """The function; a traceback shows its lines."""
+        text = self.source
+        name = f"<{self.task}__{self.mistake}, {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        namespace = dict(self.names)
+        exec(compile(text, name, "exec"), namespace)
+        made: Function = namespace[self.task]
+        return made
+
+
+def _marks(decorator: ast.expr) -> bool:
+    """Return whether a decorator is from this file; all others are part of the solution."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id in ("passes", "fails")
+
+
+def passes(function: Function) -> Solution:
+    """Mark a right solution that differs from the reference; its name is ``task__mistake``."""
+    return _solution(function, None, EVERYWHERE)
+
+
+def fails(reason: str, where: tuple[str, ...] = EVERYWHERE) -> Callable[[Function], Solution]:
+    """Mark a wrong solution, named ``task__mistake``; the check's report must contain `reason`.
+
+    `where`: the places in which it fails, if it does not fail in all of them. Time is exact only
+    on a virtual clock. Gloo buffers small messages and so hides deadlocks. Only the grader hides
+    modules.
+    """
+    return lambda function: _solution(function, reason, where)
+
+
+def _solution(function: Function, reason: str | None, where: tuple[str, ...]) -> Solution:
+    task, separator, mistake = function.__name__.partition("__")
+    if not separator:
+        raise ValueError(f"{function.__name__}: a solution is named task__mistake")
+    text = textwrap.dedent(inspect.getsource(function))
+    return Solution(task, mistake, text, reason, where, inspect.unwrap(function).__globals__)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit of a solution: in its text, every `old` piece becomes `new`.
+
+    A piece of several lines consists of whole lines; how far they are indented does not matter.
+    """
+
+    name: str
+    says: str | None
+    """Text that the report must contain; ``None`` if the edited solution is right."""
+    old: str
+    new: str
+    where: tuple[str, ...] = EVERYWHERE
+    """The places in which it fails."""
+    also: tuple[tuple[str, str], ...] = ()
+    """Further edits of the same text, each an (old, new) pair."""
+
+
+def edits_of(solution: Solution, *mutants: Mutant) -> list[Solution]:
+    """Return the edited solutions.
+
+    Raises:
+        ValueError: the text does not have one of a mutant's old pieces.
+
+    """
+    return [_edited(solution, mutant) for mutant in mutants]
+
+
+def _edited(solution: Solution, mutant: Mutant) -> Solution:
+    text = solution.text
+    for old, new in ((mutant.old, mutant.new), *mutant.also):
+        edited = replaced(text, old, new)
+        if not old or edited == text:
+            base = f"{solution.task}__{solution.mistake}"
+            raise ValueError(f"{mutant.name}: the text of {base} has no {old!r} to replace")
+        text = edited
+    return replace(solution, mistake=mutant.name, text=text, reason=mutant.says, where=mutant.where)
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """Return the text with `new` for every `old`; see `Mutant`."""
+    if "\n" not in old + new:
+        return text.replace(old, new)
+    old, new = (textwrap.dedent(piece).strip("\n ") for piece in (old, new))
+    first, *others = map(re.escape, old.split("\n"))
+    rest = "".join(rf"\n\1{line}" if line else r"\n" for line in others)
+    return re.sub(
+        rf"^( *){first}{rest}$",
+        lambda found: textwrap.indent(new, found[1]),
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def mutants_of(module: ModuleType) -> list[Solution]:
+    """Return the solutions that a ``mutants.py`` defines, in their order.
+
+    Raises:
+        ValueError: two solutions of a task have the same name.
+
+    """
+    found: dict[tuple[str, str], Solution] = {}
+    for solution in _solutions(module):
+        key = solution.task, solution.mistake
+        if key in found:
+            raise ValueError(f"there are two solutions {'__'.join(key)}: choose another name")
+        found[key] = solution
+    return list(found.values())
+
+
+def _solutions(module: ModuleType) -> Iterator[Solution]:
+    for value in vars(module).values():
+        if isinstance(value, Solution):
+            yield value
+        elif isinstance(value, list):
+            yield from (each for each in value if isinstance(each, Solution))
 
 
 def says(report: CheckReport, reason: str) -> bool:
@@ -70,166 +190,3 @@ def _said_of(result: CaseResult) -> str:
     if result.hidden:
         return f"hidden case {result.reason}"
     return f"{result.name} {result.reason} {result.detail}"
-
-
-def _marks(decorator: ast.expr) -> bool:
-    """Return whether a decorator is from this file; all others are part of the solution."""
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return isinstance(called, ast.Name) and called.id in ("passes", "fails")
-
-
-@cache
-def source_of(function: Function) -> str:
-    """Return the source text of a function, which may be an `edited` one."""
-    return textwrap.dedent("".join(inspect.getsourcelines(function)[0]))
-
-
-def edited(function: Function, *edits: tuple[str, str]) -> Function:
-    """Return a function with the same text except for the edits, each an (old, new) pair of pieces.
-
-    Every occurrence of the old piece is replaced by the new one. A piece of several lines consists
-    of whole lines, without their indentation.
-
-    Raises:
-        ValueError: the text does not have the old piece, so the mutant would equal the function.
-
-    """
-    text = source_of(function)
-    for old, new in edits:
-        if "\n" in old + new:
-            lines = r"\n\1".join(map(re.escape, old.split("\n")))
-            indented = partial(_indented, new)
-            text, found = re.subn(rf"^( *){lines}$", indented, text, flags=re.MULTILINE)
-        else:
-            text, found = text.replace(old, new), text.count(old)
-        if not old or not found:
-            raise ValueError(f"the source of {function.__name__} has no {old!r} to replace")
-    name = f"<{function.__name__} edited, {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
-    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-    namespace = dict(function.__globals__)
-    exec(compile(text, name, "exec"), namespace)
-    made: Function = namespace[function.__name__]
-    made.__dict__.clear()
-    return made
-
-
-def _indented(lines: str, found: re.Match[str]) -> str:
-    return textwrap.indent(lines, found[1])
-
-
-def edits_of(function: Function) -> Callable[[str], None]:
-    """Return a function that defines mutants in the module of `function`, as edits of its text.
-
-    ``edits_of(step__by_hand)(text)`` reads mutants such as these from the text::
-
-        climbs: the sign is wrong
-            param -= lr * param.grad → param += lr * param.grad
-        waits_at_once (simulated, grader): expected at most 3 ms
-            work = start(param) → …; work.wait()
-        walks_backwards passes
-            for param in params:
-                param -= lr * param.grad
-          → for param in reversed(params):
-          →     param -= lr * param.grad
-
-    A mutant's first line has its mistake, the places in which it fails (if it does not fail in all
-    of them), and the text that the report must contain. An edit is ``old → new``, or several old
-    lines followed by several new lines with an arrow each; see `edited`. ``…`` in the new piece
-    stands for the old piece. If first lines follow each other, their mutants have the same edits.
-
-    Raises:
-        ValueError: a first line has the wrong form, a mutant exists already, or the text does not
-            have an edit's old piece.
-
-    """
-    task = function.__name__.partition("__")[0]
-
-    def define(text: str) -> None:
-        for heads, edits in _entries(text):
-            for head in heads:
-                name = f"{task}__{head['mistake']}"
-                if name in function.__globals__:
-                    raise ValueError(f"there is already a mutant {name}: choose another name")
-                where = head["where"].split(", ") if head["where"] else EVERYWHERE
-                mark = fails(head["reason"], only=where) if head["reason"] else passes
-                try:
-                    function.__globals__[name] = mark(edited(function, *edits))
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
-
-    return define
-
-
-_PLACE = "|".join(EVERYWHERE)
-_WHERE = rf" \((?P<where>({_PLACE})(, ({_PLACE}))*)\)"
-_HEAD = re.compile(rf"(?P<mistake>\w+)( passes|({_WHERE})?: (?P<reason>.+))")
-_Edits = list[tuple[str, str]]
-
-
-def _entries(text: str) -> list[tuple[list[re.Match[str]], _Edits]]:
-    """Return first lines and edits; mutants with the same edits are in the same entry."""
-    entries: list[tuple[list[re.Match[str]], list[str]]] = []
-    for line in text.strip("\n").splitlines():
-        if line.startswith("  ") and entries:
-            entries[-1][1].append(line)
-            continue
-        head = _HEAD.fullmatch(line)
-        if head is None:
-            raise ValueError(f"{line!r}: expected ‘mistake: words of the report’")
-        if not entries or entries[-1][1]:
-            entries.append(([], []))
-        entries[-1][0].append(head)
-    return [(heads, _edits(lines)) for heads, lines in entries]
-
-
-def _edits(lines: list[str]) -> _Edits:
-    """Return the edits in the lines below a first line; the code begins in column 4."""
-    edits: list[tuple[list[str], list[str]]] = []
-    for line in lines:
-        if edits and line.startswith("  →"):
-            edits[-1][1].append(line[4:])
-            continue
-        if not edits or edits[-1][1]:
-            edits.append(([], []))
-        old, arrow, new = line[4:].partition(" →")
-        edits[-1][0].append(old)
-        if arrow:
-            edits[-1][1].append(new.strip())
-    if edits and not edits[-1][1]:
-        raise ValueError(f"{lines[-1].strip()!r}: expected a → and what comes in its place")
-    pieces = [("\n".join(old), "\n".join(new)) for old, new in edits]
-    return [(old, new.replace("…", old)) for old, new in pieces]
-
-
-def fails(reason: str, *, only: Sequence[str] = EVERYWHERE) -> Callable[[Function], Function]:
-    """Mark a wrong solution; the check's report must contain `reason`.
-
-    `only`: the places in which it fails, if it does not fail in all of them. Time is exact only on
-    a virtual clock. Gloo buffers small messages and so hides deadlocks. Only the grader hides
-    modules.
-    """
-
-    def mark(function: Function) -> Function:
-        function.__dict__.update(fails=reason, where=tuple(only))
-        return function
-
-    return mark
-
-
-def passes(function: Function) -> Function:
-    """Mark a right solution that differs from the reference."""
-    function.__dict__["fails"] = None
-    return function
-
-
-def mutants_of(module: ModuleType) -> list[Mutant]:
-    """Return the marked functions of a ``mutants.py``, in their order."""
-    found = []
-    for name, function in vars(module).items():
-        if callable(function) and "fails" in getattr(function, "__dict__", {}):
-            task, separator, mistake = name.partition("__")
-            if not separator:
-                raise ValueError(f"{name}: a mutant is named task__mistake")
-            where = function.__dict__.get("where", EVERYWHERE)
-            found.append(Mutant(task, mistake, function, function.__dict__["fails"], where))
-    return found

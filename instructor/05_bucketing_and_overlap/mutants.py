@@ -1,16 +1,11 @@
-"""Wrong solutions that people write, and right ones that differ from ours.
-
-Each wrong one must fail for its own reason, each right one must pass. A function is named
-``task__mistake``; ``@fails(part)`` says what the report must contain. Most mistakes change one
-line of a right solution: ``edits_of`` gives that line and its replacement.
-"""
+"""Wrong solutions that people write, and right ones that differ from ours."""
 
 # ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 """Where time is exact: what only takes too long is not found elsewhere."""
 """Where the hidden cases run."""
@@ -61,73 +56,57 @@ def assign_buckets__open_buckets(params, cap, first_cap):
     return sorted(buckets, key=min, reverse=True)
 
 
-edits_of(assign_buckets__open_buckets)("""
-forward_order: not in reverse order
-    reversed(range(len(params))) → range(len(params))
-forward_inside: not in reverse order
-    sorted(buckets, key=min, reverse=True) → [sorted(b) for b in buckets]
-cap_ignored: min(cap, first_cap) = 16 B
-    if bucket and filled + param.nbytes > limit: → if False:
-closes_after_the_cap: has 32 B, but the first cap of each dtype is min(cap, first_cap) = 16 B
-    if bucket and filled + param.nbytes > limit: → if bucket and filled > limit:
-first_is_not_small: min(cap, first_cap) = 16 B
-    min(cap, first_cap) → cap
-all_are_small: still has room
-    [], 0, cap → [], 0, limit
-first_above_the_cap: min(cap, first_cap) = 8 B
-    min(cap, first_cap) → first_cap
-counts_elements: min(cap, first_cap) = 16 B
-    param.nbytes → param.numel()
-one_each: still has room
-    if bucket and filled + param.nbytes > limit: → if bucket:
-includes_frozen: is frozen, but a bucket holds it
-    if not param.requires_grad: → if False:
-tied_twice: are the same tensor: expected only 0
-    if first[param] != i: → if False:
-tied_at_its_last_use: are the same tensor: expected only 0
-    first.setdefault(param, i) → first[param] = i
-mixes_dtypes: has 2 dtypes, expected one
-    param.dtype → 'any'
-in_order_of_opening: not in the order in which they become complete
-    sorted(buckets, key=min, reverse=True) → buckets
-drops_what_is_too_large: no bucket has parameter
-    if not param.requires_grad: → if not param.requires_grad or param.nbytes > cap:
-parameters: expected only indices
-    bucket.append(i) → bucket.append(param.numel() + 100)
-walks_twice: no bucket has parameter
-    params = list(params) → len(list(params)); …
-four_bytes: two bytes each
-    param.nbytes → (8 if param.dtype == torch.float64 else 4) * param.numel()
-counts_the_memory: still has room
-    param.nbytes → param.untyped_storage().nbytes()
-empty_ones_are_one: no bucket has parameter
-    first.setdefault(param, i) → first.setdefault(param.data_ptr(), i)
-    first[param] != i → first[param.data_ptr()] != i
-large_one_is_not_the_first: the last is larger than the cap
-    [], 0, cap → [], 0, limit if filled > limit else cap
-large_one_aside: one larger than the cap
-    nbytes > limit → nbytes > limit and param.nbytes <= cap
-    if not bucket:
-  → if bucket and param.nbytes > cap:
-  →     buckets.append([i])
-  →     continue
-  → …
-tied_counts_twice: still has room
-    if first[param] != i:
-  → …
-  →     bucket, filled, limit = still_open.get(param.dtype, ([], 0, 0))
-  →     if bucket:
-  →         still_open[param.dtype] = bucket, filled + param.nbytes, limit
-clears_gradients: assign_buckets changes .grad
-    bucket.append(i) → …; param.grad = None
-unfreezes: it keeps something from one call to the next
-    return sorted(buckets, key=min, reverse=True) → [p.requires_grad_() for p in params]; …
-keeps_buckets: keeps something from one call to the next
-    cap, first_cap): → cap, first_cap, still_open={}):
-    still_open, buckets = {}, [] → buckets = []
-a_little_over_the_cap: two bytes each
-    if bucket and filled + param.nbytes > limit: → if bucket and filled + param.nbytes >= limit + 4:
-""")
+assign_buckets__open_buckets_edited = edits_of(
+    assign_buckets__open_buckets,
+    Mutant(
+        "forward_order", "not in reverse order", "reversed(range(len(params))", "range(len(params)"
+    ),
+    Mutant(
+        "closes_after_the_cap",
+        "has 32 B, but the first cap of each dtype is min(cap, first_cap) = 16 B",
+        "+ param.nbytes >",
+        ">",
+    ),
+    Mutant("first_is_not_small", "min(cap, first_cap) = 16 B", "min(cap, first_cap)", "cap"),
+    Mutant("all_are_small", "still has room", "[], 0, cap", "[], 0, limit"),
+    Mutant(
+        "includes_frozen", "is frozen, but a bucket holds it", "not param.requires_grad:", "False:"
+    ),
+    Mutant(
+        "tied_at_its_last_use",
+        "are the same tensor: expected only 0",
+        ".setdefault(param, i)",
+        "[param] = i",
+    ),
+    Mutant("mixes_dtypes", "has 2 dtypes, expected one", "param.dtype", "'any'"),
+    Mutant(
+        "in_order_of_opening",
+        "not in the order in which they become complete",
+        "sorted(buckets, key=min, reverse=True)",
+        "buckets",
+    ),
+    Mutant("walks_twice", "no bucket has parameter", "params =", "len(list(params)); params ="),
+    Mutant(
+        "four_bytes",
+        "two bytes each",
+        "param.nbytes",
+        "(8 if param.dtype == torch.float64 else 4) * param.numel()",
+    ),
+    Mutant(
+        "empty_ones_are_one",
+        "no bucket has parameter",
+        "first.setdefault(param, i)",
+        "first.setdefault(param.data_ptr(), i)",
+        also=(("first[param] != i", "first[param.data_ptr()] != i"),),
+    ),
+    Mutant(
+        "keeps_buckets",
+        "keeps something from one call to the next",
+        "cap, first_cap):",
+        "cap, first_cap, still_open={}):",
+        also=(("still_open, buckets = {}, []", "buckets = []"),),
+    ),
+)
 
 
 # send_bucket -------------------------------------------------------------------------------
@@ -164,50 +143,73 @@ def send_bucket__views(params, group=None):
     return dist.all_reduce(buffer, group=group, async_op=True).wait
 
 
-edits_of(send_bucket__by_cat)("""
-sum: the sum over the ranks, not the mean
-    mean = flat / dist.get_world_size(group) → mean = flat
-divides_what_is_under_way (simulated): before its wait()
-divides_what_is_overwritten (grader): the sum over the ranks
-    work = dist.all_reduce(flat, group=group, async_op=True) → …; flat /= dist.get_world_size(group)
-    mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks a second time
-    get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
-parameters: a hook gets the parameter
-    [torch.zeros_like(p) if p.grad is None else p.grad for p in params] → params
-forgets_to_wait: never waits for the handle
-    work.wait() → pass
-waits_at_once (simulated, grader): computes during 0 % of its time in all_reduce
-    all_reduce(flat, group=group, async_op=True) → …; work.wait()
-starts_in_finish (simulated, grader): computes during 0 % of its time in all_reduce
-    work = dist.all_reduce(flat, group=group, async_op=True) → pass
-    work.wait() → dist.all_reduce(flat, group=group)
-whole_world: the mean over all 4 ranks, expected the mean over its group
-    group=group → group=None
-    get_world_size(group) → get_world_size()
-world_size_of_all: 4 ranks, in two groups
-    get_world_size(group) → get_world_size()
-leaves_out_what_is_missing: 2 ranks, one without a gradient
-    params = list(params) → params = [p for p in params if p.grad is not None]
-does_not_write_back: nothing was averaged
-    param.grad = piece.view(param.shape) → pass
-needs_contiguous_gradients: view size is not compatible
-    grad.detach().flatten() → grad.detach().view(-1)
-one_by_one: Send each bucket as one tensor
-    work = dist.all_reduce(flat, group=group, async_op=True)
-  → works = [
-  →     dist.all_reduce(piece, group=group, async_op=True)
-  →     for piece in flat.split([p.numel() for p in params])
-  → ]
-    work.wait() → [work.wait() for work in works]
-returns_nothing: is NoneType, expected a function
-    return finish → finish()
-by_all_gather: this task allows all_reduce only
-    work = dist.all_reduce(flat, group=group, async_op=True)
-  → copies = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
-  → work = dist.all_gather(copies, flat, group=group, async_op=True)
-    mean = flat / dist.get_world_size(group) → mean = sum(copies) / len(copies)
-""")
+send_bucket__by_cat_edited = edits_of(
+    send_bucket__by_cat,
+    Mutant(
+        "sum", "the sum over the ranks, not the mean", "flat / dist.get_world_size(group)", "flat"
+    ),
+    Mutant(
+        "divides_what_is_under_way",
+        "before its wait()",
+        "async_op=True)",
+        "async_op=True); flat /= dist.get_world_size(group)",
+        ("simulated",),
+        also=(("mean = flat / dist.get_world_size(group)", "mean = flat"),),
+    ),
+    Mutant(
+        "divides_what_is_overwritten",
+        "the sum over the ranks",
+        "async_op=True)",
+        "async_op=True); flat /= dist.get_world_size(group)",
+        ("grader",),
+        also=(("mean = flat / dist.get_world_size(group)", "mean = flat"),),
+    ),
+    Mutant(
+        "parameters",
+        "a hook gets the parameter",
+        "[torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
+        "params",
+    ),
+    Mutant("forgets_to_wait", "never waits for the handle", "work.wait()", "pass"),
+    Mutant(
+        "waits_at_once",
+        "computes during 0 % of its time in all_reduce",
+        "async_op=True)",
+        "async_op=True); work.wait()",
+        VIRTUAL,
+    ),
+    Mutant(
+        "whole_world",
+        "the mean over all 4 ranks, expected the mean over its group",
+        "group=group",
+        "group=None",
+        also=(("get_world_size(group)", "get_world_size()"),),
+    ),
+    Mutant(
+        "leaves_out_what_is_missing",
+        "2 ranks, one without a gradient",
+        "list(params)",
+        "[p for p in params if p.grad is not None]",
+    ),
+    Mutant(
+        "does_not_write_back",
+        "nothing was averaged",
+        "param.grad = piece.view(param.shape)",
+        "pass",
+    ),
+    Mutant(
+        "one_by_one",
+        "Send each bucket as one tensor",
+        "work = dist.all_reduce(flat, group=group, async_op=True)",
+        """
+        works = [
+            dist.all_reduce(piece, group=group, async_op=True)
+            for piece in flat.split([p.numel() for p in params])
+        ]
+        """,
+        also=(("work.wait()", "[work.wait() for work in works]"),),
+    ),
+)
 
 
 @fails("2 ranks, two at once")
@@ -229,11 +231,6 @@ def send_bucket__one_at_a_time(params, group=None, kept={}):
 
     return finish
 
-
-edits_of(send_bucket__by_cat)("""
-freezes: changes which parameters require a gradient
-    work.wait() → …; [p.requires_grad_(False) for p in params]
-""")
 
 # hook_buckets ------------------------------------------------------------------------------
 
@@ -314,124 +311,110 @@ def hook_buckets__buffers(buckets, group=None):
     return finish
 
 
-edits_of(hook_buckets__one_order)("""
-sends_parameters: a hook gets the parameter
-    else p.grad for p in params → else p for p in params
-before_accumulation: the bucket was sent before the gradient was in it
-    param.register_post_accumulate_grad_hook(hook) → param.register_hook(lambda _, p=param: hook(p))
-takes_what_is_added: the earlier numbers in .grad are lost
-    param.register_post_accumulate_grad_hook(hook)
-  → param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])
-    ready, sent = set(), [] → ready, sent, added = set(), [], {}
-    torch.zeros_like(p) if p.grad is None else p.grad → added.get(p, torch.zeros_like(p))
-forgets_to_wait: never waits for the handle
-    work.wait() → pass
-waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
-    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
-all_in_finish (simulated, grader): must keep its own bucket
-    param.register_post_accumulate_grad_hook(hook) → pass
-one_for_each_hook (simulated, grader): must send all of them, one after the other
-    while len(sent) < len(buckets) and → if len(sent) < len(buckets) and
-when_complete: The ranks disagree about collective #1
-    ready, sent = set(), [] → ready, sent, order = set(), [], []
-    params = buckets[len(sent)] → params = order[len(sent)]
-    while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):
-  → bucket = buckets[bucket_of[param]]
-  → if ready.issuperset(bucket):
-  →     order.append(bucket)
-    while len(sent) < len(buckets):
-  → order.extend(b for b in buckets if all(b is not o for o in order))
-  → …
-    zip(buckets, sent, strict=True) → zip(order, sent, strict=True)
-    ready.clear() → …; order.clear()
-sum: the sum over the ranks, not the mean
-    mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks a second time
-    get_world_size(group) → get_world_size(group) / dist.get_world_size(group)
-whole_world: the mean over all 4 ranks, expected the mean over its group
-    group=group → group=None
-    get_world_size(group) → get_world_size()
-unused_never_leaves: waits in all_reduce
-    while len(sent) < len(buckets): → while False:
-    zip(buckets, sent, strict=True) → zip(buckets, sent)
-does_not_write_back: nothing was averaged
-    param.grad = piece.view(param.shape) → pass
-forward_order: Launch the buckets in their order
-    bucket_of = { → buckets = buckets[::-1]; …
-never_begins_anew: gradient in step 1 of parameter 0
-    sent.clear() →
-    zip(buckets, sent, strict=True) → zip(buckets, sent[-len(buckets):], strict=True)
-forgets_what_is_ready: Step 0 is right, but a later step is wrong
-    ready.clear() → pass
-per_parameter: Send each bucket only once per step
-    bucket_of = { → buckets = [[p] for bucket in buckets for p in bucket]; …
-asks_who_used_what: Send each bucket only once per step
-    ready.clear()
-  → dist.all_reduce(torch.tensor([float(p in ready) for p in bucket_of]), group=group); …
-in_one_bucket: Launch the buckets in their order
-    bucket_of = { → buckets = [sum(buckets, [])]; …
-returns_nothing: is NoneType, expected a function
-    return finish → pass
-skips_empty_buckets: The ranks disagree about collective
-    while len(sent) < len(buckets):
-  → for bucket in buckets[len(sent) :]:
-  →     if all(p.grad is None for p in bucket):
-  →         break
-    zip(buckets, sent, strict=True) → zip(buckets, sent)
-zeros_for_those_left_out: leaves one out, .grad is not empty
-    if p.grad is None else → if p not in ready else
-divides_in_the_hook: leaves one out, .grad is not empty
-    ready.add(param) → …; param.grad /= dist.get_world_size(group)
-    mean = flat / dist.get_world_size(group) → mean = flat
-last_member_completes: the bucket was sent before the gradient was in it
-    ready.issuperset(buckets[len(sent)]) → buckets[len(sent)][-1] in ready
-counts_calls: each its own order
-    ready.issuperset(buckets[len(sent)]) → len(ready) >= sum(map(len, buckets[: len(sent) + 1]))
-two_steps_only (simulated, grader): Launch a bucket in the hook that completes it
-    ready.clear() → …; done.append(1)
-    ready, sent = set(), [] → ready, sent, done = set(), [], []
-    len(sent) < len(buckets) and → len(done) < 2 and …
-up_to_four_ranks (simulated, grader): gradient in step 0
-    mean = flat / dist.get_world_size(group) → mean = flat / min(4, dist.get_world_size(group))
-shares_its_state: 2 ranks, two models at once
-    (buckets, group=None): → (buckets, group=None, ready=set(), sent=[]):
-    ready, sent = set(), [] →
-""")
-
-
-@fails("3 ranks, nobody uses one, then one rank a bucket")
-def hook_buckets__stale_buffers(buckets, group=None):
-    flats = [torch.zeros(sum(p.numel() for p in b), dtype=b[0].dtype) for b in buckets]
-    views, ready, works = {}, set(), []
-    for flat, bucket in zip(flats, buckets, strict=True):
-        pieces = flat.split([p.numel() for p in bucket])
-        views |= {p: v.view(p.shape) for p, v in zip(bucket, pieces, strict=True)}
-
-    def launch(everything):
-        while len(works) < len(buckets) and (everything or ready.issuperset(buckets[len(works)])):
-            works.append(dist.all_reduce(flats[len(works)], group=group, async_op=True))
-
-    def hook(param):
-        views[param].copy_(param.grad)
-        ready.add(param)
-        launch(everything=False)
-
-    def finish():
-        for param, view in views.items():
-            if param not in ready and param.grad is not None:
-                view.copy_(param.grad)
-        launch(everything=True)
-        for work, flat in zip(works, flats, strict=True):
-            work.wait()
-            flat.div_(dist.get_world_size(group))
-        for param, view in views.items():
-            param.grad = view.clone()
-        ready.clear()
-        works.clear()
-
-    for param in views:
-        param.register_post_accumulate_grad_hook(hook)
-    return finish
+hook_buckets__one_order_edited = edits_of(
+    hook_buckets__one_order,
+    Mutant(
+        "before_accumulation",
+        "the bucket was sent before the gradient was in it",
+        "register_post_accumulate_grad_hook(hook",
+        "register_hook(lambda _, p=param: hook(p)",
+    ),
+    Mutant(
+        "takes_what_is_added",
+        "the earlier numbers in .grad are lost",
+        "param.register_post_accumulate_grad_hook(hook)",
+        "param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])",
+        also=(
+            ("ready, sent = set(), []", "ready, sent, added = set(), [], {}"),
+            (
+                "torch.zeros_like(p) if p.grad is None else p.grad",
+                "added.get(p, torch.zeros_like(p))",
+            ),
+        ),
+    ),
+    Mutant(
+        "waits_in_the_hook",
+        "Launch a bucket in the hook that completes it",
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+        sent[-1][1].wait()
+        """,
+        VIRTUAL,
+    ),
+    Mutant(
+        "all_in_finish",
+        "must keep its own bucket",
+        "param.register_post_accumulate_grad_hook(hook)",
+        "pass",
+        VIRTUAL,
+    ),
+    Mutant(
+        "when_complete",
+        "The ranks disagree about collective #1",
+        "ready, sent = set(), []",
+        "ready, sent, order = set(), [], []",
+        also=(
+            ("params = buckets[len(sent)]", "params = order[len(sent)]"),
+            (
+                "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
+                """
+        bucket = buckets[bucket_of[param]]
+        if ready.issuperset(bucket):
+            order.append(bucket)
+        """,
+            ),
+            (
+                "while len(sent) < len(buckets):",
+                """
+        order.extend(b for b in buckets if all(b is not o for o in order))
+        while len(sent) < len(buckets):
+        """,
+            ),
+            ("zip(buckets, sent, strict=True)", "zip(order, sent, strict=True)"),
+            ("ready.clear()", "ready.clear(); order.clear()"),
+        ),
+    ),
+    Mutant(
+        "unused_never_leaves",
+        "waits in all_reduce",
+        """
+        while len(sent) < len(buckets):
+            launch()
+        for params, (flat, work) in zip(buckets, sent, strict=True):
+        """,
+        """
+        while False:
+            launch()
+        for params, (flat, work) in zip(buckets, sent):
+        """,
+    ),
+    Mutant(
+        "forgets_what_is_ready",
+        "Step 0 is right, but a later step is wrong",
+        "ready.clear()",
+        "pass",
+    ),
+    Mutant(
+        "zeros_for_those_left_out",
+        "leaves one out, .grad is not empty",
+        "p.grad is None",
+        "p not in ready",
+    ),
+    Mutant(
+        "counts_calls",
+        "each its own order",
+        "ready.issuperset(buckets[len(sent)]",
+        "len(ready) >= sum(map(len, buckets[: len(sent) + 1])",
+    ),
+    Mutant(
+        "shares_its_state",
+        "2 ranks, two models at once",
+        "group=None):",
+        "group=None, ready=set(), sent=[]):",
+        also=(("ready, sent = set(), []", ""),),
+    ),
+)
 
 
 # data_parallel -----------------------------------------------------------------------------
@@ -577,131 +560,97 @@ def data_parallel__as_a_class(params, cap, first_cap, group=None):
     return averager.finish, averager.no_sync
 
 
-edits_of(data_parallel__all_in_one)("""
-cap_ignored: but cap and dtypes allow
-    if bucket and filled + param.nbytes > limit: → if False:
-first_is_not_small: Launch the buckets in their order
-    min(cap, first_cap) → cap
-one_bucket_each: Send each bucket only once per step
-    if bucket and filled + param.nbytes > limit: → if bucket:
-forward_order: Launch the buckets in their order
-    params[::-1] → params
-    -place[bucket[-1]] → place[bucket[-1]]
-counts_elements: but cap and dtypes allow
-    param.nbytes → param.numel()
-mixes_dtypes: 3 ranks, in two groups, two dtypes
-    param.dtype → 'any'
-includes_frozen: RuntimeError
-    [p for p in dict.fromkeys(params) if p.requires_grad] → list(dict.fromkeys(params))
-gives_frozen_a_gradient: expected None
-    [p for p in dict.fromkeys(params) if p.requires_grad] → list(dict.fromkeys(params))
-    for param in params: → for param in (p for p in params if p.requires_grad):
-tied_twice: a tied parameter in it only once
-    [p for p in dict.fromkeys(params) if p.requires_grad] → [p for p in params if p.requires_grad]
-tied_at_its_last_use: Launch the buckets in their order
-    dict.fromkeys(params) → list(dict.fromkeys(list(params)[::-1]))[::-1]
-no_sync_ignored: This equals the mean of the first micro-batch
-    if local: → if False:
-counts_inside_no_sync: a hook inside no_sync must not count a gradient as complete
-    if local:
-        return
-    ready.add(param)
-  → ready.add(param)
-  → if local:
-  →     return
-no_sync_loses_gradients: the earlier numbers in .grad are lost
-    local.pop() → …; [setattr(p, 'grad', None) for p in params]
-no_sync_for_ever (simulated, grader): must keep its own bucket
-    local.pop() → pass
-    ready, sent, local = set(), [], [] → ready, sent, local = set(), [], [True]
-zeros_for_those_that_are_not_ready: the bucket was sent before the gradient was in it
-    if p.grad is None else p.grad → if p not in ready else p.grad
-waits_in_the_hook (simulated, grader): Launch a bucket in the hook that completes it
-    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True))) → …; sent[-1][1].wait()
-sum: the sum over the ranks, not the mean
-    mean = flat / dist.get_world_size(group) → mean = flat
-divides_twice: divided by the number of ranks a second time
-    get_world_size(group) → … ** 2
-whole_world: the mean over all 4 ranks, expected the mean over its group
-    group=group → group=None
-    get_world_size(group) → get_world_size()
-forgets_to_wait: never waits for the handle
-    work.wait() → pass
-divides_what_is_under_way (simulated): before its wait()
-    sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
-  → …
-  → flat /= dist.get_world_size(group)
-    mean = flat / dist.get_world_size(group) → mean = flat
-loses_what_no_sync_gathered: two steps with no_sync
-    if p.grad is None else p.grad → if p not in ready else p.grad
-unused_never_leaves: nothing was averaged
-    while len(sent) < len(buckets):
-        launch()
-  →
-    zip(buckets, sent, strict=True) → zip(buckets, sent)
-returns_finish_only: expected (finish, no_sync)
-    return finish, no_sync → return finish
-no_sync_is_missing: no_sync is NoneType, expected a function
-    return finish, no_sync → return finish, None
-stays_quiet (simulated, grader): no_sync must also end after one
-    local.pop() → pass
-swallows_exceptions: no_sync swallows an exception
-    finally:
-  → except Exception:
-  →     pass
-  → finally:
-quiet_after_an_exception (simulated, grader): no_sync must also end after one
-    try:
+data_parallel__all_in_one_edited = edits_of(
+    data_parallel__all_in_one,
+    Mutant(
+        "cap_ignored",
+        "but cap and dtypes allow",
+        "bucket and filled + param.nbytes > limit",
+        "False",
+    ),
+    Mutant("mixes_dtypes", "3 ranks, in two groups, two dtypes", "param.dtype", "'any'"),
+    Mutant(
+        "gives_frozen_a_gradient",
+        "expected None",
+        "[p for p in dict.fromkeys(params) if p.requires_grad]",
+        "list(dict.fromkeys(params))",
+        also=(("for param in params:", "for param in (p for p in params if p.requires_grad):"),),
+    ),
+    Mutant("tied_twice", "a tied parameter in it only once", "dict.fromkeys(params)", "params"),
+    Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
+    Mutant(
+        "counts_inside_no_sync",
+        "a hook inside no_sync must not count a gradient as complete",
+        """
+        if local:
+            return
+        ready.add(param)
+        """,
+        """
+        ready.add(param)
+        if local:
+            return
+        """,
+    ),
+    Mutant(
+        "no_sync_loses_gradients",
+        "the earlier numbers in .grad are lost",
+        "pop()",
+        "pop(); [setattr(p, 'grad', None) for p in params]",
+    ),
+    Mutant(
+        "waits_in_the_hook",
+        "Launch a bucket in the hook that completes it",
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+        sent[-1][1].wait()
+        """,
+        VIRTUAL,
+    ),
+    Mutant(
+        "swallows_exceptions",
+        "no_sync swallows an exception",
+        "finally:",
+        """
+        except Exception:
+            pass
+        finally:
+        """,
+    ),
+    Mutant(
+        "quiet_after_an_exception",
+        "no_sync must also end after one",
+        """
+        try:
+            yield
+        finally:
+            local.pop()
+        """,
+        """
         yield
-    finally:
         local.pop()
-  → yield
-  → local.pop()
-ends_at_the_inner_no_sync: even after an inner no_sync of the same model has ended
-    local.pop() → local.clear()
-one_flag_for_all_models: two steps with no_sync
-    group=None): → group=None, flag=[False]):
-    if local: → if flag[0]:
-    local.append(True) → flag[0] = True
-    local.pop() → flag[0] = False
-one_counter_for_all_models (simulated, grader): keep a separate count for each model
-    group=None): → group=None, local=[]):
-    ready, sent, local = set(), [], [] → ready, sent = set(), []
-caps_of_the_first_call: Send each bucket only once per step
-    def data_parallel__all_in_one(params, cap, first_cap, group=None):
-  → def data_parallel__all_in_one(params, cap, first_cap, group=None, kept={}):
-  →     cap, first_cap = kept.setdefault("caps", (cap, first_cap))
-one_first_bucket: 2 ranks, two dtypes, small first buckets
-    min(cap, first_cap))) → cap if still_open else …
-in_order_of_opening: Launch the buckets in their order
-    buckets.sort(key=lambda bucket: -place[bucket[-1]]) →
-none_stays_none: some are left out
-    piece.view → None if param.grad is None else piece.view
-clears_first: two steps with no_sync
-    ready, sent, local = → [setattr(p, 'grad', None) for p in params]; …
-shares_its_state: 2 ranks, two models at once
-    group=None): → group=None, ready=set(), sent=[], local=[]):
-    ready, sent, local = set(), [], [] →
-""")
+        """,
+        VIRTUAL,
+    ),
+    Mutant(
+        "ends_at_the_inner_no_sync",
+        "even after an inner no_sync of the same model has ended",
+        "pop",
+        "clear",
+    ),
+    Mutant(
+        "one_counter_for_all_models",
+        "keep a separate count for each model",
+        "group=None):",
+        "group=None, local=[]):",
+        VIRTUAL,
+        also=(("ready, sent, local = set(), [], []", "ready, sent = set(), []"),),
+    ),
+)
 
 
 # State that is kept between calls ----------------------------------------------------------
-
-
-@fails("expected the mean over its group")
-def send_bucket__group_of_the_first_call(params, group=None, kept={}):
-    params, group = list(params), kept.setdefault("group", group)
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    flat = torch.cat([grad.detach().reshape(-1) for grad in grads])
-    handle = dist.all_reduce(flat, group=group, async_op=True)
-
-    def finish():
-        handle.wait()
-        mean = flat / dist.get_world_size(group)
-        for param, piece in zip(params, mean.split([p.numel() for p in params]), strict=True):
-            param.grad = piece.view(param.shape).clone()
-
-    return finish
 
 
 # Lists that are never emptied ------------------------------------------------------------------
@@ -739,16 +688,22 @@ def hook_buckets__keeps_what_was_sent(buckets, group=None):
     return finish
 
 
-edits_of(hook_buckets__keeps_what_was_sent)("""
-empties_its_list passes
-    missing[:], launched[0] = → sent.clear(); …
-counts_on: Step 0 is right, but a later step is wrong
-    missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
-  → launched[0] = 0
-  → sent.clear()
-adds_the_mean: added to this rank's own gradient
-    missing[:], launched[0] = → sent.clear(); …
-    param.grad = piece.view(param.shape) / k
-  → mean = piece.view(param.shape) / k
-  → param.grad = mean if param.grad is None else param.grad + mean
-""")
+hook_buckets__keeps_what_was_sent_edited = edits_of(
+    hook_buckets__keeps_what_was_sent,
+    Mutant("empties_its_list", None, "missing[:], launched", "sent.clear(); missing[:], launched"),
+    Mutant(
+        "adds_the_mean",
+        "added to this rank's own gradient",
+        "missing[:], launched[0] =",
+        "sent.clear(); missing[:], launched[0] =",
+        also=(
+            (
+                "param.grad = piece.view(param.shape) / k",
+                """
+        mean = piece.view(param.shape) / k
+        param.grad = mean if param.grad is None else param.grad + mean
+        """,
+            ),
+        ),
+    ),
+)

@@ -14,7 +14,7 @@ import nbformat
 from autograder.course import handed_out
 from course_lib.checking import Check
 from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.mutants import Solution, mutants_of
 
 
 @cache
@@ -30,7 +30,7 @@ def hidden_of(folder: Path) -> Any:
 
 
 @cache
-def mutants_in(folder: Path) -> list[Mutant]:
+def mutants_in(folder: Path) -> list[Solution]:
     """Return the assignment's wrong solutions, and the right ones that differ from ours."""
     return mutants_of(load_module(folder / "mutants.py"))
 

@@ -17,7 +17,7 @@ from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, Check, equals, sends_at_most, task, time_within
-from course_lib.checking.mutants import Mutant
+from course_lib.checking.mutants import Solution
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -225,7 +225,7 @@ def test_effects_are_found_by_what_comes_back(place: SandboxedPlace, words: str,
 # The same, of assignments ---------------------------------------------------------------------
 
 
-def mutant(assignment: str, reason: str) -> tuple[Check, Mutant]:
+def mutant(assignment: str, reason: str) -> tuple[Check, Solution]:
     folder = SOURCES / assignment
     found = next(
         each

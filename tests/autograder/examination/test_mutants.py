@@ -15,7 +15,7 @@ from autograder.examination.check import examine
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.mutants import Mutant, says
+from course_lib.checking.mutants import Solution, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
 from tests.helpers.tiers import in_full, tier
@@ -56,7 +56,7 @@ def setup_cell(folder: Path) -> str:
     indirect=["graded"],
     scope="module",
 )
-def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
+def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Solution) -> None:
     folder, place = graded
     check, hidden = checks_of(folder)[mutant.task], hidden_of(folder).HIDDEN[mutant.task]
     with Submission(place) as submission:

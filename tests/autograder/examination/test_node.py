@@ -18,7 +18,7 @@ from autograder.examination.node import On
 from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.mutants import Mutant, mutants_of
+from course_lib.checking.mutants import Solution, mutants_of
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 from tests.helpers.tiers import tier
 
@@ -36,7 +36,7 @@ def average_gradients(params, group=None):
 """
 
 
-def mutants() -> list[Mutant]:
+def mutants() -> list[Solution]:
     folder = SOURCES / ASSIGNMENT
     found = mutants_of(load_module(folder / "mutants.py")) if folder.is_dir() else []
     # A case that runs out of time is reported once.
@@ -73,7 +73,7 @@ def examined(
         for number, mutant in enumerate(mutants())
     ],
 )
-def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Mutant) -> None:
+def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -> None:
     carried = examined(open_place, mutant.source, mutant.task, None)
     real = examined(open_place, mutant.source, mutant.task, "cpu")
     assert real.report.fraction == carried.report.fraction

@@ -20,7 +20,7 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, CheckReport, equals, run_check, task
 from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS, seconds_of
-from course_lib.checking.mutants import Mutant
+from course_lib.checking.mutants import Solution
 from course_lib.checking.runners import LocalRunner
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
@@ -133,7 +133,7 @@ def test_a_case_has_the_same_seconds_in_both(place: SandboxedPlace) -> None:
 
 @needs_sources
 @pytest.mark.parametrize(("graded", "mutant"), CASES, indirect=["graded"], scope="module")
-def test_of_a_solution(graded: tuple[Path, SandboxedPlace], mutant: Mutant) -> None:
+def test_of_a_solution(graded: tuple[Path, SandboxedPlace], mutant: Solution) -> None:
     folder, place = graded
     name, check = f"{folder.name}/{mutant.task}", checks_of(folder)[mutant.task]
     with Submission(place) as submission:
