@@ -166,15 +166,18 @@ def guess(
             is also the option's text.
         mine: the number of the guessed option, from 1 on; ``None``: no guess yet.
 
+    If no option has the number `mine`, this prints which numbers there are, and locks nothing.
+
     Raises:
-        ValueError: there are fewer than two options, or no option has the number `mine`.
+        ValueError: there are fewer than two options.
 
     """
     options = choices if isinstance(choices, Mapping) else {shown(each): each for each in choices}
     if len(options) < 2:
         raise ValueError(f"a guess needs two options or more, got {len(options)}")
     if mine is not None and (type(mine) is not int or not 1 <= mine <= len(options)):
-        raise ValueError(f"mine must be the number of an option, 1 to {len(options)}, got {mine!r}")
+        print(f"mine={mine!r} is no option. Put a number from 1 to {len(options)}, as in mine=2.")
+        mine = None
     first = _locked.get(question, mine)
     made = Guess(question, options, first)
     if mine is not None and question not in _locked:

@@ -26,12 +26,12 @@ class Prediction:
 
     Attributes:
         question: the text of the question.
-        guess: a number or a text; ``None``: no guess.
+        guess: a number; ``None``: no guess.
         actual: the value that the run showed, once it is known; else ``None``.
 
     """
 
-    def __init__(self, question: str, guess: float | str | None) -> None:
+    def __init__(self, question: str, guess: float | None) -> None:
         self.question = question
         self.guess = guess
         self.actual: float | str | None = None
@@ -69,7 +69,7 @@ class Prediction:
         return f"{asked}{shown(self.actual)}; you predicted {shown(self.guess)}: {words}"
 
     def _how_far(self) -> str:
-        if isinstance(self.guess, str) or isinstance(self.actual, str) or not self.actual:
+        if isinstance(self.actual, str) or not self.actual:
             return "not right"
         assert self.guess is not None
         ratio = self.guess / self.actual
@@ -79,26 +79,30 @@ class Prediction:
         return f"{factor:.3g} times too {size}"
 
 
-def predict(question: str, guess: float | str | None) -> Prediction:
+def predict(question: str, guess: float | None) -> Prediction:
     """Lock a guess about the result of a run; the first guess counts.
 
     If the cell runs again with a different guess, this prints a message and keeps the first guess,
-    until the kernel is restarted. A guess of ``None`` locks nothing.
+    until the kernel is restarted. A guess of ``None`` locks nothing, and neither does a text, which
+    is answered by a sentence.
 
     Args:
         question: what is asked, with its unit; each question has only one prediction.
-        guess: a number or a text.
+        guess: a number, or a tensor of one element.
 
     """
-    guess = None if guess is None else plain(guess)
+    value = None if guess is None else plain(guess)
+    if isinstance(value, str):
+        print(f"A prediction is a number, and {value!r} is a text. Nothing is locked yet.")
+        value = None
     earlier = _locked.get(question)
     if earlier is None:
-        made = Prediction(question, guess)
-        if guess is not None:
+        made = Prediction(question, value)
+        if value is not None:
             _locked[question] = made
-            diary.keep(FILE, {"predicted": question, "guess": guess})
+            diary.keep(FILE, {"predicted": question, "guess": value})
         return made
-    if guess is not None and guess != earlier.guess:
+    if value is not None and value != earlier.guess:
         print(f"Your first prediction counts: {shown(earlier.guess)}.")
     return earlier
 

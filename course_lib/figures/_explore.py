@@ -45,15 +45,14 @@ div.course-explore svg, div.course-explore img { background: white; display: blo
 div.course-explore .bar { align-items: center; display: flex; gap: .7em; max-width: 46em; }
 div.course-explore .bar > span { flex: 0 0 auto; min-width: 9em; }
 div.course-explore input { accent-color: #0072b2; flex: 1; margin: 0; min-width: 6em; }
+div.course-explore select { font: inherit; }
 div.course-explore output { font-weight: bold; min-width: 10em; }
 div.course-explore button { background: none; border: 1px solid #8888; border-radius: 4px;
   color: inherit; cursor: pointer; font: inherit; min-width: 4.5em; padding: .05em .6em; }
 div.course-explore :focus-visible { outline: 2px solid #4a90d9; outline-offset: 1px; }
 div.course-explore .words { margin: .2em 0 .5em; min-height: 3em; }
 div.course-explore .all { max-height: 20em; overflow: auto; }
-div.course-explore .picture { overflow-x: auto; }
-@media (max-width: 40em) { div.course-explore .bar { flex-wrap: wrap; gap: 0 .7em; }
-  div.course-explore .picture svg { max-width: none; } }
+@media (max-width: 40em) { div.course-explore .bar { flex-wrap: wrap; gap: 0 .7em; } }
 </style>"""
 
 
@@ -84,8 +83,9 @@ def explore(
         alt: a sentence that says what changes when the sliders are moved.
         first: the values that are shown first; by default the first value of each parameter.
         play: the parameter that a button plays, as a film.
-        **parameters: the name of a slider → the values on it, shown as texts. An underscore in
-            a name is shown as a space.
+        **parameters: the name of a slider → the values on it, shown as texts. Values that are
+            names, not quantities, are a list to choose from. An underscore in a name is shown as a
+            space.
 
     Raises:
         ValueError: there is no parameter, or one has no values; there are more than `MOST`
@@ -106,6 +106,7 @@ def explore(
         figures.append(draw(**given))
         plt.close(figures[-1])  # otherwise pyplot would warn of too many open figures
     told = [" ".join(words(**each).split()) for each in combinations]
+    texts = {name: [str(each) for each in several] for name, several in values.items()}
     drawings, still = _drawn(figures, combinations.index(start))
     # Hatches are long, and the same in all drawings, so the page holds them once.
     hatches = dict.fromkeys(one for drawing in drawings for one in _HATCH.findall(drawing))
@@ -113,8 +114,8 @@ def explore(
     packed = zlib.compress(json.dumps(["".join(hatches), *drawings]).encode(), 9)
     data = {
         "sliders": [
-            {"name": name.replace("_", " "), "values": [str(each) for each in several]}
-            for name, several in values.items()
+            {"name": name.replace("_", " "), "choice": _is_choice(several), "values": several}
+            for name, several in texts.items()
         ],
         "at": [each.index(start[name]) for name, each in values.items()],
         "play": -1 if play is None else list(values).index(play),
@@ -130,6 +131,11 @@ def explore(
 def tip(artist: Artist, text: str) -> None:
     """Show `text` when the pointer rests on this part of a drawing, in `explore`."""
     artist.set_gid(_TIP + text)
+
+
+def _is_choice(texts: list[str]) -> bool:
+    """Return whether these are names to choose from, and no quantities to slide along."""
+    return not all(re.match(r"[-−+]?[\d.∞]", text) for text in texts)
 
 
 def _check(values: dict[str, list[Any]], alt: str, first: dict[str, Any], play: str | None) -> None:
@@ -200,7 +206,7 @@ def _element(data: dict[str, Any], image: str, alt: str) -> str:
     start += '{ root.dataset.runs = "yes"; mount(root, data); }'
     return (
         f'{_STYLE}<div class="course-explore {name} tex2jax_ignore mathjax_ignore" role="group" '
-        f'aria-label="{label}" data-lm-suppress-shortcuts="true">'
+        f'aria-label="{label}">'
         f'<img alt="{label}" src="data:image/png;base64,{image}">'
         f'<details><summary>All of it in words</summary><div class="all"><table>'
         f"<tr>{heads}<th></th></tr>{body}</table></div></details></div>"

@@ -17,22 +17,26 @@ export async function mount(root, data) {
   // Not hidden by display: none, which would take the hatches from the drawings.
   defined.innerHTML = `<svg width="0" height="0" style="position: absolute"><defs>${hatches}</defs></svg>`;
   const picture = document.createElement("div"), words = document.createElement("div");
-  picture.className = "picture";  // on a phone it keeps its size, and is moved sideways
+  picture.className = "picture";
   words.className = "words";
   words.setAttribute("aria-live", "polite");
   const made = data.sliders.map((slider, i) => {
     const bar = document.createElement("label"), name = document.createElement("span");
-    const input = document.createElement("input"), told = document.createElement("output");
+    const input = document.createElement(slider.choice ? "select" : "input");
+    const told = document.createElement("output");
     bar.className = "bar";
     name.textContent = slider.name;
-    Object.assign(input, { type: "range", min: 0, max: slider.values.length - 1, value: at[i] });
+    input.dataset.lmSuppressShortcuts = "true";  // or JupyterLab takes the arrow keys
+    if (slider.choice) input.append(...slider.values.map((value, j) => new Option(value, j)));
+    else Object.assign(input, { type: "range", min: 0, max: slider.values.length - 1 });
     input.oninput = () => { at[i] = Number(input.value); draw(); };
-    bar.append(name, input, told);
+    bar.append(name, input, ...(slider.choice ? [] : [told]));
     return { bar, input, told };
   });
 
-  // Where nothing more changes, a slider ends.
+  // Where nothing more changes, a slider ends; a list keeps all its choices.
   function end(i) {
+    if (data.sliders[i].choice) return data.sliders[i].values.length - 1;
     const shown = (value) => drawings[place(data, Object.assign([...at], { [i]: value }))];
     let last = data.sliders[i].values.length - 1;
     while (last > 0 && shown(last) === shown(last - 1)) last -= 1;

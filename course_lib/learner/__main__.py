@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import sys
@@ -44,6 +45,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION
                 module.add_options(command)
+        if words[:1] and not words[0].startswith("-") and words[0] not in COMMANDS:
+            near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}"
+            parser.error(f"there is no command {words[0]!r}: {meant}")
         arguments, more = parser.parse_known_args(words)
         if arguments.command is None:
             parser.print_help()

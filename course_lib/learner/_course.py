@@ -54,6 +54,8 @@ def find(course: Path, said: str) -> str:
 
     """
     there = names(course)
+    if "lectures" in Path(said).parts:
+        raise Unknown(f"{said} is a lecture, which gives no points. Give the name of an assignment")
     said = Path(said).name.removesuffix(".ipynb").lower()
     if said.isdigit():
         said = f"{int(said):02}"

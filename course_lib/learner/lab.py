@@ -83,7 +83,10 @@ def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
             "home folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
         )
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={desk}"]
-    command += [f"--LabApp.default_url=/lab/tree/{opened(desk)}", *style(), *options]
+    command += [f"--LabApp.default_url=/lab/tree/{opened(desk)}", *style()]
+    # Not a login shell, which on many machines sets PATH anew and would not find `course`.
+    shell = {"shell_command": [os.environ.get("SHELL", "sh")]}
+    command += [f"--ServerApp.terminado_settings={shell!r}", *options]
     os.execve(sys.executable, command, environment())
 
 
@@ -105,7 +108,13 @@ def style() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment; the course's settings come before the user's."""
-    before = os.environ.get("JUPYTER_CONFIG_PATH")
-    paths = [str(SETTINGS), *([before] if before else [])]
-    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+    """Return this process's environment; the course's settings and commands come before the user's.
+
+    So `course` is found in a terminal of JupyterLab, and after ``!`` in a cell, also where nobody
+    activated ``.venv``.
+    """
+    first = {"JUPYTER_CONFIG_PATH": str(SETTINGS), "PATH": str(Path(sys.executable).parent)}
+    return os.environ | {
+        name: os.pathsep.join(filter(None, [path, os.environ.get(name)]))
+        for name, path in first.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import textwrap
 from collections.abc import Iterable
 from datetime import datetime
@@ -32,6 +33,9 @@ _EXPLAINED = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.add_argument(
+        "assignment", nargs="?", metavar="ASSIGNMENT", help="only this one (default: all)"
+    )
     add_desk(parser)
 
 
@@ -40,6 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     course = find_course()
     desk = desk_of(arguments, course)
     checks, predictions = kept(CHECKS, desk), kept(PREDICTIONS, desk)
+    if arguments.assignment:
+        try:
+            only = _course.find(course, arguments.assignment)
+        except _course.Unknown as error:
+            print(f"course progress: {error}", file=sys.stderr)
+            return 2
+        checks = [entry for entry in checks if _title(entry) == only]
+        predictions = [entry for entry in predictions if _title(entry) == only]
     if not checks and not predictions:
         print("Nothing is recorded yet. Run a check or make a prediction in one of your notebooks.")
         print(f"Your notebooks: {desk}. Get one with `course start ASSIGNMENT`. The assignments:")
@@ -56,7 +68,7 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     titles = sorted({_title(entry) for entry in (*checks, *predictions)})
     width = max(map(len, (*titles, "elsewhere")))
     lines = [f"{'':{width}}   points  predicted right  guessed right   time"]
-    total = [0.0, 0.0]
+    total, spent = [0.0, 0.0], 0
     for title in titles:
         tasks = _course.tasks(course, title) if title in names else []
         found = {t.name: last[f"{title}/{t.name}"] for t in tasks if f"{title}/{t.name}" in last}
@@ -67,10 +79,11 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
         total = [total[0] + earned, total[1] + most]
         points = f"{earned:g}/{most:g}" if tasks else ""
         name = "elsewhere" if title == "None" else title
-        lines.append(f"{name:{width}}  {points:>7}  {_foretold(mine)}  {_time([*mine, *asked])}")
-    seconds = _time([*checks, *predictions])
+        minutes = _minutes([*mine, *asked])
+        spent += minutes
+        lines.append(f"{name:{width}}  {points:>7}  {_foretold(mine)}  {_time(minutes)}")
     sums = f"{total[0]:g}/{total[1]:g}" if total[1] else ""
-    lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions)}  {seconds}")
+    lines.append(f"{'together':{width}}  {sums:>7}  {_foretold(predictions)}  {_time(spent)}")
     return [*lines, "", *textwrap.wrap(_EXPLAINED, 88)]
 
 
@@ -83,10 +96,10 @@ def _title(entry: dict[str, Any]) -> str:
 
 def _foretold(entries: Iterable[dict[str, Any]]) -> str:
     """Return the columns of predictions and of guesses; only the first score of each counts."""
-    scored: dict[str, dict[str, Any]] = {}
+    scored: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
         if "scored" in entry:
-            scored.setdefault(str(entry["scored"]), entry)
+            scored.setdefault((_title(entry), str(entry["scored"])), entry)
     # The entry of a guess has the number of its options, under "of".
     options = [each["of"] for each in scored.values() if isinstance(each.get("of"), int)]
     guesses = [bool(each.get("right")) for each in scored.values() if "of" in each]
@@ -97,12 +110,15 @@ def _foretold(entries: Iterable[dict[str, Any]]) -> str:
     return f"{told:>15}  {guessed:>13}"
 
 
-def _time(entries: Iterable[dict[str, Any]]) -> str:
-    """Return the time between records, without pauses, in words."""
+def _minutes(entries: Iterable[dict[str, Any]]) -> int:
+    """Return the time between records, without pauses."""
     moments = sorted(moment for entry in entries if (moment := _moment(entry)) is not None)
     gaps = (later - earlier for earlier, later in itertools.pairwise(moments))
-    minutes = sum(gap for gap in gaps if gap < PAUSE) / 60
-    hours, left = divmod(round(minutes), 60)
+    return round(sum(gap for gap in gaps if gap < PAUSE) / 60)
+
+
+def _time(minutes: int) -> str:
+    hours, left = divmod(minutes, 60)
     return f"{hours} h {left:2} min" if hours else f"{left} min"
 
 

@@ -65,6 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     fresh = not os.path.lexists(notebook)
     for note in refresh(course, desk):
         print(note)
+    number = arguments.assignment.zfill(2)
+    for other in (course / "lectures").glob(f"{number}_*.ipynb"):
+        if other.stem != name:
+            print(f"{name} is no exercise on lecture {other.stem}, which has no assignment.")
     lecture = desk / "lectures" / f"{name}.ipynb"
     print(f"{'Handed out' if fresh else _begun(course, notebook, path)}: {notebook}")
     if lecture.is_file():

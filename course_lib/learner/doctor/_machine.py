@@ -91,7 +91,8 @@ def home() -> Finding:
     if not os.access(there, os.W_OK):
         advice = "give JupyterLab another home folder: HOME=/a/folder/of/yours course lab"
         return Finding("home", f"{there} is not writable", advice)
-    return Finding("home", f"JupyterLab can write to {folder}")
+    as_root = "; as root, start it with: make lab ARGS=--allow-root" if os.geteuid() == 0 else ""
+    return Finding("home", f"JupyterLab can write to {folder}{as_root}")
 
 
 def port() -> Finding:

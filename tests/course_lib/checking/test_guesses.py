@@ -70,9 +70,10 @@ def test_without_a_guess_the_run_still_answers_and_nothing_is_kept(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mine", [0, 4, -1, "2", 1.0, True])
-def test_a_number_that_no_option_has(mine: Any) -> None:
-    with pytest.raises(ValueError, match="the number of an option, 1 to 3, got"):
-        guess("idle?", IDLE, mine=mine)
+def test_a_number_that_no_option_has_is_said_and_locks_nothing(mine: Any, capsys: Any) -> None:
+    assert guess("idle?", IDLE, mine=mine).mine is None
+    assert "is no option. Put a number from 1 to 3, as in mine=2." in capsys.readouterr().out
+    assert guess("idle?", IDLE, mine=2).mine == 2
 
 
 def test_too_few_options_and_too_few_reasons() -> None:

@@ -209,3 +209,21 @@ def test_a_slider_ends_where_the_drawings_no_longer_change(tmp_path: Path) -> No
         speed = "document.querySelectorAll('div.course-explore input')[0]"
         browser.run(f"{speed}.value = 1; {speed}.dispatchEvent(new Event('input'))")
         assert browser.run(most) == 1 and browser.run(told) == "1"
+
+
+def test_names_are_a_list_to_choose_from_and_quantities_a_slider() -> None:
+    names = {"graph": ["ring", "torus"], "K": [2, 4], "bandwidth": ["1 GB/s", "∞"]}
+    made = explore(lambda **_: bars(2, 1), lambda **_: "So.", alt="Up.", **names)
+    assert [each["choice"] for each in data_in(page_of(made))["sliders"]] == [True, False, False]
+
+
+@needs_browser
+@pytest.mark.large
+def test_jupyterlab_leaves_the_arrow_keys_to_every_control(tmp_path: Path) -> None:
+    """It does so for a target with this attribute; its parents do not count."""
+    made = explore(lambda **_: bars(2, 1), lambda **_: "So.", alt="Up.", K=[2], kind=["a", "b"])
+    with opened(made, tmp_path) as browser:
+        controls = "[...document.querySelectorAll('input, select')]"
+        kinds = browser.run(f"{controls}.map((each) => each.tagName)")
+        assert kinds == ["INPUT", "SELECT"]
+        assert browser.run(f"{controls}.every((each) => each.dataset.lmSuppressShortcuts)")

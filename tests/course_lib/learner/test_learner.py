@@ -78,6 +78,20 @@ def test_assignments_are_found_by_number_topic_and_file() -> None:
         _course.find(ROOT, "sgd")
 
 
+def test_a_lecture_and_a_misspelt_command_are_said(course: Path, capsys: Any) -> None:
+    assert main(["check", "lectures/03_collectives.ipynb"]) == 2
+    assert "is a lecture, which gives no points" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["solutoin", "1"])
+    assert "did you mean solution?" in capsys.readouterr().err
+
+
+def test_an_assignment_without_a_lecture_of_its_number_is_said(tmp_path: Path, capsys: Any) -> None:
+    assert main(["start", "10", "--desk", str(tmp_path / "work")]) == 0
+    said = "10_capstone is no exercise on lecture 10_tensor_parallelism, which has no assignment."
+    assert said in capsys.readouterr().out
+
+
 def outcome(capfd: Any) -> str:
     """Return the line of the task in the table of points."""
     return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
@@ -181,6 +195,12 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
     assert not Path(f"/proc/{child}").exists()
     if how == signal.SIGINT:
         assert process.returncode == 130 and "no process is left running" in told
+
+
+def test_progress_of_one_assignment(course: Path, capsys: Any) -> None:
+    assert main(["progress", "nothing"]) == 2
+    assert NAME in capsys.readouterr().err
+    assert main(["progress", NAME]) == 0
 
 
 def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) -> None:

@@ -81,6 +81,7 @@ def test_the_courses_settings_stand_before_those_the_user_has(
     assert environment()["JUPYTER_CONFIG_PATH"] == f"{SETTINGS}{os.pathsep}/mine"
     monkeypatch.delenv("JUPYTER_CONFIG_PATH")
     assert environment()["JUPYTER_CONFIG_PATH"] == str(SETTINGS)
+    assert environment()["PATH"].startswith(f"{Path(sys.executable).parent}{os.pathsep}")
 
 
 @pytest.fixture(scope="module")
