@@ -12,7 +12,7 @@ import nbformat
 
 from autograder.course import Folders, find_sources, load_config
 from autograder.examination.node import On
-from autograder.examination.submission import Submission
+from autograder.examination.submission import Submission, Taken
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.pool.book import current
@@ -31,9 +31,9 @@ class _Watched(Submission):
 
     traces: dict[str, Trace]
 
-    def runner(self, on: On | None = None) -> Runner:
+    def runner(self, on: On | None = None, taken: Taken | None = None) -> Runner:
         """Return a runner of the cases that keeps the traces of their ranks."""
-        run = super().runner(on)
+        run = super().runner(on, taken)
 
         def watched(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
             name = f"{check.function}: {case.name}"

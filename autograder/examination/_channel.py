@@ -5,10 +5,11 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from course_lib.checking.on_ranks.frames import Frame, FrameReader, header
+from course_lib.checking.on_ranks.wire import WireError
 
 MAX_ANSWER = 64 * 2**20
 START_SECONDS = 60.0
@@ -41,6 +42,7 @@ class Channel:
         self.ended = False
         sock.setblocking(False)
         self._reader = FrameReader(max_answer)
+        self._error: WireError | None = None
         self._outgoing: list[memoryview] = []
 
     def queue(self, kind: Frame, payload: bytes) -> None:
@@ -55,12 +57,7 @@ class Channel:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
     def serve(self) -> None:
-        """Write as much as the socket accepts, and read the data that has arrived.
-
-        Raises:
-            WireError: the data is no frame, or too long.
-
-        """
+        """Write as much as the socket accepts, and read the data that has arrived."""
         try:
             while self._outgoing:
                 sent = self.socket.send(self._outgoing[0])
@@ -77,12 +74,29 @@ class Channel:
             return
         except OSError:
             data = b""
-        if data:
-            self.frames += self._reader.feed(data)
+        if not data:
+            self.ended = True
+        elif self._error is None:
+            try:
+                for frame in self._reader.feed(data):
+                    self.frames.append(frame)
+            except WireError as error:
+                self._error = error
             if not self.ready and self.frames and self.frames[0][0] == Frame.READY:
                 self.ready = bool(self.frames.pop(0))
-        else:
-            self.ended = True
+
+    def take(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the frames that have arrived, and forget them.
+
+        Raises:
+            WireError: after the last frame, data has arrived that is no frame, or too long. Student
+                code has sent it, because our own processes send a correct sign of readiness first.
+
+        """
+        while self.frames:
+            yield self.frames.pop(0)
+        if self._error is not None:
+            raise self._error
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
         """Send queued frames until the process has started; return whether it did so in time.
@@ -92,7 +106,7 @@ class Channel:
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
-            while not (self.ready or self.ended):
+            while not (self.ready or self.ended or self._error):
                 if (left := until - time.monotonic()) <= 0:
                     return False
                 if selector.select(left):
@@ -113,6 +127,8 @@ class Channel:
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
             while not self.frames:
+                if self._error is not None:
+                    raise self._error
                 if self.ended:
                     raise EOFError("the stream has ended")
                 left = deadline.left

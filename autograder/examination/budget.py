@@ -1,5 +1,8 @@
 """Limit the time that one submission may take: per cell, per case, and in all.
 
+Cells with solutions and the checks share one limit. The student's other cells have as much time
+again, so that exploration costs no points.
+
 The rule for every limit: **wall-clock time counts, except while the submission waits for a core.**
 A submission that computes, sleeps or is stuck uses up its time. A submission that waits for a core
 because the machine is busy does not. So the same code gets the same verdict even if it gets only a
@@ -48,7 +51,7 @@ class Limits:
     Attributes:
         cell: limit of one cell of the notebook.
         case: limit of one case, unless its check sets a different one.
-        submission: limit of everything that student code does.
+        submission: limit of all solutions and checks together, and again of all other cells.
 
     """
 
@@ -120,11 +123,11 @@ class Budget:
     def _since(self) -> float:
         return 0.0 if self._looked is None else self._wall() - self._looked
 
-    def told_when_over(self) -> str | None:
-        """Return the verdict's message if the submission's time is used up, else None."""
+    def told_when_over(self, whose: str = "the submission") -> str | None:
+        """Return the verdict's message if this time is used up, else None."""
         if self.left > 0:
             return None
-        words = f"the submission used up its time limit of {self.limits.submission:g} s"
+        words = f"{whose} used up its time limit of {self.limits.submission:g} s"
         if self.waited < 1:
             return words
         took = self.used + self.waited

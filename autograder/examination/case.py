@@ -47,6 +47,10 @@ class SubmissionError(RanksError):
     """The submission's own code prevented a case from being run at all."""
 
 
+class OverMemory(RanksError):
+    """The submission's processes together took more memory than they may."""
+
+
 @dataclass
 class _Rank:
     channel: Channel
@@ -174,7 +178,7 @@ class CaseRanks:
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
                     if over := self._place.over_memory():
-                        raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
+                        raise OverMemory(f"{over[0].upper()}{over[1:]}.", self._states())
                 if stuck is not None and not isinstance(stuck, RankError):
                     raise stuck
         return self._outcome(stuck, deadline.seconds)
@@ -212,7 +216,7 @@ class CaseRanks:
         rank = self._ranks[number]
         try:
             rank.channel.serve()
-            for kind, payload in rank.channel.frames:
+            for kind, payload in rank.channel.take():
                 if rank.answered or rank.failure:
                     continue
                 if kind == Frame.TOUCHED:
@@ -221,11 +225,11 @@ class CaseRanks:
                     rank.answer, rank.answered = decode(payload), True
                 elif kind == Frame.FAILURE:
                     rank.failure = failure_told(decode(payload))
-            rank.channel.frames.clear()
         except WireError as error:
-            raise RankError(
-                f"Rank {number} gave an answer that cannot be read: {error}", rank=number
-            ) from None
+            if not (rank.answered or rank.failure):
+                raise RankError(
+                    f"Rank {number} gave an answer that cannot be read: {error}", rank=number
+                ) from None
         if rank.channel.ended or rank.answered or rank.failure:
             selector.unregister(rank.channel.socket)
             if not (rank.answered or rank.failure):
@@ -263,6 +267,8 @@ class CaseRanks:
             RankState(state.rank, "process ended", state.where) if state.rank == number else state
             for state in self._states()
         ]
+        if over := self._place.over_memory():
+            return OverMemory(f"{over[0].upper()}{over[1:]}.", states)
         detail = "The other ranks were stopped." if self._k > 1 else ""
         told = f"Rank {number}'s process ended: {why[number]}."
         return RankError(told, states, detail, rank=number)

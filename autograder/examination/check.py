@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autograder.examination.budget import OutOfTime
-from autograder.examination.case import SubmissionError
+from autograder.examination.case import OverMemory, SubmissionError
 from autograder.examination.node import On
-from autograder.examination.submission import Submission
-from autograder.sandbox.place import OVER_MEMORY, MachineFailure
+from autograder.examination.submission import MEMORY, TIME, Submission, Taken
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
@@ -30,8 +30,6 @@ from course_lib.ranks.explain.errors import (
 )
 
 CARRIED = "the grader's network"
-TIME, MEMORY = "time", "memory"
-"""The first words of messages about a limit that was reached."""
 
 _OF_HIDDEN = (
     ((OutOfTime, SubmissionError), ""),
@@ -71,6 +69,7 @@ def examine(
     seed: str,
     hidden: Iterable[Case] = (),
     on: On | None = None,
+    taken: Taken | None = None,
     progress: Callable[[CaseResult], None] = lambda _: None,
 ) -> Examined:
     """Run the check's cases and return the result, even if the answers make its judge fail.
@@ -85,7 +84,7 @@ def examine(
 
     """
     hidden = tuple(hidden)
-    guard = _Guard(name, check, submission, hidden)
+    guard = _Guard(name, check, submission, hidden, taken)
     report = guard.report(seed, hidden, progress)
     if report.passed and on is not None:
         places = CARRIED, WORDS[on]
@@ -108,7 +107,12 @@ class _Guard:
     """Protects a check from data that comes from outside."""
 
     def __init__(
-        self, name: str, check: Check, submission: Submission, hidden: Sequence[Case]
+        self,
+        name: str,
+        check: Check,
+        submission: Submission,
+        hidden: Sequence[Case],
+        taken: Taken | None,
     ) -> None:
         self.notes: list[str] = []
         self.kinds: dict[str, str] = {}
@@ -117,6 +121,7 @@ class _Guard:
         self._hidden = {case.name for case in hidden}
         self._check = check
         self._submission = submission
+        self._taken = taken
         self._run: Runner = submission.runner()
         self.check = replace(check, inputs=self._inputs)
 
@@ -128,7 +133,7 @@ class _Guard:
         on: On | None = None,
     ) -> CheckReport:
         """Run all cases, on real ranks of the kind `on` if it is given."""
-        self._run = self._submission.runner(on)
+        self._run = self._submission.runner(on, self._taken)
         return run_check(
             self._name, self.check, self.run, seed=seed, hidden=hidden, progress=progress
         )
@@ -171,7 +176,7 @@ class _Guard:
 def _limit(error: RanksError) -> str:
     if isinstance(error, (OutOfTime, RankTimeout)):
         return TIME
-    return MEMORY if OVER_MEMORY in error.summary else ""
+    return MEMORY if isinstance(error, OverMemory) else ""
 
 
 def _for_the_student(report: CheckReport, kinds: dict[str, str]) -> CheckReport:

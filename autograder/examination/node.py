@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from autograder.examination.case import GRACE, failure_told
+from autograder.examination.case import GRACE, OverMemory, failure_told
 from autograder.examination.gpus import alone_on
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.on_ranks.frames import Frame
@@ -118,7 +118,7 @@ class NodeRanks:
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
                     if over := self._place.over_memory():
-                        raise RanksError(f"{over[0].upper()}{over[1:]}.", self._states())
+                        raise OverMemory(f"{over[0].upper()}{over[1:]}.", self._states())
         if self._failures:
             first = min(self._failures)
             raise rank_error(self._failures, first, self._states(), None)
@@ -138,7 +138,7 @@ class NodeRanks:
             if error.status is None:
                 reason = self._place.why_ended(self._cell)
             elif over := self._place.over_memory():
-                reason = over
+                return OverMemory(f"{over[0].upper()}{over[1:]}.", error.states)
             elif error.status == -signal.SIGKILL:
                 raise self._place.broken("A rank was killed from outside, by signal SIGKILL")
             else:
@@ -152,7 +152,7 @@ class NodeRanks:
         ended: _Ended | None = None
         try:
             channel.serve()
-            for kind, payload in channel.frames:
+            for kind, payload in channel.take():
                 if rank in self._answers or rank in self._failures:
                     continue
                 if kind == Frame.OUTPUT:
@@ -161,11 +161,11 @@ class NodeRanks:
                     self._failures[rank] = failure_told(decode(payload))
                 elif kind == Frame.DONE:
                     ended = self._death(rank, decode(payload))
-            channel.frames.clear()
         except WireError as error:
-            raise RankError(
-                f"Rank {rank} gave an answer that cannot be read: {error}", rank=rank
-            ) from None
+            if not (rank in self._answers or rank in self._failures):
+                raise RankError(
+                    f"Rank {rank} gave an answer that cannot be read: {error}", rank=rank
+                ) from None
         if rank in self._answers or rank in self._failures:
             selector.unregister(channel.socket)
         elif ended or channel.ended:

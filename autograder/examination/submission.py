@@ -27,6 +27,18 @@ from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.ranks.explain.errors import RanksError
 
+BRIEFLY = 1.0
+"""Seconds that a cell may take after all time for exploration is used up."""
+INTERRUPT_SECONDS = 2.0
+"""Seconds in which an interrupted cell must end."""
+MAX_FUNCTIONS = 192 * 2**20
+"""Bytes of all functions that a notebook hands over."""
+TIME, MEMORY = "time", "memory"
+"""The limits that a submission may reach."""
+
+Taken = bytes | SubmissionError
+"""A function as the notebook handed it over, or why it did not."""
+
 
 @dataclass(frozen=True)
 class CellOutcome:
@@ -37,50 +49,95 @@ class CellOutcome:
     error: str = ""
     """Kind and message of the exception, in one line; empty if there was none."""
     trace: str = ""
+    limit: str = ""
+    """`TIME` or `MEMORY`, if the cell reached this limit."""
 
 
 class _NotebookEnded(Exception):
     """The notebook process gives no more answers; the message says why."""
 
+    limit = ""
+
+
+class _TookTooLong(_NotebookEnded):
+    limit = TIME
+
+
+class _TookTooMuch(_NotebookEnded):
+    limit = MEMORY
+
 
 class Submission:
     """A submission in its sandbox. Cells are run in order; checks may follow any of them.
 
-    If student code ends the notebook process, the next request starts it again, in a new cell of
-    the sandbox. The new process runs the earlier cells again, except the one that ended the
-    old process.
+    No notebook process exists while ranks run. Otherwise ranks, whose inputs are secret, would have
+    somebody to tell them to, and a later cell could print them into the feedback. So first run all
+    cells, and `take` each function where its test cell is; then run the checks.
+
+    If student code ends the notebook process, or a check ends it, the next request starts it again,
+    in a new cell of the sandbox. The new process runs the earlier cells again, except the one that
+    ended the old process.
 
     Args:
         place: the sandbox in which it runs.
         limits: the limits of its time.
 
     Attributes:
-        budget: the part of its time that it has used.
+        exploration: the time that its other cells have, apart from those with solutions.
+        budget: the time that its solutions and their checks have.
 
     """
 
     def __init__(self, place: SandboxedPlace, limits: Limits | None = None) -> None:
         self._place = place
+        self.exploration = Budget(limits or Limits(), place.cores)
         self.budget = Budget(limits or Limits(), place.cores)
         self._cells: list[tuple[int, str]] = []
         self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
-        self._taken: dict[str, tuple[int, bytes | SubmissionError]] = {}
+        self._taken: dict[str, tuple[int, Taken]] = {}
+        self._room = MAX_FUNCTIONS
         self._kept = contextlib.ExitStack()
 
     # The notebook --------------------------------------------------------------------------
 
-    def run_cell(self, source: str, number: int | None = None) -> CellOutcome:
+    def run_cell(
+        self, source: str, number: int | None = None, exploring: bool = False
+    ) -> CellOutcome:
         """Run one cell of the submission and return what it printed or raised.
 
-        `number` appears in tracebacks, as in ``Cell In[3]``; by default the cells are counted.
+        Args:
+            source: the cell.
+            number: appears in tracebacks, as in ``Cell In[3]``; by default the cells are counted.
+            exploring: whether its time counts as `exploration`. When that is used up, such a cell
+                may still run for `BRIEFLY`, because it may define something that is needed.
+
         """
         number = len(self._cells) + 1 if number is None else number
+        budget, seconds = self.budget, self.budget.limits.cell
+        if exploring and self.exploration.left > 0:
+            budget = self.exploration
+        elif exploring:
+            seconds = min(seconds, BRIEFLY)
+        interrupted = ""
         try:
-            answer = self._ask_notebook(Frame.CELL, {"source": source, "number": number})
-        except (_NotebookEnded, OutOfTime) as ended:
+            deadline = budget.of(seconds)
+            request: dict[str, Plain] = {"source": source, "number": number}
+            try:
+                answer = self._answer_to(Frame.CELL, request, budget, deadline)
+            except _TookTooLong as late:
+                answer = self._interrupt(late)
+                interrupted = f"{late}, so it was interrupted"
+        except OutOfTime as ended:
             self._stopped.append((number, source, str(ended)))
-            return CellOutcome(error=str(ended))
+            return CellOutcome(error=str(ended), limit=TIME)
+        except _NotebookEnded as ended:
+            self._stopped.append((number, source, str(ended)))
+            return CellOutcome(error=str(ended), limit=ended.limit)
+        said = _text(answer.get("stdout")), _text(answer.get("stderr"))
+        if interrupted:
+            self._stopped.append((number, source, interrupted))
+            return CellOutcome(*said, error=interrupted, limit=TIME)
         self._cells.append((number, source))
         error, trace = "", ""
         if isinstance(told := answer.get("error"), dict):
@@ -88,12 +145,38 @@ class Submission:
             error = f"{_text(told.get('kind'))}: {_text(told.get('message'))}"
             trace = _text(told.get("trace"))
             self._stopped.append((number, source, error))
-        return CellOutcome(_text(answer.get("stdout")), _text(answer.get("stderr")), error, trace)
+        return CellOutcome(*said, error, trace)
 
-    def _ask_notebook(self, kind: Frame, request: dict[str, Plain]) -> dict[str, Any]:
-        kind_of_answer, payload = self._ask(kind, request)
+    def _interrupt(self, late: _TookTooLong) -> dict[str, Any]:
+        """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
+
+        Raises:
+            _NotebookEnded: the cell does not end; its process was ended.
+
+        """
+        if self._notebook is None:  # it was about to run the earlier cells again
+            raise late
+        channel, cell = self._notebook
+        cell.interrupt()
+        try:
+            with self.budget:
+                return self._read(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look)[1])
+        except (TimeoutError, WireError, EOFError, OutOfTime):
+            self._end_notebook()
+            raise late from None
+        except BaseException:
+            self._end_notebook()
+            raise
+
+    def _answer_to(
+        self, kind: Frame, request: dict[str, Plain], budget: Budget, deadline: Deadline
+    ) -> dict[str, Any]:
+        kind_of_answer, payload = self._ask(kind, request, budget, deadline)
         if kind_of_answer == Frame.FUNCTION:
             return {"function": payload}
+        return self._read(payload)
+
+    def _read(self, payload: bytes) -> dict[str, Any]:
         try:
             answer = decode(payload)
             if not isinstance(answer, dict):
@@ -106,42 +189,40 @@ class Submission:
             ) from None
         return answer
 
-    def _ask(self, kind: Frame, request: dict[str, Plain]) -> tuple[int, bytes]:
-        channel, cell = self._notebook or self._start_notebook()
-        deadline = self.budget.of(self.budget.limits.cell)
+    def _ask(
+        self, kind: Frame, request: dict[str, Plain], budget: Budget, deadline: Deadline
+    ) -> tuple[int, bytes]:
+        channel, cell = self._notebook or self._start_notebook(budget)
         self._place.watch_memory()
         channel.queue(kind, encode(request))
         try:
-            with self.budget:
+            with budget:
                 return channel.ask(deadline, self._look)
-        except _NotebookEnded:
-            self._end_notebook()
-            raise
-        except TimeoutError:
+        except TimeoutError:  # the process still runs, and may be interrupted
             self._place.make_sure()
-            self._end_notebook()
-            raise _NotebookEnded(f"the cell took longer than {deadline.seconds:.3g} s") from None
+            raise _TookTooLong(f"the cell took longer than {deadline.seconds:.3g} s") from None
         except WireError:
             self._end_notebook()
             raise _NotebookEnded("the cell wrote into the grader's connection") from None
         except EOFError:
             why = self._place.why_ended(cell)
+            ended = _TookTooMuch if self._place.over_memory() else _NotebookEnded
             self._end_notebook()
-            raise _NotebookEnded(f"the cell ended the Python process: {why}") from None
+            raise ended(f"the cell ended the Python process: {why}") from None
         except BaseException:
             self._end_notebook()
             raise
 
     def _look(self) -> None:
         if over := self._place.over_memory():
-            raise _NotebookEnded(f"the cell was stopped, because {over}")
+            raise _TookTooMuch(f"the cell was stopped, because {over}")
 
-    def _start_notebook(self) -> tuple[Channel, Cell]:
+    def _start_notebook(self, budget: Budget) -> tuple[Channel, Cell]:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 cell = self._place.cell(
-                    "autograder.inside.examinee:serve_notebook", {}, [theirs.fileno()]
+                    "autograder.inside.examinee:serve_notebook", {}, [theirs.fileno()], locks=True
                 )
             except BaseException:
                 ours.close()
@@ -151,7 +232,12 @@ class Submission:
         if not channel.wait_until_ready():
             raise self._place.broken("The notebook's process did not start")
         for number, source in self._cells:
-            self._ask(Frame.CELL, {"source": source, "number": number})
+            deadline = budget.of(budget.limits.cell)
+            try:
+                self._ask(Frame.CELL, {"source": source, "number": number}, budget, deadline)
+            except _TookTooLong:
+                self._end_notebook()
+                raise
         return self._notebook
 
     def _end_notebook(self) -> None:
@@ -175,19 +261,24 @@ class Submission:
 
     # The ranks -----------------------------------------------------------------------------
 
-    def runner(self, on: On | None = None) -> Runner:
+    def runner(self, on: On | None = None, taken: Taken | None = None) -> Runner:
         """Return a runner for the cases of one check.
 
         Args:
             on: the kind of real ranks; by default, ranks whose messages the fabric here carries.
+            taken: what `take` returned; by default, it is called before the first case.
 
         """
         program: bytes | None = None
 
         def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
-            nonlocal program
+            nonlocal program, taken
             program = program or pack_program(check.program)
-            function = self._take(check.function)
+            taken = self.take(check.function) if taken is None else taken
+            if isinstance(taken, SubmissionError):
+                raise taken
+            function = taken
+            self._end_notebook()
             deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
             self._place.watch_memory()
             if on is not None:
@@ -225,26 +316,27 @@ class Submission:
         """
         self._place.check_alive()
 
-    def _take(self, function: str) -> bytes:
+    def take(self, function: str) -> Taken:
         """Return the function as the notebook process hands it over, after the cells so far.
 
-        Raises:
-            SubmissionError: it was not handed over; a new attempt follows only after another cell.
-
+        If it was not handed over, the error is returned, and a new attempt follows only after
+        another cell.
         """
         cells = len(self._cells)
         taken = self._taken.get(function)
         if taken is None or taken[0] != cells:
-            self._taken.clear()  # keep one function only: it may be large
+            self._taken.pop(function, None)
             taken = self._taken[function] = cells, self._asked_for(function)
-        if isinstance(taken[1], SubmissionError):
-            raise taken[1]
         return taken[1]
 
-    def _asked_for(self, function: str) -> bytes | SubmissionError:
+    def _asked_for(self, function: str) -> Taken:
         try:
-            answer = self._ask_notebook(Frame.TAKE, {"name": function})
+            deadline = self.budget.of(self.budget.limits.cell)
+            answer = self._answer_to(Frame.TAKE, {"name": function}, self.budget, deadline)
+        except OutOfTime as over:
+            return SubmissionError(over.summary)
         except _NotebookEnded as ended:
+            self._end_notebook()
             why = str(ended).replace("the cell", "reading the function", 1)
             return SubmissionError(
                 f"{function} could not be read from the notebook: {why}. All global names that the "
@@ -252,7 +344,13 @@ class Submission:
             )
         packed = answer.get("function")
         if isinstance(packed, bytes):
-            return packed
+            self._room -= len(packed)
+            if self._room >= 0:
+                return packed
+            return SubmissionError(
+                f"{function} could not be kept: the functions of this notebook, with all global "
+                f"names that they use, are larger than {MAX_FUNCTIONS // 2**20} MiB together."
+            )
         why = _text(answer.get("error")) or f"{function} could not be read from the notebook"
         return SubmissionError(f"{why}{self._cell_that_should_define(function)}")
 

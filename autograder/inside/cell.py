@@ -96,6 +96,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 def _mount_own_files(config: dict[str, Any]) -> None:
     scratch.mount(b"none", b"/", None, _REC | _PRIVATE, None)
     scratch.mount(b"proc", b"/proc", b"proc", _NOSUID | _NODEV | _NOEXEC, None)
+    scratch.hide_machine()
     scratch.mount_own(config)
     os.chdir(scratch.HOME)
 

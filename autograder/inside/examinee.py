@@ -135,7 +135,9 @@ def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, An
     shell.execution_count = number  # "Cell In[3]" is then the third cell of the graded notebook
     printed, errors = CappedText(), CappedText()
     with redirect_stdout(printed), redirect_stderr(errors):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         result = shell.run_cell(source, store_history=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = result.error_before_exec or result.error_in_exec
     failure = None
     if error is not None:
@@ -290,6 +292,7 @@ def main() -> None:
     """Serve the examiner over the socket whose number is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     forker = cell.Forker()
+    scratch.keep_still()
     pr_set_dumpable = 4
     ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
     control = socket.socket(fileno=int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The two private folders of each cell, ``/tmp`` and ``/dev/shm``.
+"""The private folders of each cell, ``/tmp`` and ``/dev/shm``, and its view of ``/proc``.
 
 On this machine, the course, its virtual environment or Python may be below one of these folders.
 The sandbox shows them at their usual paths, read only. A cell's own folders would hide them, so
@@ -21,7 +21,11 @@ HOME = "/tmp"
 """The student's working directory. The student's files are those below it that `is_own` accepts."""
 _SHARED_MEMORY = "/dev/shm"
 
-_NOSUID, _NODEV, _BIND, _REC = 2, 4, 0x1000, 0x4000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC = 1, 2, 4, 0x20, 0x1000, 0x4000
+_STILL = "/tmp/.proc"
+"""Where the sandbox has what cells see in ``/proc`` besides processes. Cells do not see this."""
+_KEPT = ("cpuinfo", "meminfo", "stat", "uptime", "version", "filesystems")
+"""Files of ``/proc`` that programs read. Cells see a copy from the start of the sandbox."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,6 +61,32 @@ def mount_own(config: dict[str, Any]) -> None:
     os.umask(mask)
 
 
+def keep_still() -> None:
+    """Copy what ``/proc`` says of the machine; the copies never change.
+
+    What the kernel says of the whole machine changes with the work of every cell. So it would
+    carry messages from cell to cell.
+    """
+    os.mkdir(_STILL)
+    mount(b"tmpfs", _STILL.encode(), b"tmpfs", _NOSUID | _NODEV, b"mode=755,size=4m")
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() or entry.is_symlink():
+            continue
+        still = Path(_STILL, entry.name)
+        if entry.is_dir():
+            still.mkdir(0o555)
+        else:
+            still.write_bytes(Path(entry.path).read_bytes() if entry.name in _KEPT else b"")
+            still.chmod(0o444)
+    mount(b"tmpfs", _STILL.encode(), None, _REMOUNT | _RDONLY | _NOSUID | _NODEV, b"size=4m")
+
+
+def hide_machine() -> None:
+    """Show the copies of `keep_still` in place of all that is no process in a new ``/proc``."""
+    for entry in os.scandir(_STILL):
+        mount(entry.path.encode(), f"/proc/{entry.name}".encode(), None, _BIND, None)
+
+
 @functools.cache
 def of_python() -> tuple[str, ...]:
     """Return the paths below a cell's private folders at which the sandbox shows something.
@@ -68,7 +98,7 @@ def of_python() -> tuple[str, ...]:
         # The kernel writes spaces, tabs, line ends and backslashes as octal numbers, see proc(5).
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
         path = os.fsdecode(name)
-        if path.startswith((f"{HOME}/", f"{_SHARED_MEMORY}/")):
+        if path.startswith((f"{HOME}/", f"{_SHARED_MEMORY}/")) and path != _STILL:
             found.append(path)
     return tuple(path for path in sorted({*found}) if not _below(os.path.dirname(path), found))
 

@@ -40,8 +40,9 @@ class Examine(NbGraderPreprocessor):
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,
-        help="Time limit for all code of one submission, in seconds. Time spent waiting for a "
-        "core counts for no limit, but at least a tenth of the wall-clock time always counts.",
+        help="Time limit for the solutions and checks of one submission, in seconds, and again "
+        "for its other cells. Time spent waiting for a core counts for no limit, but at least a "
+        "tenth of the wall-clock time always counts.",
     ).tag(config=True)
     memory_gib = Float(
         Settings.memory_gib,

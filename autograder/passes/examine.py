@@ -21,10 +21,10 @@ from nbgrader.utils import is_grade, is_solution
 
 from autograder.course import handed_out
 from autograder.examination.budget import Limits
-from autograder.examination.check import MEMORY, TIME, Examined, examine
+from autograder.examination.check import Examined, examine
 from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.seed import assignment_secret, submission_seed
-from autograder.examination.submission import CellOutcome, Submission
+from autograder.examination.submission import CellOutcome, Submission, Taken
 from autograder.examination.verdict import (
     CheckVerdict,
     Verdict,
@@ -35,7 +35,7 @@ from autograder.examination.verdict import (
 from autograder.passes import vet
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.look import ready
-from autograder.sandbox.place import OVER_MEMORY, SandboxedPlace
+from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib import READING_ORDER
@@ -43,6 +43,13 @@ from course_lib.checking import Check, CheckReport
 from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.learner.notebooks import EXPLORE
+
+MAX_OUTPUT = 2 * 2**20
+"""Characters of all cells' outputs together. A notebook is stored several times, and shown."""
+_TOO_LONG = (
+    f"The outputs of this notebook are longer than {MAX_OUTPUT:,} characters together: "
+    "those of this cell were left out.\n"
+)
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
@@ -170,8 +177,11 @@ def examine_notebook(
     place.warm()  # before the submission's time starts
     with runs(place, limits) as submission:
         examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
-    if (told := submission.budget.told_when_over()) is not None:
-        verdict.notes.append(told)
+    for told in (
+        submission.exploration.told_when_over("exploration in other cells"),
+        submission.budget.told_when_over(),
+    ):
+        verdict.notes += [told] if told is not None else []
     verdict.seconds = time.monotonic() - start
 
 
@@ -183,45 +193,50 @@ def examine_cells(
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
 ) -> None:
-    """Run the cells one by one; give each test cell the report of its check and its points."""
+    """Run all cells one by one, then all checks; give each test cell its report and points.
+
+    Each function is taken from the notebook where its test cell is, so a later cell cannot change
+    what is graded.
+    """
+    start, room = time.monotonic(), MAX_OUTPUT
+    tests: list[tuple[NotebookNode, Taken]] = []
     count = 0
     for cell in nb.cells:
         if cell.cell_type != "code":
             continue
         count += 1
         cell.execution_count = count
-        start, what = time.monotonic(), "cells"
         if is_grade(cell) and not is_solution(cell):
-            what = cell.metadata.nbgrader.grade_id
-            if what not in checks:
+            if (name := cell.metadata.nbgrader.grade_id) not in checks:
                 raise LookupError(
-                    f"the test cell '{what}' has no check with this name in checks.py; "
+                    f"the test cell '{name}' has no check with this name in checks.py; "
                     f"the names there are: {', '.join(checks)}"
                 )
-            examined = _examine(what, checks, hidden, submission, verdict, log)
-            points = float(cell.metadata.nbgrader.points)
-            verdict.checks.append(CheckVerdict.of(examined.report, points))
-            cell.outputs = graded_outputs(examined.told, verdict.checks[-1].score, count)
+            tests.append((cell, submission.take(checks[name].function)))
         elif EXPLORE in cell.metadata.get("tags", ()):
             cell.outputs = []
         else:
-            outcome = submission.run_cell(cell.source, count)
-            if limit := _limit(outcome):
-                verdict.limits.append(f"{limit}, in cell {count}")
+            outcome = submission.run_cell(cell.source, count, exploring=not is_solution(cell))
+            if outcome.limit:
+                verdict.limits.append(f"{outcome.limit}, in cell {count}")
             cell.outputs = cell_outputs(outcome)
-        verdict.timings[what] = verdict.timings.get(what, 0.0) + time.monotonic() - start
-
-
-def _limit(outcome: CellOutcome) -> str:
-    if not outcome.error or outcome.trace:  # the message of a cell's own exception proves nothing
-        return ""
-    if OVER_MEMORY in outcome.error:
-        return MEMORY
-    return TIME if "took longer than" in outcome.error or "used up" in outcome.error else ""
+            room -= sum(len(str(output)) for output in cell.outputs)
+            if room < 0:
+                cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
+    verdict.timings["cells"] = time.monotonic() - start
+    for cell, taken in tests:
+        start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
+        examined = _examine(name, taken, checks, hidden, submission, verdict, log)
+        points = float(cell.metadata.nbgrader.points)
+        verdict.checks.append(CheckVerdict.of(examined.report, points))
+        score = verdict.checks[-1].score
+        cell.outputs = graded_outputs(examined.told, score, cell.execution_count)
+        verdict.timings[name] = verdict.timings.get(name, 0.0) + time.monotonic() - start
 
 
 def _examine(
     short: str,
+    taken: Taken,
     checks: dict[str, Check],
     hidden: dict[str, Any],
     submission: Submission,
@@ -237,6 +252,7 @@ def _examine(
         seed=verdict.seed,
         hidden=hidden.get(short, ()),
         on=verdict.settings.get("on") or None,
+        taken=taken,
         progress=lambda result: log.debug(
             "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
         ),

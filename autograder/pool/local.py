@@ -72,7 +72,7 @@ class Worker:
         )
         os.close(theirs)
         # At least as long as a submission's own limit allows.
-        self._patience = START_SECONDS + PATIENCE * settings.submission_seconds
+        self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
         self._deadline = 0.0
         self.open: list[str] = []
         self.graded = self.failed = 0

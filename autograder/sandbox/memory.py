@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -154,10 +155,27 @@ def available_memory() -> int:
     return 0
 
 
-def private_memory(pid: int) -> int:
-    """Return the bytes of this process's memory that no file backs; 0 if the process is gone."""
-    try:
-        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+def held_memory(pid: int) -> int:
+    """Return the bytes of this process's memory that no file backs; 0 if the process is gone.
+
+    Memory that processes share counts for each of them, see `exact_memory`.
+    """
+    return _sum_of(f"/proc/{pid}/status", ("RssAnon", "RssShmem"))
+
+
+def exact_memory(pid: int) -> int:
+    """Return the same, but of memory that n processes share, an n-th. Linux must look at each page.
+
+    Where only root may ask for it, the result is that of `held_memory`.
+    """
+    return _sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem")) or held_memory(pid)
+
+
+def _sum_of(path: str, names: Sequence[str]) -> int:
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name in names:
+                total += 1024 * int(value.split()[0])
+    return total

@@ -32,8 +32,9 @@ from autograder.sandbox.memory import (
     MemoryGroup,
     available_memory,
     descendants,
+    exact_memory,
+    held_memory,
     killed_for_memory,
-    private_memory,
 )
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
@@ -54,7 +55,7 @@ _INSIDE = Path(__file__).parents[1] / "inside"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
 """Seconds for a process to end after it closes its connection, and for the fork server's answer."""
-OVER_MEMORY = "submission's processes took more than"
+
 STOPPED = -signal.SIGSYS
 """Exit status of a process that killed or stopped itself, or used a different ABI of the kernel."""
 _CRASHES = frozenset(
@@ -86,6 +87,10 @@ class Cell:
     def status(self, wait: float = 0.0) -> int | None:
         """Return the exit status (a signal's number is negative); None while the process runs."""
         return self.server.exit_status(self.pid, wait)
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the process."""
+        self.server.signal([self.pid], signal.SIGINT)
 
     def close(self) -> None:
         """End the process and everything that it started, and wait until all of it is gone."""
@@ -143,11 +148,18 @@ class SandboxedPlace:
         self.generation = 0
 
     def cell(
-        self, run: str, config: dict[str, Any], fds: Sequence[int], *, gpu: bool = False
+        self,
+        run: str,
+        config: dict[str, Any],
+        fds: Sequence[int],
+        *,
+        gpu: bool = False,
+        locks: bool = False,
     ) -> Cell:
         """Start a process that runs the function ``module:name`` in a new cell.
 
         `gpu` means that it uses CUDA, which reserves more addresses than any limit on them allows.
+        `locks` means that it may lock files; see `seccomp_filter`.
 
         Raises:
             MachineFailure: there is no sandbox to start it in.
@@ -158,7 +170,8 @@ class SandboxedPlace:
         assert self._server is not None
         with contextlib.ExitStack() as kept:
             uid = kept.enter_context(own_uid())
-            cell = {"run": run, "uid": uid, **self._given, **config}
+            calls = base64.b64encode(seccomp_filter(locks=locks)).decode()
+            cell = {"run": run, "uid": uid, "seccomp": calls, **self._given, **config}
             if gpu:
                 cell["limits"] = {k: v for k, v in cell["limits"].items() if k != "as"}
             try:
@@ -181,7 +194,6 @@ class SandboxedPlace:
             "limits": self._limits.of_a_cell(),
             "tmp": self._limits.tmp,
             "shm": self._limits.shm,
-            "seccomp": base64.b64encode(seccomp_filter()).decode(),
         }
 
     def warm(self) -> None:
@@ -205,7 +217,7 @@ class SandboxedPlace:
             raise self.broken("The sandbox did not start") from None
         assert self._sandbox is not None
         below = descendants(self._sandbox.pid)
-        self._ours = max((private_memory(pid) for pid in below), default=0)
+        self._ours = max((held_memory(pid) for pid in below), default=0)
         self._most_free = available_memory()
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
@@ -321,10 +333,11 @@ class SandboxedPlace:
             if self._most_free - now < self._limits.memory / 2 and now:
                 return ""
             below = descendants(self._sandbox.pid)
-            own = (private_memory(pid) - self._ours for pid in below)
+            own = (held_memory(pid) - self._ours for pid in below)
             over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
+            over = over and sum(map(exact_memory, below)) - self._ours > self._limits.memory
         limit = self._limits.memory / 2**30
-        self._over = f"the {OVER_MEMORY} {limit:g} GiB of memory" * over
+        self._over = f"the submission's processes took more than {limit:g} GiB of memory" * over
         return self._over
 
     def close(self) -> None:

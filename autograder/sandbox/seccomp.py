@@ -4,6 +4,10 @@ The filter is a deny list, because Python, NumPy and PyTorch use some 150 calls,
 of them a few more. It refuses calls that course code does not need and that attacks on kernels and
 other processes use. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp_data`.
 
+Cells must not reach one another, but they see the same read-only files. So the filter also refuses
+whatever passes a state on through a file that a process can only read: locks, leases, watches, the
+page cache, shared futexes. And it refuses memory that no process appears to hold.
+
 The filter answers EPERM, as a kernel answers a caller without the right. To ``clone3`` it answers
 ENOSYS, because a filter cannot see its flags; libraries then fall back to ``clone``.
 """
@@ -14,6 +18,7 @@ import errno
 import platform
 import signal
 import struct
+from collections.abc import Sequence
 
 # Offsets in struct seccomp_data.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # arguments have 8 bytes
@@ -83,6 +88,39 @@ NAMESPACES = {
     "mount_setattr": (442, 442),
     "open_tree_attr": (467, 467),
 }
+OTHER_CELLS = {
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "mincore": (27, 232),
+    "cachestat": (451, 451),
+    "preadv2": (327, 286),  # its flag RWF_NOWAIT tells what the page cache has
+    "sysinfo": (99, 179),
+    "sched_rr_get_interval": (148, 127),
+}
+HIDDEN_MEMORY = {
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+}
+_INOTIFY_INIT = 253  # on x86_64 only
+_FLOCK = {"flock": (73, 32)}
+_FCNTL = {"fcntl": (72, 25)}
+_FUTEX = {"futex": (202, 98)}
+_NEWER_FUTEXES = {
+    "futex_waitv": (449, 449),
+    "futex_wake": (454, 454),
+    "futex_wait": (455, 455),
+    "futex_requeue": (456, 456),
+}
+_SOCKET = {"socket": (41, 198)}
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 1030, 1031, 1032)
+"""Commands on descriptors, pipes and signals. All others, such as locks, concern the file."""
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains."""
 _KILL_CALL = {"kill": (62, 129)}
 _TGKILL = {"tgkill": (234, 131)}
 _SETRLIMIT = {"setrlimit": (160, 164)}
@@ -98,7 +136,9 @@ class UnknownArchitecture(RuntimeError):
     """The numbers of system calls are not known for this processor."""
 
 
-def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> bytes:
+def seccomp_filter(
+    machine: str | None = None, *, namespaces: bool = False, locks: bool = False
+) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes per instruction.
 
     Args:
@@ -106,6 +146,8 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
         namespaces: whether the process may make namespaces and change mounts. Our own process
             may, because it gives every student process its own namespaces. It then applies the
             filter that does not allow this.
+        locks: whether the process may use ``flock``, and futexes that processes share. The ranks
+            that a notebook starts need both. A rank of a case may not: it has secret inputs.
 
     Raises:
         UnknownArchitecture: the machine is neither of them.
@@ -125,15 +167,25 @@ def seccomp_filter(machine: str | None = None, *, namespaces: bool = False) -> b
     ]
     if machine == "x86_64":
         code += [_instruction(_AT_LEAST, _X32, no=1), _refuse(errno.ENOSYS)]
-    refused = {**WATCHING_OTHERS, **KERNEL_ITSELF, **({} if namespaces else NAMESPACES)}
+    refused = {**WATCHING_OTHERS, **KERNEL_ITSELF}
+    if not namespaces:
+        refused |= (
+            NAMESPACES | OTHER_CELLS | HIDDEN_MEMORY | ({} if locks else _FLOCK | _NEWER_FUTEXES)
+        )
     for numbers in refused.values():
         code += [_instruction(_EQUAL, numbers[column], no=1), _refuse(errno.EPERM)]
+    if machine == "x86_64" and not namespaces:
+        code += [_instruction(_EQUAL, _INOTIFY_INIT, no=1), _refuse(errno.EPERM)]
     if not namespaces:
         for call, which in ((_KILL_CALL["kill"], 24), (_TGKILL["tgkill"], 32)):
             code += _ends_itself(call[column], which)
         code += _limits_no_processor_time(
             _SETRLIMIT["setrlimit"][column], _PRLIMIT["prlimit64"][column]
         )
+        code += _allows_only(_FCNTL["fcntl"][column], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
+        code += _allows_only(_SOCKET["socket"][column], _FIRST_ARGUMENT, _FAMILIES)
+        if not locks:
+            code += _private_futexes(_FUTEX["futex"][column])
         code += [_instruction(_EQUAL, _CLONE3["clone3"][column], no=1), _refuse(errno.ENOSYS)]
         code += [
             _instruction(_EQUAL, _CLONE["clone"][column], no=4),
@@ -187,6 +239,41 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
         _instruction(_LOAD, third + 4),
         _instruction(_EQUAL, 0, yes=1),
         _refuse(errno.EPERM),
+        _instruction(_LOAD, _NUMBER),
+    ]
+
+
+def _allows_only(number: int, argument: int, values: Sequence[int]) -> list[bytes]:
+    """Return code that refuses a call unless its argument is one of these values."""
+    few = len(values)
+    return [
+        _instruction(_EQUAL, number, no=few + 3),
+        _instruction(_LOAD, argument),
+        *(_instruction(_EQUAL, value, yes=few - i) for i, value in enumerate(values)),
+        _refuse(errno.EPERM),
+        _instruction(_LOAD, _NUMBER),
+    ]
+
+
+def _private_futexes(futex: int) -> list[bytes]:
+    """Return code that makes a futex useless unless it is private to its process.
+
+    The key of any other futex is a place in a file, also in one that is mapped only for reading. To
+    wait ends at once, as if the value had changed: code that waits for its threads then polls.
+    """
+    operation, private, command = _FIRST_ARGUMENT + 8, 128, 127
+    wait, wait_bitset = 0, 9
+    return [
+        _instruction(_EQUAL, futex, no=10),
+        _instruction(_LOAD, operation),
+        _instruction(_AND, private),
+        _instruction(_EQUAL, private, yes=6),
+        _instruction(_LOAD, operation),
+        _instruction(_AND, command),
+        _instruction(_EQUAL, wait, yes=1),
+        _instruction(_EQUAL, wait_bitset, no=1),
+        _refuse(errno.EAGAIN),
+        _refuse(errno.EINVAL),
         _instruction(_LOAD, _NUMBER),
     ]
 

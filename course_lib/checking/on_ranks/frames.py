@@ -9,6 +9,7 @@ The reader checks the length against its limit before it allocates anything.
 
 import socket
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 
 from course_lib.checking.on_ranks.wire import MAX_BYTES, WireError
@@ -115,17 +116,16 @@ class FrameReader:
         """Whether a frame has begun but not ended, so that an end of the stream would cut it."""
         return bool(self._buffer)
 
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Add the next piece of the stream; return the frames that are complete now.
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Add the next piece of the stream; yield the frames that are complete now.
 
         Raises:
-            WireError: what arrived is not a frame, or announces more than ``max_bytes``. Complete
-                frames before it in the same piece are lost, too.
+            WireError: after the last frame, what arrived is not a frame, or announces more than
+                ``max_bytes``.
         """
         if self._error is not None:
             raise self._error
         self._buffer += data
-        frames = []
         while len(self._buffer) >= _FRAME.size:
             try:
                 kind, length = _parse_header(self._buffer, self._max_bytes)
@@ -136,6 +136,6 @@ class FrameReader:
             end = _FRAME.size + length
             if len(self._buffer) < end:
                 break
-            frames.append((kind, bytes(memoryview(self._buffer)[_FRAME.size : end])))
+            payload = bytes(memoryview(self._buffer)[_FRAME.size : end])
             del self._buffer[:end]
-        return frames
+            yield kind, payload

@@ -30,6 +30,8 @@ ARRAY = "a NumPy array"
 MAX_BYTES = 256 * 2**20  # of one message or frame, if the reader gives no other limit
 MAX_SKELETON = 2**20  # bytes of JSON: an object costs about 30 times its JSON in memory
 MAX_DEPTH = 64
+MAX_KEY = 200  # characters of a key of a dict
+MAX_NAME = 400  # characters of the name of a place: a value has many places, each with a name
 MAX_INT_BITS = 1024  # the range of a float; prevents slow parsing of a million digits
 MAX_DIMS = 64
 MAX_EXTENT = 2**62  # product of the non-zero sizes: strides must fit 64 bits, even if empty
@@ -106,9 +108,15 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
                 raise NotPlainError(
                     f"{path} has a key of type {_type(key)}; the keys of a dict must be text"
                 )
+            if len(key) > MAX_KEY:
+                raise NotPlainError(
+                    f"{path[:MAX_NAME]} has a key of {len(key)} characters; at most {MAX_KEY} can "
+                    "be sent"
+                )
         return {
             "dict": [
-                [k, _to_skeleton(v, f"{path}[{k!r}]", depth + 1, blobs)] for k, v in value.items()
+                [k, _to_skeleton(v, f"{path[-MAX_NAME:]}[{k!r}]", depth + 1, blobs)]
+                for k, v in value.items()
             ]
         }
     hint = ""
@@ -211,10 +219,12 @@ def _from_skeleton(node: Any, depth: int, blobs: "_Blobs") -> Plain:
             entries: dict[str, Plain] = {}
             for pair in pairs:
                 match pair:
-                    case [str(key), item] if key not in entries and _is_unicode(key):
+                    case [str(key), item] if (
+                        len(key) <= MAX_KEY and key not in entries and _is_unicode(key)
+                    ):
                         entries[key] = _from_skeleton(item, depth + 1, blobs)
                     case _:
-                        raise WireError("a dict with a bad or repeated key")
+                        raise WireError("a dict with a bad, long or repeated key")
             return entries
         case {"tensor": [str(dtype), [*shape]], **rest} if not rest:
             return blobs.take(dtype, shape)
@@ -251,7 +261,9 @@ def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, 
     """Yield the tensors, numbers, texts and Nones of a plain value, each with a name for its place.
 
     If `like` has a leaf at a place, the value there is yielded as a whole, even if it is a list.
+    Of a name, only the first `MAX_NAME` characters are kept; no check asks for a longer one.
     """
+    name = name[:MAX_NAME]
     if like is not None and not isinstance(like, dict | list | tuple):
         yield name, value
     elif isinstance(value, dict):

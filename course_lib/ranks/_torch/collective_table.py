@@ -407,6 +407,8 @@ def signature_of(
         words.append(f"root={root}")
     if tensors:
         words.append(str(tensors[0].dtype).removeprefix("torch."))
+        if any(tensor.is_meta for tensor in tensors):
+            words.append("without values (device meta)")
         if not KINDS[kind].uneven:
             words.append(counted(sum(tensor.numel() for tensor in tensors), "element"))
     return " ".join(words)

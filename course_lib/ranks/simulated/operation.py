@@ -124,6 +124,8 @@ def check_tensors(operation: Operation) -> None:
     gets = [t.numel() for t in operation.outputs]
     if len({t.dtype for t in (*operation.inputs, *operation.outputs)}) > 1:
         raise ValueError(f"all tensors of one {name} must have the same dtype")
+    if len({t.is_meta for t in (*operation.inputs, *operation.outputs)}) > 1:
+        raise ValueError(f"some tensors of one {name} are on the device meta and have no values")
     if name not in KINDS:
         raise ValueError(f"there is no operation {name!r}")
     if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):

@@ -132,7 +132,7 @@ class Messages:
         _check_pair(send, receive)
         receive.peer, receive.seq = send.rank, send.seq
         target = receive.outputs[0]
-        if not (data.is_meta or target.is_meta):
+        if not data.is_meta:
             with torch.no_grad():
                 target.copy_(data if data.shape == target.shape else data.reshape(target.shape))
         self._end(receive, arrival)
@@ -155,4 +155,11 @@ def _check_pair(send: Operation, receive: Operation) -> None:
             f"Rank {send.rank} sends {counted(send.numel, 'element')} of {send.dtype}, but rank "
             f"{receive.rank} receives them as {counted(receive.numel, 'element')} of "
             f"{receive.dtype}.",
+        )
+    if send.inputs[0].is_meta != receive.outputs[0].is_meta:
+        without = send if send.inputs[0].is_meta else receive
+        raise Mismatch(
+            [send, receive],
+            f"Rank {send.rank} sends to rank {receive.rank}, but the tensor of rank {without.rank} "
+            "is on the device meta and has no values.",
         )

@@ -147,7 +147,7 @@ def read_finish(body: bytes | bytearray) -> bool:
 def done(kind: Type, number: int, clock: float, operation: Operation | None = None) -> bytes:
     """Return the answer to WAIT or TEST: the rank's clock, and the results if it is over."""
     outputs = [] if operation is None else operation.outputs
-    data = [to_bytes(tensor) for tensor in outputs if not tensor.is_meta]
+    data = [to_bytes(tensor) for tensor in outputs]
     source = -1 if operation is None or operation.peer is None else operation.peer
     return frame(kind, _DONE.pack(number, clock, source), *data)
 
@@ -249,10 +249,7 @@ DTYPES = [
     torch.complex64,
     torch.complex128,
 ]
-_META = 1
-"""Flag: the tensors have no values."""
-
-_POST = struct.Struct("<QBBBBiqIHHH")
+_POST = struct.Struct("<QBBBiqIHHH")
 _MAX_NUMEL = 1 << 48
 
 
@@ -263,7 +260,6 @@ class _Fields(NamedTuple):
     kind: int
     op: int
     dtype: int
-    flags: int
     peer: int
     tag: int
     group: int
@@ -283,7 +279,10 @@ class Post:
 def post(number: int, operation: Operation, group_number: int) -> bytes:
     """Return the frame that posts an operation."""
     tensors = [*operation.inputs, *operation.outputs]
-    meta = any(tensor.is_meta for tensor in tensors)
+    if any(tensor.is_meta for tensor in tensors):
+        raise NotImplementedError(
+            f"{operation.kind}: a tensor on the device meta has no values to send here"
+        )
     dtype = tensors[0].dtype if tensors else torch.uint8
     if dtype not in DTYPES:
         raise NotImplementedError(f"{dtype} tensors cannot be sent over the simulated network")
@@ -293,7 +292,6 @@ def post(number: int, operation: Operation, group_number: int) -> bytes:
         kind=_NAMES.index(operation.kind),
         op=OPS.index(operation.op),
         dtype=DTYPES.index(dtype),
-        flags=_META * meta,
         peer=-1 if operation.peer is None else operation.peer,
         tag=operation.tag,
         group=group_number,
@@ -302,7 +300,7 @@ def post(number: int, operation: Operation, group_number: int) -> bytes:
         where=len(where),
     )
     sizes = struct.pack(f"<{len(tensors)}Q", *(tensor.numel() for tensor in tensors))
-    data = [] if meta else [to_bytes(tensor) for tensor in operation.inputs]
+    data = [to_bytes(tensor) for tensor in operation.inputs]
     return frame(Type.POST, _POST.pack(*fields), sizes, where, *data)
 
 
@@ -360,12 +358,7 @@ def read_post(
 
 def _check_sense(fields: _Fields, rank: int, members: tuple[int, ...]) -> None:
     """Check that such an operation exists, and that this rank may post it."""
-    if (
-        fields.kind >= len(_NAMES)
-        or fields.op >= len(OPS)
-        or fields.dtype >= len(DTYPES)
-        or fields.flags > _META
-    ):
+    if fields.kind >= len(_NAMES) or fields.op >= len(OPS) or fields.dtype >= len(DTYPES):
         raise FrameError("there is no such operation")
     if rank not in members or (fields.peer != -1 and fields.peer not in members):
         raise FrameError("an operation names a rank outside its group")
@@ -393,7 +386,7 @@ def _cut(
     sizes = struct.unpack_from(f"<{count}Q", body, _POST.size)
     if any(size > _MAX_NUMEL for size in sizes):
         raise FrameError("a tensor has an impossible size")
-    item = 0 if fields.flags & _META else DTYPES[fields.dtype].itemsize
+    item = DTYPES[fields.dtype].itemsize
     if len(body) != end + sum(sizes[: fields.inputs]) * item:
         raise FrameError("the sizes of an operation contradict each other")
     if sum(sizes[fields.inputs :]) * item > limit:
@@ -403,16 +396,17 @@ def _cut(
 
 
 def _read_tensors(fields: _Fields, sizes: tuple[int, ...], data: memoryview) -> list[torch.Tensor]:
-    """Return the inputs, over their bytes in `data`, and empty outputs."""
+    """Return the inputs, over their bytes in `data`, and outputs of zeros.
+
+    Memory that is not initialised must never reach a rank: it may hold another student's work.
+    """
     dtype = DTYPES[fields.dtype]
     tensors: list[torch.Tensor] = []
     at = 0
     for i, size in enumerate(sizes):
-        if fields.flags & _META:
-            tensors.append(torch.empty(size, dtype=dtype, device="meta"))
-        elif i < fields.inputs:
+        if i < fields.inputs:
             tensors.append(from_bytes(data[at : at + size * dtype.itemsize], dtype))
             at += size * dtype.itemsize
         else:
-            tensors.append(torch.empty(size, dtype=dtype))
+            tensors.append(torch.zeros(size, dtype=dtype))
     return tensors

@@ -192,7 +192,7 @@ class Session:
         self.bounds.expect("open", 1 + len(connection.open))
         posted = read_post(body, rank, connection.groups, self.bounds.frame, self.bounds.text)
         operation = posted.operation
-        size = sum(t.numel() * t.element_size() for t in operation.outputs if not t.is_meta)
+        size = sum(t.numel() * t.element_size() for t in operation.outputs)
         connection.held += size + len(body)
         if posted.number in connection.open:
             raise FrameError("it gave the number of an unfinished operation to a new one")
@@ -230,7 +230,6 @@ class Session:
         held = sum(
             t.numel() * t.element_size()
             for t in {id(t): t for t in (*operation.inputs, *operation.outputs)}.values()
-            if not t.is_meta
         )
         connection.held = max(0, connection.held - held)
         self._send(connection, socket_frames.done(Type.DONE, number, clock, operation))

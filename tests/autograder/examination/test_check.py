@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autograder.examination.budget import OutOfTime
-from autograder.examination.case import SubmissionError
+from autograder.examination.case import OverMemory, SubmissionError
 from autograder.examination.check import MEMORY, TIME, AuthorError, Examined, examine
-from autograder.sandbox.place import OVER_MEMORY, MachineFailure
+from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, Observed, Wrong
 from course_lib.ranks.explain.errors import (
@@ -44,7 +44,7 @@ class Ran:
     def __init__(self, carried: Answer, real: Answer | None = None) -> None:
         self._answers = {None: carried, "cpu": real}
 
-    def runner(self, on: str | None = None) -> Any:
+    def runner(self, on: str | None = None, taken: Any = None) -> Any:
         answer = self._answers[on]
         return lambda check, case, inputs: Observed(answer(case, inputs))  # type: ignore[misc]
 
@@ -118,7 +118,7 @@ def test_of_a_public_case_all_is_told() -> None:
     [
         (OutOfTime("60 s are used up."), [f"{TIME}, in public of 02/f"]),
         (RankTimeout("It took 9 s."), [f"{TIME}, in public of 02/f"]),
-        (RanksError(f"The {OVER_MEMORY} 2 GiB."), [f"{MEMORY}, in public of 02/f"]),
+        (OverMemory("Too much."), [f"{MEMORY}, in public of 02/f"]),
         (DeadlockError("Ranks 0 and 1 wait."), []),
     ],
 )

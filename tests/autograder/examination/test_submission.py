@@ -111,7 +111,7 @@ def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in
     started: list[Any] = []
     start = Submission._start_notebook
     monkeypatch.setattr(
-        Submission, "_start_notebook", lambda self: (started.append(self), start(self))[1]
+        Submission, "_start_notebook", lambda *given: (started.append(given), start(*given))[1]
     )
     ends = "class Ends:\n    def __reduce__(self):\n        import os; os._exit(5)\nends = Ends()\n"
     body = "def total(mine):\n    return ends\n"
@@ -251,7 +251,7 @@ def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any)
 
 def test_a_cell_that_cannot_start_is_not_a_zero_either(monkeypatch: Any) -> None:
     """Without a filter for calls, nothing is run."""
-    monkeypatch.setattr(place_module, "seccomp_filter", lambda: b"")
+    monkeypatch.setattr(place_module, "seccomp_filter", lambda **_: b"")
     with (
         SandboxedPlace() as place,
         Submission(place) as examination,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.sandbox.memory import MemoryGroup, descendants, private_memory
+from autograder.sandbox.memory import MemoryGroup, descendants, held_memory
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_descendants_and_their_memory_are_seen() -> None:
         process.stdout.readline()
         below = descendants(os.getpid())
         assert process.pid in below and len(descendants(process.pid)) == 1
-        assert private_memory(process.pid) > 80 << 20
+        assert held_memory(process.pid) > 80 << 20
         process.stdin.close()
-    assert private_memory(2**22 + 1) == 0
+    assert held_memory(2**22 + 1) == 0
 
 
 def test_a_group_is_removed_and_whoever_has_ended_is_not_added(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import pytest
 from autograder.sandbox import seccomp
 from autograder.sandbox.seccomp import UnknownArchitecture, seccomp_filter
 
-TABLES = {**seccomp.WATCHING_OTHERS, **seccomp.KERNEL_ITSELF, **seccomp.NAMESPACES}
+ALWAYS = {**seccomp.WATCHING_OTHERS, **seccomp.KERNEL_ITSELF}
+OF_STUDENTS = {**seccomp.NAMESPACES, **seccomp.OTHER_CELLS, **seccomp.HIDDEN_MEMORY}
+OF_RANKS = {**seccomp._FLOCK, **seccomp._NEWER_FUTEXES}
+TABLES = {**ALWAYS, **OF_STUDENTS, **OF_RANKS}
 REFUSED, NO_SUCH_CALL, KILLED, ALLOWED = 0x00050001, 0x00050026, 0x80000000, 0x7FFF0000
 
 
@@ -41,10 +45,32 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
     program = seccomp_filter(machine)
     architecture = seccomp._ARCHITECTURES[machine]
     refused = {numbers[column] for numbers in TABLES.values()}
+    refused |= {seccomp._INOTIFY_INIT} if machine == "x86_64" else set()
     clone, clone3 = seccomp._CLONE["clone"][column], seccomp._CLONE3["clone3"][column]
     for number in range(600):
         wanted = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
-        assert run(program, number, architecture, 7, 7) == wanted, number
+        # Arguments that are good for socket (AF_UNIX), fcntl (F_GETFD) and futex (private wait).
+        good = (1, 1) if number != seccomp._FUTEX["futex"][column] else (1, 128)
+        assert run(program, number, architecture, *good) == wanted, number
+    fcntl, socket, futex = (
+        table[name][column]
+        for table, name in (
+            (seccomp._FCNTL, "fcntl"),
+            (seccomp._SOCKET, "socket"),
+            (seccomp._FUTEX, "futex"),
+        )
+    )
+    for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1036):  # locks, a lease, a watch, a hint
+        assert run(program, fcntl, architecture, 3, command) == REFUSED
+    for family in (17, 38, 40):  # raw packets, cryptography, AF_VSOCK
+        assert run(program, socket, architecture, family, 1) == REFUSED
+    assert run(program, futex, architecture, 7, 0) == 0x00050000 | errno.EAGAIN
+    assert run(program, futex, architecture, 7, 1) == 0x00050000 | errno.EINVAL
+    with_locks = seccomp_filter(machine, locks=True)
+    assert run(with_locks, futex, architecture, 7, 1) == ALLOWED
+    for name, numbers in TABLES.items():
+        answer = ALLOWED if name in OF_RANKS else REFUSED
+        assert run(with_locks, numbers[column], architecture) == answer, name
     for flag in (0x00020000, 0x02000000, 0x10000000, 0x20000000, 0x40000000):
         assert run(program, clone, architecture, flag | 17) == REFUSED
     assert run(program, clone, architecture, 0x003D0F00) == ALLOWED  # a thread
@@ -77,7 +103,7 @@ def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(
 def test_our_own_process_may_make_namespaces_and_nothing_more() -> None:
     program = seccomp_filter("x86_64", namespaces=True)
     for name, (number, _) in TABLES.items():
-        answer = ALLOWED if name in seccomp.NAMESPACES else REFUSED
+        answer = REFUSED if name in ALWAYS else ALLOWED
         assert run(program, number, seccomp._ARCHITECTURES["x86_64"]) == answer, name
     assert run(seccomp_filter("x86_64"), 0x40000000, 0xC000003E) == NO_SUCH_CALL  # x32
 
