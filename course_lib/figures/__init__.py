@@ -17,8 +17,10 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_graphs`: draws which ranks get messages from which
 - `_schedules`: draws the schedules of pipelines
+- `diagrams`: draws who holds what and what goes where, in boxes and arrows
 """
 
+from course_lib.figures import diagrams
 from course_lib.figures._chunks import (
     Moment,
     chunk_moments,
@@ -54,6 +56,7 @@ __all__ = [
     "chunk_moments",
     "chunk_names",
     "communication_graph",
+    "diagrams",
     "draw_moment",
     "draw_outcomes",
     "draw_schedules",

@@ -13,7 +13,8 @@ no other chunk uses. So a sum shows all its parts. "b02" is the sum of chunk b o
 If an algorithm records its steps, `draw_steps` draws all of them at once. Any other algorithm is
 watched while it runs (`chunk_moments`), and `draw_moment` draws one moment of it, for `explore`.
 
-These pictures do not use colour: new content is bold, on grey.
+Each rank has a colour. A box has a stripe for every rank whose part it holds, so colours mix while
+ranks add up; a sum of all ranks is one solid dark box. New content is bold, in a thick frame.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path
 
+_HUES = ("#9ecae9", "#ffcf8a", "#a8dba8", "#f2b6cf", "#d5c4ea", "#e8e08a", "#b7e0dc", "#f0b8a8")
+"""One for each rank of origin, pale enough for black text; beyond eight ranks boxes are grey."""
+_DONE = "#2f7f74"
+"""The colour of a sum of all ranks."""
 _LEGEND = "b2: chunk b of rank 2\nb02: of ranks 0 and 2,\nadded up\nΣb: the sum of all\n"
 
 
@@ -154,22 +160,46 @@ def _draw_grid(axes: Axes, grid: Sequence[Sequence[str]], before: Sequence[Seque
     from matplotlib.path import Path
 
     width = max(len(row) for row in [*grid, *before])
-    boxes: dict[str, list[Path]] = {"white": [], "0.82": []}
+    stripes: dict[str, list[Path]] = {}
+    frames: dict[float, list[Path]] = {0.8: [], 2.2: []}
     for rank, row in enumerate(grid):
         axes.text(-0.15, rank, f"rank {rank}", ha="right", va="center", fontsize=9)
         for place, name in enumerate(row):
             new = bool(name) and name not in before[rank][place : place + 1]
-            left, right, top, bottom = place, place + 1, rank - 0.42, rank + 0.42
-            corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-            boxes["0.82" if new else "white"].append(Path(corners, closed=True))
+            frames[2.2 if new else 0.8].append(_box(place, place + 1, rank))
+            hues = _hues(name, len(grid))
+            for number, hue in enumerate(hues):
+                left, right = (place + each / len(hues) for each in (number, number + 1))
+                stripes.setdefault(hue, []).append(_box(left, right, rank))
             weight = "bold" if new else "normal"
             size = 9 if len(name) < 4 else 8 if len(name) < 7 else 7
-            axes.text(place + 0.07, rank, name, va="center", size=size, weight=weight)
-    for color, paths in boxes.items():
-        if paths:  # all boxes of one color at once: single boxes would be four times as long in SVG
+            ink = "white" if hues == [_DONE] else "black"
+            axes.text(place + 0.07, rank, name, va="center", size=size, weight=weight, color=ink)
+    # All boxes of one colour at once: single boxes would be four times as long in SVG.
+    for hue, paths in stripes.items():
+        axes.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=hue, lw=0))
+    for thick, paths in frames.items():
+        if paths:
             together = Path.make_compound_path(*paths)
-            axes.add_patch(PathPatch(together, facecolor=color, edgecolor="0.5", lw=0.8))
+            axes.add_patch(PathPatch(together, facecolor="none", edgecolor="black", lw=thick))
     axes.set(xlim=(-1.3, width + 0.05), ylim=(len(grid) - 0.5, -0.6))
+
+
+def _box(left: float, right: float, rank: int) -> Path:
+    from matplotlib.path import Path
+
+    top, bottom = rank - 0.42, rank + 0.42
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    return Path(corners, closed=True)
+
+
+def _hues(name: str, world_size: int) -> list[str]:
+    """Return the colour of each rank whose part a box holds, by its content's name."""
+    if name.startswith("Σ"):
+        return [_DONE]
+    if world_size > len(_HUES):
+        return ["0.85"] if name else []
+    return [_HUES[int(digit)] for digit in name if digit.isdigit()]
 
 
 def _draw_message(
@@ -317,8 +347,8 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
     """Draw moment `number`: what each rank holds, and the messages that brought it.
 
     All drawings have the same size. A number beyond the last moment draws the last moment. New
-    content is bold, on grey. In each column in which the receiver got something, an arrow leads
-    from the sender to the receiver. So a message of several columns has several arrows, and the tip
+    content is bold, in a thick frame. In each column in which the receiver got something, an arrow
+    leads from the sender to the receiver. So a message of several columns has several arrows, and the tip
     of each arrow says this.
     """
     import matplotlib.pyplot as plt

@@ -1,0 +1,279 @@
+"""Diagrams: who holds what, and what goes where, as boxes and arrows in one style.
+
+    >>> from course_lib.figures import diagrams
+    >>> diagrams.data_parallel_step().get_size_inches()[0]
+    8.0
+
+Blue is a rank and what it holds, orange is what travels, green is a finished result, and grey is
+what a rank does not hold. Every box has a name, so no colour is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import; most ranks never draw
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HELD, MOVED, DONE, AWAY, BARE = "#cfe3f5", "#ffd9a0", "#bfe3d0", "#ececec", "white"
+_INK = "#333333"
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return an empty drawing, eight inches wide, with `width` × `height` units and y downwards."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 8.0 * height / width), facecolor="white")
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+    axes.axis("off")
+    return figure, axes
+
+
+def _box(
+    axes: Axes, x: float, y: float, w: float, h: float, text: str = "", color: str = HELD
+) -> None:
+    """Draw a box with its upper left corner at (x, y), and its text in the middle."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((x, y), w, h, facecolor=color, edgecolor=_INK, linewidth=0.9))
+    axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", fontsize=9, color="black")
+
+
+def _arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], bend: float = 0.0
+) -> None:
+    style: dict[str, Any] = {"arrowstyle": "-|>", "color": _INK, "lw": 1.2}
+    style |= {"shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}
+    axes.annotate("", end, start, arrowprops=style)
+
+
+def _note(axes: Axes, x: float, y: float, text: str, ha: str = "center") -> None:
+    axes.text(x, y, text, ha=ha, va="center", fontsize=9, color=_INK)
+
+
+def data_parallel_step(world_size: int = 4) -> Figure:
+    """Draw one step on K replicas: own rows, own gradient, the mean, the same update."""
+    figure, axes = _canvas(12, 5.2)
+    wide = 11.6 / world_size
+    for rank in range(world_size):
+        x = 0.3 + rank * wide
+        _box(axes, x, 0.2, wide - 0.4, 0.6, f"rank {rank}: rows of shard {rank}", BARE)
+        _box(axes, x, 1.2, wide - 0.4, 0.7, "forward, backward at w")
+        _box(axes, x, 2.3, wide - 0.4, 0.6, f"gradient g{rank}", MOVED)
+        _box(axes, x, 4.4, wide - 0.4, 0.6, "w ← w − α ḡ", DONE)
+        middle = x + (wide - 0.4) / 2
+        for top, bottom in ((0.8, 1.2), (1.9, 2.3), (2.9, 3.3), (3.95, 4.4)):
+            _arrow(axes, (middle, top), (middle, bottom))
+    mean = " + ".join(f"g{rank}" for rank in range(world_size))
+    text = f"all-reduce: ḡ = ({mean}) / {world_size}, the same on all ranks"
+    _box(axes, 0.3, 3.3, 11.2, 0.65, text, MOVED)
+    return figure
+
+
+def flattened_bucket() -> Figure:
+    """Draw how gradients of several shapes become one flat buffer, and one call."""
+    figure, axes = _canvas(12, 4.4)
+    shapes = (("B3: 2 × 5", 5, 2), ("b3: 2", 2, 1), ("B2: 5 × 3", 3, 5))
+    cell, x, at = 0.34, 0.8, 1.0
+    for name, columns, rows in shapes:
+        middle = x + columns * cell / 2
+        for row in range(rows):
+            for column in range(columns):
+                _box(axes, x + column * cell, 0.6 + row * cell, cell, cell)
+        _note(axes, middle, 0.3, name)
+        count = rows * columns
+        for number in range(count):
+            _box(axes, at + number * cell, 3.0, cell, cell, "", MOVED)
+        axes.plot([at, at], [2.92, 3.42], color="black", lw=2)
+        _arrow(axes, (middle, 0.7 + rows * cell), (at + count * cell / 2, 2.95))
+        at += count * cell
+        x += columns * cell + 2.2
+    axes.plot([at, at], [2.92, 3.42], color="black", lw=2)
+    text = (
+        "one bucket: a contiguous buffer, 27 numbers, one all-reduce; each gradient is a view of it"
+    )
+    _note(axes, 6, 3.8, text)
+    return figure
+
+
+def torchrun_and_store(world_size: int = 4) -> Figure:
+    """Draw what torchrun starts, and how the ranks find one another through the store."""
+    figure, axes = _canvas(12, 4.9)
+    _box(axes, 3.9, 0.2, 4.2, 0.7, f"torchrun --nproc-per-node {world_size}", BARE)
+    _box(axes, 3.9, 3.9, 4.2, 0.8, "store at MASTER_ADDR : MASTER_PORT\nrank → address", MOVED)
+    wide = 12 / world_size
+    for rank in range(world_size):
+        x = rank * wide + 0.2
+        text = f"RANK={rank}  LOCAL_RANK={rank}\nWORLD_SIZE={world_size}\ntrain.py"
+        _box(axes, x, 1.7, wide - 0.4, 1.1, text)
+        middle = x + wide / 2 - 0.2
+        start = 6 + (rank - (world_size - 1) / 2) * 0.7
+        _arrow(axes, (start, 0.9), (middle, 1.7))
+        _arrow(axes, (middle, 2.8), (start, 3.9))
+    _note(axes, 0.2, 0.5, "starts a process for each rank", "left")
+    _note(axes, 0.2, 4.3, "init_process_group:\nleave my address,\nwait for the others'", "left")
+    return figure
+
+
+def ddp_phases() -> Figure:
+    """Draw what DDP does when it is made, in forward and in backward."""
+    figure, axes = _canvas(12, 3.6)
+    phases = (
+        (
+            "made",
+            (
+                "broadcast weights and buffers\nfrom rank 0",
+                "cut parameters into buckets,\nlast layer first",
+                "put a hook on every parameter",
+            ),
+            HELD,
+        ),
+        (
+            "forward, each step",
+            (
+                "broadcast buffers,\nif there are any",
+                "run the module",
+                "find unused parameters,\nif asked to",
+            ),
+            BARE,
+        ),
+        (
+            "backward, each step",
+            (
+                "a hook: gradient ready,\ncopy it into its bucket",
+                "bucket full: start its\nall-reduce, go on",
+                "last hook: wait for all",
+            ),
+            MOVED,
+        ),
+    )
+    for number, (name, does, color) in enumerate(phases):
+        x = 0.3 + number * 3.95
+        _note(axes, x + 1.7, 0.3, name)
+        for place, text in enumerate(does):
+            y = 0.6 + place * 1.0
+            _box(axes, x, y, 3.4, 0.8, text, color)
+            if place:
+                _arrow(axes, (x + 1.7, y - 0.2), (x + 1.7, y))
+        if number:
+            _arrow(axes, (x - 0.55, 1.0), (x, 1.0))
+    return figure
+
+
+def two_phases(world_size: int = 3) -> Figure:
+    """Draw a compressed all-reduce in two phases: C(Σ C(∇f))."""
+    figure, axes = _canvas(12, 4.6)
+    heads = (
+        "own gradient",
+        "compress each chunk",
+        "to the chunk's owner",
+        "sum, compress again",
+        "to all ranks",
+    )
+    for number, head in enumerate(heads):
+        _note(axes, 1.2 + number * 2.4, 0.3, head)
+    for rank in range(world_size):
+        y = 0.8 + rank * 1.25
+        _box(axes, 0.2, y, 1.9, 0.8, f"rank {rank}: ∇f{rank}")
+        _box(axes, 2.7, y, 1.7, 0.8, f"C(∇f{rank})", MOVED)
+        _box(axes, 7.5, y, 1.9, 0.8, f"C(Σ C(∇f))\nchunk {rank}", MOVED)
+        _box(axes, 10.2, y, 1.6, 0.8, "all chunks", DONE)
+        _arrow(axes, (2.1, y + 0.4), (2.7, y + 0.4))
+        for other in range(world_size):
+            there = 1.2 + other * 1.25
+            _arrow(axes, (4.4, y + 0.4), (7.5, there))
+            _arrow(axes, (9.4, y + 0.4), (10.2, there))
+    return figure
+
+
+def zero_stages(world_size: int = 4) -> Figure:
+    """Draw what each rank holds with DDP and ZeRO 1, 2, 3: columns are stages, bars are ranks."""
+    figure, axes = _canvas(12, 4.6)
+    kinds = ("weights", "gradients", "optimizer\nstate")
+    stages = (("DDP", 0), ("ZeRO-1", 1), ("ZeRO-2", 2), ("ZeRO-3", 3))
+    for column, (name, divided) in enumerate(stages):
+        x = 1.7 + column * 2.6
+        _note(axes, x + 1.05, 0.3, name)
+        for row, kind in enumerate(kinds):
+            if not column:
+                _note(axes, 0.8, 1.1 + row * 1.25, kind)
+            for rank in range(world_size):
+                y, part = 0.65 + row * 1.25 + rank * 0.24, 2.1 / world_size
+                _box(axes, x, y, 2.1, 0.2, "", HELD if divided < 3 - row else AWAY)
+                if divided >= 3 - row:
+                    _box(axes, x + rank * part, y, part, 0.2, "", HELD)
+    text = (
+        f"each bar is one of {world_size} ranks; blue: what it holds, grey: what others hold for it"
+    )
+    _note(axes, 6, 4.4, text)
+    return figure
+
+
+def ring_attention(world_size: int = 4) -> Figure:
+    """Draw a sequence divided over ranks: queries stay, keys and values go round."""
+    figure, axes = _canvas(12, 3.3)
+    wide = 12 / world_size
+    for rank in range(world_size):
+        x, left = rank * wide + 0.25, (rank - 1) % world_size
+        _note(axes, x + wide / 2 - 0.25, 0.25, f"rank {rank}")
+        _box(axes, x, 0.5, wide - 0.8, 0.7, f"queries {rank}: stay")
+        _box(axes, x, 1.3, wide - 0.8, 0.7, f"keys, values {left}:\nhere in step 1", MOVED)
+        if rank + 1 < world_size:
+            _arrow(axes, (x + wide - 0.8, 1.65), (x + wide, 1.65))
+    _arrow(axes, (12 - 1.5, 2.0), (1.2, 2.0), bend=-0.12)
+    _note(axes, 6, 3.0, f"after {world_size} steps every query has met every key")
+    return figure
+
+
+def mesh_cube(sizes: Sequence[int] = (2, 2, 2)) -> Figure:
+    """Draw a mesh of data × pipeline × tensor parallel ranks, with rank 0's groups thick."""
+    figure, axes = _canvas(12, 5.6)
+    dp, pp, tp = sizes
+
+    def place(d: int, p: int, t: int) -> tuple[float, float]:
+        return 2.2 + t * 3.4 + d * 1.9, 4.7 - p * 2.7 - d * 1.0
+
+    ways = (
+        ("tensor parallel", (0, 0, 1), "#0072b2", "-"),
+        ("pipeline parallel", (0, 1, 0), "#d55e00", "--"),
+        ("data parallel", (1, 0, 0), "#009e73", ":"),
+    )
+    every = [(d, p, t) for d in range(dp) for p in range(pp) for t in range(tp)]
+    for number, (name, (u, v, w), color, line) in enumerate(ways):
+        for d, p, t in every:
+            if d + u < dp and p + v < pp and t + w < tp:
+                xs, ys = zip(place(d, p, t), place(d + u, p + v, t + w), strict=True)
+                thick = 4 if (d, p, t) == (0, 0, 0) else 1.3
+                axes.plot(xs, ys, color=color, linestyle=line, lw=thick, zorder=1)
+        axes.plot([8.3, 9.1], [2.2 + 0.6 * number] * 2, color=color, linestyle=line, lw=3)
+        _note(axes, 9.3, 2.2 + 0.6 * number, name, "left")
+    _note(axes, 8.3, 4.1, "thick: the groups of rank 0", "left")
+    for rank, at in enumerate(every):
+        x, y = place(*at)
+        _box(axes, x - 0.35, y - 0.25, 0.7, 0.5, str(rank))
+    return figure
+
+
+def two_levels(nodes: int = 2, per_node: int = 4) -> Figure:
+    """Draw a network of two levels: fast links inside a node, slow ones between nodes."""
+    figure, axes = _canvas(12, 3.5)
+    wide = 12 / nodes
+    for node in range(nodes):
+        x = node * wide + 0.3
+        _box(axes, x, 0.4, wide - 0.6, 1.5, "", BARE)
+        _note(axes, x + wide / 2 - 0.3, 0.2, f"node {node}")
+        each = (wide - 0.9) / per_node
+        for gpu in range(per_node):
+            left = x + 0.15 + gpu * each
+            _box(axes, left + 0.1, 0.6, each - 0.2, 0.55, f"GPU {node * per_node + gpu}")
+            axes.plot([left + each / 2] * 2, [1.15, 1.45], color=_INK, lw=3)
+        axes.plot(
+            [x + 0.15 + each / 2, x + 0.15 + (per_node - 0.5) * each], [1.45] * 2, color=_INK, lw=3
+        )
+        _note(axes, x + wide / 2 - 0.3, 1.68, "inside a node: hundreds of GB/s")
+        axes.plot([x + wide / 2 - 0.3] * 2, [1.9, 2.5], color=_INK, lw=1)
+    _box(axes, 2.5, 2.5, 7, 0.6, "between nodes: tens of GB/s for each node or GPU", MOVED)
+    return figure
