@@ -348,8 +348,8 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
 
     All drawings have the same size. A number beyond the last moment draws the last moment. New
     content is bold, in a thick frame. In each column in which the receiver got something, an arrow
-    leads from the sender to the receiver. So a message of several columns has several arrows, and the tip
-    of each arrow says this.
+    leads from the sender to the receiver. So a message of several columns has several arrows, and
+    the tip of each arrow says this.
     """
     import matplotlib.pyplot as plt
 
