@@ -69,7 +69,7 @@ def run(
         if until and until(so_far := CheckReport(name, tuple(results), check.worth)):
             raise Enough(so_far)
 
-    with LocalRunner(function, on, quiet=True, ranks=POOLS[on]) as runner:
+    with LocalRunner(function, on, echo=None, ranks=POOLS[on]) as runner:
         cases = hidden_of(folder).HIDDEN.get(task, ()) if on == "simulated" or until else ()
         try:
             return run_check(name, check, runner, seed="tests", hidden=cases, progress=progress)

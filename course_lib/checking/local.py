@@ -136,8 +136,9 @@ def examine(
     say(f"starting {counted(most, 'rank')} …")
     with ExitStack() as stack:
         runners = {
+            # What simulated ranks have printed, real ranks need not print again.
             place: stack.enter_context(
-                LocalRunner(function, place, quiet=place != "simulated", echo=echo)
+                LocalRunner(function, place, echo=echo if place == "simulated" else None)
             )
             for place in dict.fromkeys(("simulated", on))
         }

@@ -15,7 +15,7 @@ The parts of this package, from the bottom up. Each one imports only parts above
 - `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `simulated`: ranks on the fabric, a network with
   a virtual clock; neither imports the other
-- `isolated`: processes whose network is a fabric
+- `host`: the process whose threads are the simulated ranks
 - `engine`: the choice between these kinds of ranks; `ranks`: the class `Ranks`; `multinode`: ranks
   on several machines; `flight_recorder`: the dumps of PyTorch's recorder, explained
 - `watch`: hangs of any ``torchrun`` job, explained

@@ -1,7 +1,7 @@
 """The engines, which run the calls of a `Ranks`, and the function that chooses one of them.
 
-`Processes` is for ``on="cpu"`` and ``"gpu"``. The ranks of `Simulated` are threads of this process
-on a fabric with a virtual clock. `IsolatedSimulated` is the same with a process for each rank.
+`Processes` is for ``on="cpu"`` and ``"gpu"``. The ranks of `Simulated` are threads of one process,
+their host, on a fabric with a virtual clock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from course_lib.ranks.calls import Call
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.isolated import IsolatedSimulated
+from course_lib.ranks.host import Simulated
 from course_lib.ranks.placement import Placement, place
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
-from course_lib.ranks.simulated.threads import Computation, Misuse, Simulated
+from course_lib.ranks.simulated.threads import Computation, Policy
 from course_lib.ranks.trace.trace import Trace
 
 
@@ -49,23 +49,19 @@ def make_engine(
     device: Device | None,
     computation: Computation | None,
     metered: bool,
-    misuse: Misuse,
-    isolated: bool,
+    misuse: Policy,
+    owner: str,
 ) -> Engine:
     """Return the engine for the arguments of `Ranks`, where they are explained.
+
+    `owner` is the key of the ranks' variables: see `variables`.
 
     Raises:
         ValueError: `on` is not valid, or ranks of this kind are not possible with these arguments.
 
     """
-    if isolated and (on != "simulated" or device is not None or computation is not None):
-        raise ValueError(
-            'isolated=True works only with on="simulated", and without device=… and computation=…'
-        )
-    if isolated:
-        return IsolatedSimulated(world_size, network, misuse)
     if on == "simulated":
-        return Simulated(world_size, network, device, computation, misuse)
+        return Simulated(world_size, owner, network, device, computation, misuse)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if device is not None or computation is not None:

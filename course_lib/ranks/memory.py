@@ -59,7 +59,7 @@ class Packed:
     size: int
     parts: int
     """Number of parts: the pickle and its buffers."""
-    inline: bytes | bytearray = b""
+    inline: bytes | bytearray | memoryview = b""
     fd: int = -1
 
     _free: Callable[[], Any] | None = None
@@ -70,6 +70,17 @@ class Packed:
         packed = cls(size, parts, b"", fd)
         packed._free = weakref.finalize(packed, os.close, fd)
         return packed
+
+    def __reduce__(self) -> Any:
+        """Allow an object that is inline to be a part of another one, without a copy."""
+        assert self.fd < 0
+        return Packed, (self.size, self.parts, pickle.PickleBuffer(self.inline))
+
+    def moved_to_file(self) -> Packed:
+        """Return this inline object in a file, so that each `read` maps it and copies no bytes."""
+        fd = anonymous_file("call")
+        _write_all(fd, memoryview(self.inline))
+        return Packed.in_file(self.size, self.parts, fd)
 
     def close(self) -> None:
         """Free the file, if there is one. It is also freed with the object."""

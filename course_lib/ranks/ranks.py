@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,9 +16,9 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.output.summary import html_table, one_line
-from course_lib.ranks.simulated.threads import Computation, Misuse
+from course_lib.ranks.simulated.threads import Computation, Policy
 from course_lib.ranks.trace.trace import Trace
-from course_lib.ranks.variables import forget_variables, pull_variables, push_variables
+from course_lib.ranks.variables import pull_variables, push_variables
 
 __all__ = ["Ranks"]
 
@@ -33,11 +32,12 @@ class Ranks:
     asked to give up the failed call, and they keep their variables. Ranks that do not react, or
     that have died, are replaced by new ones.
 
-    Simulated ranks are threads of the notebook's process. Each has its own random numbers, virtual
-    time, output, arguments and classes of the notebook. They share everything else that a process
-    has once, with one another and with the notebook: ``os.environ``, the working folder, the
-    globals of imported modules. If that matters, ``isolated=True`` makes each rank a process. With
-    three or more simulated ranks, sums differ from sums on other kinds of ranks by rounding,
+    Simulated ranks are threads of one process, their host. The host starts with the first call of
+    a notebook and serves all its simulated ranks. If a rank ends this process, the next call starts
+    a new one, without the variables that the ranks kept. Each rank has its own random numbers,
+    virtual time, output, arguments and classes of the notebook. The ranks share everything else
+    that a process has once: ``os.environ``, the working folder, the globals of imported modules.
+    With three or more simulated ranks, sums differ from sums on other kinds of ranks by rounding,
     because the order of addition differs.
 
     Args:
@@ -55,7 +55,6 @@ class Ranks:
             metered.
         misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
             a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
-        isolated: whether simulated ranks are processes, which share nothing; at most 64 ranks.
 
     Raises:
         ValueError: `on` or `timeout` is not valid, or so many ranks are not possible with `on`.
@@ -78,8 +77,7 @@ class Ranks:
         device: Device | None = None,
         computation: Computation | None = None,
         metered: bool = True,
-        misuse: Misuse = "warn",
-        isolated: bool = False,
+        misuse: Policy = "warn",
     ) -> None:
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (number and timeout > 0):
@@ -88,19 +86,18 @@ class Ranks:
             )
         self.world_size = world_size
         self.timeout = timeout
+        self.owner = uuid.uuid4().hex
+        """Key of this object's variables on the ranks: see `variables`."""
         self._engine = make_engine(
-            world_size, on, network, device, computation, metered, misuse, isolated
+            world_size, on, network, device, computation, metered, misuse, self.owner
         )
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
         self._calling: int | None = None
         """The thread that runs a call now."""
-        self.owner = uuid.uuid4().hex
-        """Key of this object's variables on the ranks: see `variables`."""
         self.error: RanksError | None = None
         """The error about the ranks that the last `run` raised; ``None`` if it succeeded."""
-        self._forget = weakref.finalize(self, forget_variables, self.owner)
 
     @property
     def devices(self) -> list[str]:
@@ -121,14 +118,14 @@ class Ranks:
         """Return the pids of the ranks, in rank order.
 
         The list is empty until `start` or the first call has started the ranks. It is always empty
-        for simulated ranks that are threads.
+        for simulated ranks, which are threads.
         """
         return self._engine.pids()
 
     def start(self) -> None:
         """Start the ranks now and return at once, so that the first `run` waits less.
 
-        Without this call, the first `run` starts the ranks. Simulated ranks have nothing to start.
+        Without this call, the first `run` starts the ranks, or the host of simulated ranks.
 
         Raises:
             RanksError: the ranks are closed, or belong to another process.
@@ -236,7 +233,6 @@ class Ranks:
         A call that is running in another thread raises a `RanksError` there.
         """
         self._closed = True
-        self._forget()
         if self._owner != os.getpid():
             return
         self._engine.closing.set()

@@ -164,7 +164,7 @@ def _rendezvous(before: Any) -> Any:
             return before(*args, **kwargs)
         raise RuntimeError(
             "torch.distributed.rpc needs a process for each rank, but simulated ranks are threads "
-            'of one process: use Ranks(…, on="cpu") or Ranks(…, on="simulated", isolated=True)'
+            'of one process: use Ranks(…, on="cpu")'
         )
 
     return rendezvous
@@ -243,8 +243,7 @@ def _one_profiler() -> Iterator[None]:
                 raise RuntimeError(
                     f"rank {others[0]} has a profiler running. Simulated ranks are threads of one "
                     "process, and a process can run only one profiler: profile one rank "
-                    '(if dist.get_rank() == 0), or use Ranks(…, on="simulated", isolated=True) or '
-                    'on="cpu"'
+                    '(if dist.get_rank() == 0), or use Ranks(…, on="cpu")'
                 )
             users[id(self)] = context.rank
             return before(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-OPTIONS = ("on", "timeout", "network", "device", "computation", "metered", "misuse", "isolated")
+OPTIONS = ("on", "timeout", "network", "device", "computation", "metered", "misuse")
 """The options of `Ranks`, by name."""
 _MISSING = re.compile(r"missing \d+ required .*argument.*?: (.*)")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")

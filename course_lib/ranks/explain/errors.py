@@ -125,7 +125,17 @@ class MisuseError(RanksError):
 
 
 class MisuseWarning(UserWarning):
-    """The same misuse as in `MisuseError`, for a call that still succeeds."""
+    """The same misuse as in `MisuseError`, for a call that still succeeds.
+
+    Attributes:
+        touched: for each buffer touched before ``wait()``, a sentence of the warning. The rest of
+            the warning is about handles that nobody waited for.
+
+    """
+
+    def __init__(self, text: str, touched: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.touched = tuple(touched)
 
 
 class CollectiveMismatch(RuntimeError):

@@ -144,7 +144,8 @@ def _run_call(
     try:
         try:
             _begin(call)
-            _reload(rank)
+            if (changed := reload_changed()) and rank == 0:
+                print(changed)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
             reply = pack_result(value, pack)
@@ -210,10 +211,12 @@ def _listen_for_giving_up(recorder: RankRecorder) -> None:
     threading.Thread(target=fail_futures, name="giving-up", daemon=True).start()
 
 
-def _reload(rank: int) -> None:
-    changed = _modules.reload_changed()
-    if changed and rank == 0:
-        print(f"The ranks imported these changed modules again: {', '.join(sorted(changed))}.")
+def reload_changed() -> str:
+    """Import again the user's modules whose files have changed; return a sentence about them."""
+    changed = sorted(_modules.reload_changed())
+    if not changed:
+        return ""
+    return f"The ranks imported these changed modules again: {', '.join(changed)}."
 
 
 def redirect_output(fd: int) -> None:

@@ -149,9 +149,11 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
     if text and policy == "error":
         raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
+        touched = explain_misuse([each for each in found if each.did]).splitlines()
         # The warning names no line of the notebook and is shown each time. Python would show a
         # normal warning only once.
-        warnings.warn_explicit(text, MisuseWarning, "ranks", 0, registry={})
+        warning = MisuseWarning(text, touched)
+        warnings.warn_explicit(warning, MisuseWarning, "ranks", 0, registry={})
 
 
 def explain_misuse(found: Sequence[Misuse]) -> str:

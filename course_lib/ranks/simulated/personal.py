@@ -1,19 +1,16 @@
 """State of a simulated rank that is exchanged with the baton: random numbers, output, classes.
 
-Simulated ranks are threads of one process. They share everything else that a process has only once.
+Simulated ranks are threads of one process, their host. They share everything else that a process
+has only once.
 """
 
 from __future__ import annotations
 
-import _random
-import ctypes
-import functools
+import os
 import random
 import sys
 import types
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +20,6 @@ from course_lib.ranks._torch.thread_worlds import World
 from course_lib.ranks.simulated.store import SimulatedStore
 
 _SEED = torch.Generator().initial_seed()
-_HEADER = object.__basicsize__
-_STATE_BYTES = _random.Random.__basicsize__ - _HEADER
 
 
 class Classes:
@@ -39,15 +34,6 @@ class Classes:
         self.main = types.ModuleType("__main__")
         self.by_class: Any = weakref.WeakKeyDictionary()
         self.by_name: Any = weakref.WeakValueDictionary()
-
-    @classmethod
-    def of_process(cls) -> Classes:
-        """Return the classes and the ``__main__`` that the process has now."""
-        here = cls()
-        here.main = sys.modules["__main__"]
-        here.by_class = trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS
-        here.by_name = trackers._DYNAMIC_CLASS_TRACKER_BY_ID
-        return here
 
     def give(self) -> None:
         """Make these the classes and the ``__main__`` of the process."""
@@ -71,29 +57,31 @@ class Classes:
 
 
 class PersonalState:
-    """A rank's random numbers, its output and its copies of the notebook's classes.
+    """A rank's random numbers, output, environment, and copies of the notebook's classes.
 
-    It begins with the output of the process and with the random numbers of a fresh process.
+    It begins with the output of the process. As in a fresh process, PyTorch's random numbers are
+    the same on every rank, and those of Python and NumPy differ.
 
     Args:
+        rank: the rank.
         classes: the rank's classes, kept from earlier calls.
 
     """
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, rank: int, classes: Classes) -> None:
         self._torch = torch.Generator().manual_seed(_SEED).get_state()
-        self._python, self._print = _initial_python_state()
+        self._python = random.Random(_SEED + rank).getstate()
         self._numpy: Any = None
         if (numpy := sys.modules.get("numpy")) is not None:
-            self._numpy = numpy.random.MT19937(numpy.random.SeedSequence(_SEED))
+            self._numpy = numpy.random.MT19937(numpy.random.SeedSequence([_SEED, rank]))
         self._output = sys.stdout, sys.stderr
+        self._environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         self._classes = classes
 
     def take(self) -> None:
         """Take this state from the process: the rank stops running."""
         self._torch = torch.default_generator.get_state()
-        if (now := _fingerprint()) != self._print:
-            self._python, self._print = random.getstate(), now
+        self._python = random.getstate()
         if self._numpy is not None:
             self._numpy = sys.modules["numpy"].random.get_bit_generator()
         self._output = sys.stdout, sys.stderr
@@ -101,45 +89,12 @@ class PersonalState:
     def give(self) -> None:
         """Give this state to the process: the rank runs."""
         torch.default_generator.set_state(self._torch)
-        if _fingerprint() != self._print:
-            random.setstate(self._python)
+        random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_bit_generator(self._numpy)
         sys.stdout, sys.stderr = self._output
+        os.environ.update(self._environment)
         self._classes.give()
-
-
-def _fingerprint() -> tuple[bytes, Any]:
-    """Return a fingerprint that changes when the state of Python's random numbers changes.
-
-    Getting and setting a state takes 30 µs, more than anything else at a change of ranks, and few
-    programs use these random numbers. So the generator's memory is compared first.
-    """
-    generator: Any = random._inst
-    return ctypes.string_at(id(generator) + _HEADER, _STATE_BYTES), generator.gauss_next
-
-
-@functools.cache
-def _initial_python_state() -> tuple[Any, tuple[bytes, Any]]:
-    """Return the state with which every rank begins, and its fingerprint."""
-    before = random.getstate()
-    random.seed(_SEED)
-    state = random.getstate(), _fingerprint()
-    random.setstate(before)
-    return state
-
-
-@contextmanager
-def state_kept() -> Iterator[None]:
-    """Restore, at the end of the block, the notebook's own state and its number of threads."""
-    before = PersonalState(Classes.of_process())
-    before.take()
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        before.give()
-        torch.set_num_threads(threads)
 
 
 class Worlds:

@@ -1,11 +1,10 @@
-"""Simulated ranks as threads: the engine behind ``on="simulated"``, and one call of it.
+"""One call on simulated ranks: K threads of this process, on a fabric.
 
-A call starts K threads on a fabric, passes on what they print, and reports what went wrong.
+The process is the host of the simulated ranks; see `course_lib.ranks.host`.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import queue
 import sys
@@ -13,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 
@@ -24,163 +22,201 @@ from course_lib.ranks._torch.thread_worlds import (
     leave_world,
     thread_worlds,
 )
-from course_lib.ranks.calls import (
-    Call,
-    CallOptions,
-    cell_sources,
-    join_call,
-    pack_call,
-    pack_result,
-)
+from course_lib.ranks.calls import CallOptions, join_call, pack_result
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import (
-    closed_meanwhile,
-    describe,
-    interrupted,
-    rank_error,
-    timed_out,
-)
+from course_lib.ranks.explain.failure import Failure, describe, timed_out
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
-from course_lib.ranks.output.printer import Item, Printer
-from course_lib.ranks.placement import Placement
+from course_lib.ranks.output.printer import Item
 from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
 from course_lib.ranks.simulated.fabric import Fabric, Phase
-from course_lib.ranks.simulated.fabric_diagnosis import (
-    explain_leftovers,
-    fabric_states,
-    report_misuse,
-)
-from course_lib.ranks.simulated.personal import Classes, PersonalState, Worlds, state_kept
+from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
+from course_lib.ranks.simulated.handles import Misuse
+from course_lib.ranks.simulated.personal import PersonalState, Worlds
 from course_lib.ranks.simulated.rank_streams import RankStreams
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.virtual_time import virtual_time
-from course_lib.ranks.stopping import is_importing, raise_in_thread
-from course_lib.ranks.trace.trace import Trace
+from course_lib.ranks.stopping import raise_in_thread
+
+Computation = Literal["declared", "counted", "measured"]
+Policy = Literal["ignore", "warn", "error"]
+"""What happens when handles are misused."""
 
 _PATIENCE = 1.0
-"""Seconds that a rank has to end after it was told to end."""
+"""Seconds that the ranks have to end after they were told to end."""
 _AGAIN = 0.2
-"""Seconds after which it is told once more; not sooner, because it may be cleaning up."""
-_LOOK_EVERY = 0.2
-"""Longest wait, in seconds: an interrupt on a different thread does not end this thread's wait."""
+"""Seconds after which a rank is told once more; not sooner, because it may be cleaning up."""
+_LARGE = 1 << 20
+"""From this size in bytes on, ranks map an argument and copy only the parts that they write to."""
+_LOOK_EVERY = 0.05
+"""Longest wait, in seconds, until a request to end the call is noticed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the calls of one `Ranks` have in common; `Ranks` explains it."""
+
+    world_size: int
+    network: Network
+    device: Device
+    computation: Computation
+    misuse: Policy
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call, as it is sent to the host."""
+
+    owner: str
+    """The `Ranks` object to which the call belongs: its key in the host."""
+    setting: Setting
+    options: CallOptions
+    common: Packed
+    """The part of the call that all ranks share."""
+    each: Sequence[Packed]
+    """What only one rank gets, in rank order; empty if there is no such part."""
+    known: frozenset[str]
+    """The classes of cells that the notebook has, by the names that cloudpickle gives them."""
+
+
+@dataclass
+class Outcome:
+    """How a call ended, as it is sent back."""
+
+    log: Packed
+    """The events, as tuples of their fields."""
+    states: list[RankState]
+    """What every rank did at the end of the call."""
+    results: list[Packed] = field(default_factory=list)
+    """In rank order; empty if the call failed."""
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """Rank → the exception that it raised; the rank that failed first comes first."""
+    error: RanksError | None = None
+    """What is wrong with the call as a whole."""
+    misused: list[Misuse] = field(default_factory=list)
+    stuck: bool = False
+    """Whether a rank did not react when it was told to end."""
 
 
 class Run:
-    """One call on simulated ranks: its threads, its fabric, its results."""
+    """One call on simulated ranks: its threads, its fabric, its results.
+
+    Args:
+        job: the call.
+        worlds: what the ranks keep from earlier calls.
+        labels: file name of a cell → its name for people.
+        show: called with a rank and a line or display of it.
+        halt: set if the call must end.
+
+    """
 
     def __init__(
         self,
-        world_size: int,
-        network: Network,
-        device: Device,
-        computation: str,
-        call: tuple[Packed, Sequence[Packed]],
+        job: Job,
         worlds: Worlds,
-        options: CallOptions,
-        misuse: str,
-        closing: threading.Event,
+        labels: dict[str, str],
+        show: Callable[[int, Item], None],
+        halt: threading.Event,
     ) -> None:
-        self.world_size = world_size
-        self.closing = closing
-        self.device = device
-        self.computation = computation
-        self.call = call
-        self.fabric = Fabric(world_size, network, worlds.made)
-        self.baton = Baton(self.fabric, measured=computation == "measured")
-        self.known = frozenset(Classes.of_process().by_name)
+        setting = job.setting
+        self.job = job
+        self.common = job.common if job.common.size < _LARGE else job.common.moved_to_file()
+        self.world_size = setting.world_size
+        self.device = setting.device
+        self.fabric = Fabric(self.world_size, setting.network, worlds.made)
+        self.baton = Baton(self.fabric, measured=setting.computation == "measured")
         self.worlds = worlds
-        self.options = options
-        self.misuse = misuse
-        self.stopped: list[int] = []
-        self.results: list[Any] = [None] * world_size
-        self.failures: dict[int, tuple[float, Callable[[], BaseException]]] = {}
+        self.show = show
+        self.halt = halt
+        self.results: dict[int, Packed] = {}
+        self.failures: dict[int, tuple[float, Failure]] = {}
         self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
-        self.labels = cell_sources(set()).labels
-        self.locate = locator(self.labels)
+        self.labels = labels
+        self.locate = locator(labels)
         self.endpoints = [
-            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(world_size)
+            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(self.world_size)
         ]
-        self.ranks = [self._rank(rank) for rank in range(world_size)]
+        self.ranks = [self._rank(rank) for rank in range(self.world_size)]
         self.threads = [
             threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
-            for rank in range(world_size)
+            for rank in range(self.world_size)
         ]
 
     # On the calling thread --------------------------------------------------------------------
 
-    def go(self) -> None:
-        """Run to the end, print what the ranks print, and raise what went wrong."""
-        # Keep the present sys.stdout, because a rank may redirect sys.stdout later.
-        printer = Printer(self.world_size, sys.stdout)
+    def go(self) -> Outcome:
+        """Run to the end, or until the time limit or a request ends it."""
+        timeout = self.job.options.timeout
+        halted: list[RankState] | None = None
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
-            stack.enter_context(state_kept())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time())
-            self.baton.states = [PersonalState(classes) for classes in self.worlds.classes]
+            self.baton.states = [
+                PersonalState(rank, classes) for rank, classes in enumerate(self.worlds.classes)
+            ]
             for thread in self.threads:
                 thread.start()
             self.baton.start()
-            try:
-                self._listen(printer, self.options.timeout)
+            if self._listen(math.inf if timeout is None else time.monotonic() + timeout):
                 streams.finish()
-            except BaseException as error:
-                states = self._states()
+            else:
+                halted = self._states()
                 self._stop()
-                if isinstance(error, KeyboardInterrupt):
-                    print(interrupted(states), file=sys.stderr)
-                raise
-            finally:
-                while not self.messages.empty():
-                    self._take(printer, 0.0)
-                printer.end_call()
-        self._raise_failures()
-        if self.baton.error is not None:
-            raise self.baton.error
-        if (leftovers := explain_leftovers(self.fabric)) is not None:
-            raise leftovers
-        if self.stopped:
-            raise RanksError(
-                f"{names(sorted(self.stopped))} stopped in the middle of the call for an "
+            while not self.messages.empty():
+                self._take(0.0)
+        log = pack([tuple(event) for event in self.fabric.events], inline=sys.maxsize)
+        if halted is not None:
+            outcome = Outcome(log, halted, stuck=any(each.is_alive() for each in self.threads))
+            if timeout is not None and not self.halt.is_set():
+                outcome.error = timed_out("call", timeout, halted)
+            return outcome
+        error = self.baton.error
+        outcome = Outcome(log, list(error.states) if error else fabric_states(self.fabric))
+        in_order = sorted(self.failures, key=lambda rank: (self.failures[rank][0], rank))
+        outcome.failures = {rank: self.failures[rank][1] for rank in in_order}
+        outcome.error = error or explain_leftovers(self.fabric)
+        lost = [rank for rank in range(self.world_size) if rank not in self.results]
+        if lost and not outcome.failures and outcome.error is None:
+            outcome.error = RanksError(
+                f"{names(lost)} stopped in the middle of the call for an "
                 "unknown reason. This is a fault of the simulation: please report it, with the "
                 "code of the call.",
-                fabric_states(self.fabric),
+                outcome.states,
             )
-        found = [each for rank in self.ranks for each in rank.handles.found]
-        report_misuse(found, self.misuse, fabric_states(self.fabric))
+        outcome.misused = [each for rank in self.ranks for each in rank.handles.found]
+        if not outcome.failures and outcome.error is None:
+            outcome.results = [self.results[rank] for rank in range(self.world_size)]
+        return outcome
 
     def forget(self) -> None:
-        """Drop all references after a successful call.
+        """Drop the references of a call that is over.
 
         These objects refer to each other in cycles. Python's garbage collector runs rarely in a
         process with PyTorch, so thousands of calls could pile up before it frees them.
         """
         for rank in self.ranks:
             rank.handles.forget()
+        self.fabric.forget()
         self.fabric.close()
-        self.__dict__.clear()
+        del self.threads, self.ranks, self.endpoints, self.baton
 
-    def _listen(self, printer: Printer, timeout: float | None) -> None:
-        """Pass on what the ranks print until all have ended."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def _listen(self, deadline: float) -> bool:
+        """Pass on what the ranks print until all have ended; return whether they have."""
         running = len(self.threads)
         while running:
-            if self.closing.is_set():
-                raise closed_meanwhile(self._states())
-            left = max(0.0, deadline - time.monotonic())
-            running -= self._take(printer, min(left, _LOOK_EVERY))
-            printer.release()
-            if running and not left:
-                assert timeout is not None
-                raise timed_out("call", timeout, self._states())
+            left = deadline - time.monotonic()
+            if self.halt.is_set() or left < 0:
+                return False
+            running -= self._take(min(left, _LOOK_EVERY))
         for thread in self.threads:
             thread.join()
+        return True
 
     def _states(self) -> list[RankState]:
         """Return what every rank does; for the running rank, also its line."""
@@ -191,15 +227,15 @@ class Run:
             for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
         ]
 
-    def _take(self, printer: Printer, patience: float) -> bool:
+    def _take(self, patience: float) -> bool:
         """Take one message, if it comes in time; return whether it says that a rank has ended."""
         try:
-            rank, line = self.messages.get(timeout=patience)
+            rank, item = self.messages.get(timeout=patience)
         except queue.Empty:
             return False
-        if line is not None:
-            printer.add(rank, line)
-        return line is None
+        if item is not None:
+            self.show(rank, item)
+        return item is None
 
     def _stop(self) -> None:
         """Unwind the ranks from outside. A rank that never runs Python code again is left alone."""
@@ -207,29 +243,14 @@ class Run:
         until = time.monotonic() + _PATIENCE
         raised: dict[threading.Thread, float] = {}
         while alive := [thread for thread in self.threads if thread.is_alive()]:
-            importing = False
-            for thread in alive:
-                assert thread.ident is not None
-                # A stop during an import would leave a module half imported: wait for its end.
-                if is_importing(thread.ident):
-                    importing = True
-                elif time.monotonic() - raised.get(thread, 0.0) > _AGAIN:
-                    raise_in_thread(thread, Stopped)
-                    raised[thread] = time.monotonic()
-            alive[0].join(0.02)
-            if not importing and time.monotonic() > until:
+            now = time.monotonic()
+            if now > until:
                 return
-            if importing:
-                until = time.monotonic() + _PATIENCE
-
-    def _raise_failures(self) -> None:
-        if not self.failures:
-            return
-        errors = {rank: error() for rank, (_, error) in self.failures.items()}
-        described = {rank: describe(error, self.labels) for rank, error in errors.items()}
-        first = min(self.failures, key=lambda rank: (self.failures[rank][0], rank))
-        states = self.baton.error.states if self.baton.error else fabric_states(self.fabric)
-        raise rank_error(described, first, states, errors[first])
+            for thread in alive:
+                if now - raised.get(thread, 0.0) > _AGAIN:
+                    raise_in_thread(thread, Stopped)
+                    raised[thread] = now
+            alive[0].join(0.02)
 
     # On the ranks' threads ----------------------------------------------------------------------
 
@@ -241,8 +262,8 @@ class Run:
             self.locate,
             store=self.worlds.store,
             generation=self.worlds.store,
-            options=self.options,
-            watched=self.misuse != "ignore",
+            options=self.job.options,
+            watched=self.job.setting.misuse != "ignore",
         )
 
     def _run(self, rank: int) -> None:
@@ -251,10 +272,10 @@ class Run:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                common, each = self.call
-                call = join_call(common.read, each[rank].read() if each else [])
+                each = self.job.each
+                call = join_call(self.common.read, each[rank].read_last() if each else [])
                 self.worlds.classes[rank].publish(call.func)
-                if self.computation == "counted":
+                if self.job.setting.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
                 self.baton.skip_time()
                 value = call()
@@ -262,39 +283,23 @@ class Run:
                 self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
         except Stopped:
-            self.stopped.append(rank)
+            pass
         except BaseException as error:
             raised = True
             if not self.baton.stopping:
-                self.failures[rank] = (self.fabric.clock[rank], self._as_of_notebook(rank, error))
+                self.failures[rank] = self.fabric.clock[rank], describe(error, self.labels)
         finally:
-            leave_world()
             with suppress(Stopped):  # a second one may arrive while the rank is ending
+                leave_world()
+            with suppress(Stopped):
                 self.ranks[rank].works.forget()
             with suppress(Stopped):
                 self.baton.finish(rank, raised)
             self.messages.put((rank, None))
 
-    def _as_of_notebook(self, rank: int, error: BaseException) -> Callable[[], BaseException]:
-        """Return a function that returns the error; a copied class becomes the notebook's again."""
-        if type(error) not in self.worlds.classes[rank].by_class:
-            return lambda: error
-        try:
-            packed = self._pack(error)
-        except Exception:
-            return lambda: error
-
-        def unpacked() -> BaseException:
-            try:
-                return packed.read_last().with_traceback(error.__traceback__)  # type: ignore[no-any-return]
-            except Exception:  # the class defines its own pickling, and that fails
-                return error
-
-        return unpacked
-
     def _pack(self, value: Any) -> Packed:
         """Pack a value for the way back to the notebook."""
-        return pack(value, inline=sys.maxsize, known=self.known)
+        return pack(value, inline=sys.maxsize, known=self.job.known)
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
@@ -320,126 +325,3 @@ class Run:
             self.fabric.advance(rank, seconds * factor, self.locate())
 
         return spend
-
-
-_LOADED_LATE = "torch._dynamo"
-"""PyTorch's first operation imports it, which takes seconds; on a cold disk, twenty."""
-
-
-def _load_the_rest() -> None:
-    """Import in a separate thread what PyTorch's first operation imports.
-
-    So an interrupt takes effect at once, while the import goes on. If a rank imported it, the
-    interrupt would have to wait, because an import is never ended halfway.
-    """
-    if _LOADED_LATE in sys.modules and not _loading.is_alive():
-        return
-    if not _loading.is_alive():
-        with suppress(RuntimeError):  # it has failed before; the operation will report why
-            _loading.start()
-    while _loading.is_alive():
-        _loading.join(_LOOK_EVERY)
-
-
-_loading = threading.Thread(target=importlib.import_module, args=(_LOADED_LATE,), daemon=True)
-
-
-Computation = Literal["declared", "counted", "measured"]
-Misuse = Literal["ignore", "warn", "error"]
-MAX_RANKS = 1024
-_LARGE = 1 << 20
-"""From this size in bytes on, ranks map an argument and copy only the parts that they write to."""
-_one_at_a_time = threading.Lock()
-
-
-class Simulated:
-    """K simulated ranks. Every call starts from clock zero, with fresh threads and random numbers.
-
-    Args:
-        world_size: K.
-        network: what messages cost; by default 20 µs and 10 GB/s.
-        device: what computation costs.
-        computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
-            ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
-        misuse: what happens when a rank never waits for a handle, or touches a buffer before
-            ``wait()``: ``"ignore"`` does nothing, ``"warn"`` gives a `MisuseWarning`, and
-            ``"error"`` raises a `MisuseError`.
-
-    """
-
-    def __init__(
-        self,
-        world_size: int,
-        network: Network | None = None,
-        device: Device | None = None,
-        computation: Computation | None = None,
-        misuse: Misuse = "warn",
-    ) -> None:
-        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
-            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
-        known = ("declared", "counted", "measured")
-        if misuse not in get_args(Misuse):
-            raise ValueError(f'misuse must be "ignore", "warn" or "error", got {misuse!r}')
-        if computation is not None and computation not in known:
-            raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
-        if computation == "counted" and device is None:
-            raise ValueError('computation="counted" needs device=Device(flops=…)')
-        self.placement = Placement(
-            ("simulated",) * world_size, "fabric", "simulated, virtual clock"
-        )
-        self.trace = Trace([], world_size)
-        self._world_size = world_size
-        self._network = network or Network(latency=20e-6, bandwidth=10e9)
-        self._device = device or Device()
-        self._misuse = misuse
-        self.closing = threading.Event()
-        self._worlds = Worlds(world_size)
-        self._computation = computation or ("declared" if device is None else "counted")
-
-    def run(self, call: Call) -> list[Any]:
-        """Run one call; see `Ranks.run`."""
-        send = partial(pack, inline=_LARGE)
-        packed = pack_call(call.fn, call.args, call.kwargs, self._world_size, send)
-        self.trace = Trace([], self._world_size)
-        if not _one_at_a_time.acquire(blocking=False):
-            raise RanksError(
-                "only one call can run on simulated ranks at a time, and a function on simulated "
-                "ranks cannot start another such call"
-            )
-        try:
-            _load_the_rest()
-            run = Run(
-                self._world_size,
-                self._network,
-                self._device,
-                self._computation,
-                packed,
-                self._worlds,
-                call.options,
-                self._misuse,
-                self.closing,
-            )
-            try:
-                run.go()
-            except BaseException:
-                # The failed call may have made different groups on different ranks.
-                self._worlds = Worlds(self._world_size)
-                raise
-            finally:
-                self.trace = Trace(run.fabric.events, self._world_size, network=self._network)
-                run.fabric.forget()
-            results = [result.read_last() for result in run.results]
-            run.forget()
-            return results
-        finally:
-            _one_at_a_time.release()
-
-    def start(self) -> None:
-        """Do nothing: threads start with the call that they run."""
-
-    def pids(self) -> list[int]:
-        """Return an empty list: the ranks are threads of this process."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing: between calls there are no threads."""

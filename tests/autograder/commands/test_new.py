@@ -55,7 +55,7 @@ def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Pa
     pool: dict[int, Ranks] = {}
     try:
         for function, reason in [*((function, None) for function in right), *wrong]:
-            with LocalRunner(function, "simulated", quiet=True, ranks=pool) as runner:
+            with LocalRunner(function, "simulated", echo=None, ranks=pool) as runner:
                 report = run_check(
                     *(f"{NAME}/rotate", checks_of(folder)["rotate"], runner),
                     seed="tests",

@@ -118,7 +118,7 @@ def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:
     with Submission(place) as submission:
         assert not submission.run_cell(source).error
         ours = examine("t/f", check, submission, seed="same").report
-    with LocalRunner(namespace["f"], quiet=True) as run:
+    with LocalRunner(namespace["f"], echo=None) as run:
         theirs = run_check("t/f", check, run, seed="same")
     assert told(ours) == told(theirs)
     assert any(words in reason for *_, reason in told(ours))
@@ -140,6 +140,6 @@ def test_of_a_solution(graded: tuple[Path, SandboxedPlace], mutant: Solution) ->
         assert not submission.run_cell(next(code_cells(folder)).source).error
         assert not submission.run_cell(mutant.source).error
         ours = examine(name, check, submission, seed="same").report
-    with LocalRunner(mutant.function, quiet=True) as run:
+    with LocalRunner(mutant.function, echo=None) as run:
         theirs = run_check(name, check, run, seed="same")
     assert told(ours) == told(theirs)

@@ -132,7 +132,7 @@ def broken(draw: st.DrawFn, right: Plain) -> Any:
 def right_answers(folder: Path, task: str) -> dict[str, Observed]:
     """Return what the solution gives in every public case, by the case's name."""
     check, found = checks_of(folder)[task], {}
-    with LocalRunner(solution_of(folder, task), quiet=True) as runner:
+    with LocalRunner(solution_of(folder, task), echo=None) as runner:
 
         def keep(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
             found[case.name] = runner(check, case, inputs)

@@ -342,7 +342,7 @@ def test_the_same_seed_draws_the_same_inputs_and_another_one_others() -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda mine: os._exit(3), "process ended: it called exit with status 3"),
+        (lambda mine: os._exit(3), "share: it called exit with status 3"),
         (lambda mine: 1 / 0, "ZeroDivisionError"),
         (lambda mine: dist.recv(mine, src=1 - dist.get_rank()), "waits in recv from rank 1"),
         (lambda mine: object(), "return tensors, numbers, text"),

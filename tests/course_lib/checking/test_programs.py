@@ -143,7 +143,7 @@ def test_it_says_what_it_was_given(
     source = SOURCES / folder
     check = checks_of(source)[task]
     check = replace(check, cases=check.cases[:1])
-    with LocalRunner(wrapped(solution_of(source, task)), quiet=True, ranks=ranks) as runner:
+    with LocalRunner(wrapped(solution_of(source, task)), echo=None, ranks=ranks) as runner:
         report = run_check(f"{folder}/{task}", check, runner, seed="1")
     assert not report.passed
     assert words in " ".join(str(report).split())

@@ -15,7 +15,6 @@ KINDS = [
     {"on": "cpu"},
     {"on": "cpu", "metered": False},
     {"on": "simulated"},
-    {"on": "simulated", "isolated": True},
 ]
 
 

@@ -17,7 +17,6 @@ KINDS = [
     pytest.param({"on": "cpu", "metered": False}, id="plain gloo"),
     pytest.param({"on": "cpu"}, id="cpu"),
     pytest.param({"on": "simulated"}, id="simulated"),
-    pytest.param({"on": "simulated", "isolated": True}, id="isolated"),
 ]
 
 

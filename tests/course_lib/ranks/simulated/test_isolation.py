@@ -8,19 +8,14 @@ import contextlib
 import io
 import multiprocessing
 import os
-import pickle
-import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-import types
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -115,17 +110,13 @@ def test_arguments_and_results_are_copies(size: int) -> None:
         torch.nn.init.constant_(model.weight, rank)
         dist.barrier()
         assert x[0] == 1 + rank and model.weight[0, 0] == rank
-        vars(sys.modules["kept_by_isolation"])[str(rank)] = x
         return x, model
 
-    kept = sys.modules["kept_by_isolation"] = types.ModuleType("kept_by_isolation")
     weight = model.weight.clone()
     for rank, (x, its) in enumerate(Ranks(3, on="simulated").run(fn, given, model)):
         assert torch.equal(x, torch.arange(float(size)) + 1 + rank)
         assert torch.equal(its.weight, torch.full((2, 2), float(rank)))
-        x.zero_()
-        assert vars(kept)[str(rank)][0] == 1 + rank
-    del sys.modules["kept_by_isolation"]
+        x.zero_()  # the notebook's own
     assert torch.equal(given, torch.arange(float(size)))
     assert torch.equal(model.weight, weight)
 
@@ -150,34 +141,12 @@ def test_output_is_the_rank_s_own_also_where_it_is_redirected() -> None:
     assert sys.stdout is before
 
 
-def test_random_numbers_are_the_rank_s_own_and_the_notebook_keeps_its_own() -> None:
-    """Ranks that never wait run one after the other, each to its end; the others take turns."""
-
-    def fn(waits: bool) -> list[float]:
-        drawn = []
-        for _ in range(3):
-            drawn += [random.random(), float(torch.rand(1)), float(np.random.rand())]
-            if waits:
-                dist.barrier()
-        return drawn
-
-    random.seed(1), torch.manual_seed(1), np.random.seed(1)
-    expected = random.random(), float(torch.rand(1)), float(np.random.rand())
-    random.seed(1), torch.manual_seed(1), np.random.seed(1)
-    ranks = Ranks(3, on="simulated")
-    found = ranks.run(fn, False) + ranks.run(fn, True)
-    assert found == [found[0]] * 6 and len(set(found[0])) == 9
-    assert expected == (random.random(), float(torch.rand(1)), float(np.random.rand()))
-
-
-@pytest.mark.parametrize("isolated", [False, True])
-def test_what_a_process_has_once_is_shared_unless_ranks_are_processes(
-    isolated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_a_process_has_once_is_shared_by_ranks_and_not_with_the_notebook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The paragraph of `README.md` is true: of the environment, the folder, a module's globals."""
     monkeypatch.setenv("SET_BY_A_RANK", "nobody")
-    monkeypatch.chdir(Path.cwd())  # put back at the end
-    monkeypatch.setattr(torch, "set_by_a_rank", "nobody", raising=False)
+    folder = Path.cwd()
 
     def fn(folder: Path) -> Any:
         mine = str(dist.get_rank())
@@ -187,14 +156,12 @@ def test_what_a_process_has_once_is_shared_unless_ranks_are_processes(
         dist.barrier()  # every rank has set its own by now
         return os.environ["SET_BY_A_RANK"], torch.set_by_a_rank, Path.cwd().name  # type: ignore[attr-defined]
 
-    with Ranks(3, on="simulated", isolated=isolated) as ranks:
-        found = ranks.run(fn, tmp_path)
-    if isolated:
-        assert found == [(str(rank),) * 3 for rank in range(3)]
-        assert os.environ["SET_BY_A_RANK"] == torch.set_by_a_rank == "nobody"  # type: ignore[attr-defined]
-    else:
-        (shared,) = set(found)
-        assert shared[0] == os.environ["SET_BY_A_RANK"]
+    ranks = Ranks(3, on="simulated")
+    (shared,) = set(ranks.run(fn, tmp_path))
+    assert len(set(shared)) == 1
+    assert os.environ["SET_BY_A_RANK"] == "nobody" and not hasattr(torch, "set_by_a_rank")
+    monkeypatch.setenv("SET_BY_A_RANK", "again")  # so the host enters the notebook's folder again
+    assert Path.cwd() == folder and ranks.run(os.getcwd) == [str(folder)] * 3
 
 
 def test_sleep_and_clocks_are_virtual() -> None:
@@ -232,41 +199,11 @@ def test_a_rank_that_polls_while_it_sleeps_lets_others_run() -> None:
     assert one == 1 and two == pytest.approx(2, rel=1e-3)
 
 
-def test_an_interrupt_during_an_import_lets_it_finish(tmp_path: Path) -> None:
-    (tmp_path / "slow_to_import.py").write_text(
-        "import threading\nfor _ in range(15):\n    threading.Event().wait(0.05)\nready = 1\n"
-    )
-
-    def fn() -> int:
-        import slow_to_import  # type: ignore[import-not-found]
-
-        dist.barrier()
-        return int(slow_to_import.ready)
-
-    ranks = Ranks(2, on="simulated")
-    before = threading.active_count()
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.path.insert(0, str(tmp_path))
-    try:
-        threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            ranks.run(fn)
-        assert sys.modules["slow_to_import"].ready == 1
-        assert threading.active_count() == before
-        assert ranks.run(fn) == [1, 1]
-    finally:
-        signal.signal(signal.SIGINT, ignored)
-        sys.path.remove(str(tmp_path))
-        sys.modules.pop("slow_to_import", None)
-        assert pickle.loads(pickle.dumps(1)) == 1
-
-
-@pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
-    isolated: bool, named: bool, caught: bool
+    named: bool, caught: bool
 ) -> None:
     """A thread ends by an exception without anybody noticing: the call went on, and was wrong."""
 
@@ -283,8 +220,7 @@ def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
         return x.item()
 
     said = r"rank [01] calls torch\.distributed on a thread that it has started"
-    ranks = Ranks(2, on="simulated", isolated=isolated)
-    with ranks, pytest.raises(RankError, match=said):
+    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError, match=said):
         ranks.run(program)
 
 

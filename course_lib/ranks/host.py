@@ -1,0 +1,433 @@
+"""The host: the one process whose threads are the simulated ranks of this process.
+
+It is a fork of the fork server, as the ranks on the CPU are. So a rank that ends its process, or
+never ends, costs the host and not the notebook; the next call starts a new host. All `Ranks` of a
+notebook share the host. It keeps the groups and variables of each until the `Ranks` object is gone.
+
+A message to the host is a `Job` and what has changed in the notebook, or nothing: end the call. The
+host answers a job with any number of pairs (rank, line or display), and then the `Outcome`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args
+
+from cloudpickle import cloudpickle as trackers
+
+from course_lib.ranks.calls import Call, cell_labels, pack_call
+from course_lib.ranks.costs.network import Device, Network
+from course_lib.ranks.explain.errors import RanksError, RankState
+from course_lib.ranks.explain.failure import (
+    closed_meanwhile,
+    exit_reason,
+    interrupted,
+    rank_error,
+    timed_out,
+    with_labels,
+)
+from course_lib.ranks.explain.lines import line_in_dump
+from course_lib.ranks.memory import Packed, anonymous_file, pack
+from course_lib.ranks.output.printer import Item, Printer, RankOutput
+from course_lib.ranks.placement import Placement
+from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
+from course_lib.ranks.processes.main_module import become_main
+from course_lib.ranks.processes.member import read_dump
+from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
+from course_lib.ranks.processes.surroundings import Surroundings, enter
+from course_lib.ranks.processes.worker import redirect_output, reload_changed
+from course_lib.ranks.simulated.baton import Stopped
+from course_lib.ranks.simulated.fabric_diagnosis import report_misuse
+from course_lib.ranks.simulated.personal import Worlds
+from course_lib.ranks.simulated.threads import (
+    Computation,
+    Job,
+    Outcome,
+    Policy,
+    Run,
+    Setting,
+)
+from course_lib.ranks.stopping import uninterrupted
+from course_lib.ranks.trace.event import Event
+from course_lib.ranks.trace.trace import Trace
+from course_lib.ranks.variables import forget_variables
+
+MAX_RANKS = 1024
+_LOOK_EVERY = 0.1
+"""Longest wait, in seconds, until a request to close the ranks is noticed."""
+_GRACE = 5.0
+"""Seconds that the host has to end a call, after the time limit or a request."""
+_one_at_a_time = threading.Lock()
+_is_host = False
+"""Whether this process is a host."""
+
+
+class Simulated:
+    """K simulated ranks. Every call starts from clock zero, with fresh threads and random numbers.
+
+    Args:
+        world_size: K.
+        owner: the key of the ranks' variables in the host.
+        network: what messages cost; by default 20 µs and 10 GB/s.
+        device: what computation costs.
+        computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
+            ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
+        misuse: what happens when a rank never waits for a handle, or touches a buffer before
+            ``wait()``: ``"ignore"`` does nothing, ``"warn"`` gives a `MisuseWarning`, and
+            ``"error"`` raises a `MisuseError`.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        owner: str,
+        network: Network | None = None,
+        device: Device | None = None,
+        computation: Computation | None = None,
+        misuse: Policy = "warn",
+    ) -> None:
+        if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
+        if misuse not in get_args(Policy):
+            raise ValueError(f'misuse must be "ignore", "warn" or "error", got {misuse!r}')
+        known = get_args(Computation)
+        if computation is not None and computation not in known:
+            raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
+        if computation == "counted" and device is None:
+            raise ValueError('computation="counted" needs device=Device(flops=…)')
+        self.placement = Placement(
+            ("simulated",) * world_size, "fabric", "simulated, virtual clock"
+        )
+        self._setting = Setting(
+            world_size,
+            network or Network(latency=20e-6, bandwidth=10e9),
+            device or Device(),
+            computation or ("declared" if device is None else "counted"),
+            misuse,
+        )
+        self._owner = owner
+        self._trace: Trace | Callable[[], Trace] = Trace([], world_size)
+        self.closing = threading.Event()
+        self._forget = weakref.finalize(self, _gone.append, owner)
+        self._forget.atexit = False
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the last call; it is made on first use."""
+        if not isinstance(self._trace, Trace):
+            self._trace = self._trace()
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def run(self, call: Call) -> list[Any]:
+        """Run one call; see `Ranks.run`."""
+        setting = self._setting
+        inline = partial(pack, inline=sys.maxsize)
+        packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
+        known = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
+        job = Job(self._owner, setting, call.options, *packed, known)
+        self._trace = Trace([], setting.world_size)
+        if _is_host or not _one_at_a_time.acquire(blocking=False):
+            raise RanksError(
+                "only one call can run on simulated ranks at a time, and a function on simulated "
+                "ranks cannot start another such call"
+            )
+        try:
+            outcome = _host().run(job, self.closing)
+        finally:
+            _one_at_a_time.release()
+        self._trace = partial(_trace, outcome.log, setting)
+        if outcome.failures:
+            first = next(iter(outcome.failures))
+            original = outcome.failures[first].original()
+            raise rank_error(outcome.failures, first, outcome.states, original)
+        if outcome.error is not None:
+            raise outcome.error
+        report_misuse(outcome.misused, setting.misuse, outcome.states)
+        try:
+            return [result.read_last() for result in outcome.results]
+        except Exception as error:
+            raise TypeError(
+                f"a result of a rank cannot be read in this process: {error}"
+            ) from error
+
+    def start(self) -> None:
+        """Start the host, if there is none."""
+        _host()
+
+    def pids(self) -> list[int]:
+        """Return an empty list: the ranks have no processes of their own."""
+        return []
+
+    def close(self) -> None:
+        """Let the host drop what it keeps for these ranks."""
+        self._forget()
+
+
+def _trace(log: Packed, setting: Setting) -> Trace:
+    events = [Event(*event) for event in log.read_last()]
+    return Trace(events, setting.world_size, network=setting.network)
+
+
+_gone: list[str] = []
+"""Owners whose variables and groups the host can drop."""
+
+
+class Host:
+    """The notebook's side of the host.
+
+    Attributes:
+        pid: its process.
+
+    """
+
+    def __init__(self) -> None:
+        preload([__name__])
+        self._server = shared_server()
+        self._surroundings = Surroundings()
+        with uninterrupted():
+            ours, theirs = socket.socketpair()
+            read, write = os.pipe()
+            self._stacks = anonymous_file("stacks")
+            try:
+                fds = [theirs.fileno(), write, self._stacks]
+                self.pid = self._server.fork(f"{__name__}:serve", {}, fds)
+            finally:
+                theirs.close()
+                os.close(write)
+            self._pipe = ObjectPipe(ours, private=False)
+            # What a rank's thread prints comes through the pipe. This is the rest, such as the
+            # output of compiled code; it belongs to no rank.
+            self._output = RankOutput(0, read, _Unlabelled(1))
+            self._poll = select.poll()
+            self._poll.register(self._pipe, select.POLLIN)
+            self._poll.register(self._output, select.POLLIN)
+            self.end = weakref.finalize(
+                self, _end, self._server, self.pid, self._pipe, self._output, self._stacks
+            )
+
+    def usable(self) -> bool:
+        """Return whether the host lives and belongs to this process."""
+        return self.end.alive and self._server.all_live([self.pid])
+
+    def run(self, job: Job, closing: threading.Event) -> Outcome:
+        """Run one call, and print what the ranks print.
+
+        Raises:
+            RanksError: the host has ended, or did not end the call in time.
+
+        """
+        printer = Printer(job.setting.world_size)
+        timeout = job.options.timeout
+        until = math.inf if timeout is None else time.monotonic() + timeout + _GRACE
+        try:
+            with uninterrupted():  # half a message cannot be taken back
+                gone = [_gone.pop() for _ in range(len(_gone))]
+                self._pipe.send(pack(job), pack((self._surroundings.news(), gone)))
+            while (outcome := self._listen(printer)) is None:
+                if closing.is_set():
+                    raise closed_meanwhile(self._stop(printer))
+                if time.monotonic() > until:
+                    self.end()
+                    assert timeout is not None
+                    raise timed_out("call", timeout, [])
+        except BrokenPipeError:
+            raise self._death() from None
+        except KeyboardInterrupt:
+            states = self._stop(printer)
+            print(interrupted(states, kept=self.end.alive), file=sys.stderr)
+            raise
+        finally:
+            with uninterrupted():
+                self._output.drain()
+                printer.end_call()
+        if outcome.stuck:
+            self.end()
+        return outcome
+
+    def _stop(self, printer: Printer) -> list[RankState]:
+        """End the call; return what its ranks were doing. If they do not react, end the host."""
+        until = time.monotonic() + _GRACE
+        try:
+            with uninterrupted():
+                self._pipe.send()
+                while time.monotonic() < until:
+                    if (outcome := self._listen(printer)) is not None:
+                        if outcome.stuck:
+                            self.end()
+                        return outcome.states
+        except (RanksError, OSError):
+            pass
+        self.end()
+        return []
+
+    def _listen(self, printer: Printer) -> Outcome | None:
+        """Take messages and output for a moment; return the outcome, if it has come."""
+        outcome = None
+        for fd, _ in self._poll.poll(1000 * _LOOK_EVERY):
+            if fd == self._output.fileno():
+                if not self._output.forward():
+                    self._poll.unregister(fd)
+                continue
+            with uninterrupted():  # after half a message, the next one could not be read
+                try:
+                    (read,) = self._pipe.receive()
+                except (OSError, EOFError):
+                    raise self._death() from None
+                message = read()
+            if isinstance(message, Outcome):
+                outcome = message
+            else:
+                printer.add(*message)
+        printer.release()
+        return outcome
+
+    def _death(self) -> RanksError:
+        status = self._server.exit_status(self.pid, wait=2)
+        dump, labels = read_dump(self._stacks), cell_labels()
+        where = line_in_dump(dump, labels)
+        self.end()
+        return RanksError(
+            f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
+            + (f"  ({where})" if where else ""),
+            detail="\n\n".join(
+                filter(
+                    None,
+                    [
+                        with_labels(dump, labels).rstrip(),
+                        "The next call starts a new process. Variables that simulated ranks kept "
+                        "are gone.",
+                    ],
+                )
+            ),
+        )
+
+
+class _Unlabelled(Printer):
+    """Prints lines as they are; a `Printer` would put a rank in front."""
+
+    def add(self, rank: int, item: Item) -> None:
+        """Print one line."""
+        print(item)
+
+
+def _end(server: ForkServer, pid: int, pipe: ObjectPipe, output: RankOutput, stacks: int) -> None:
+    if server.alive():
+        server.kill([pid])
+    pipe.close()
+    output.close()
+    os.close(stacks)
+
+
+_current: Host | None = None
+
+
+def _host() -> Host:
+    """Return the host of this process; start it on first use, and again if it has ended."""
+    global _current
+    if _current is None or not _current.usable():
+        if _current is not None:
+            _current.end()
+        _current = Host()
+    return _current
+
+
+# In the host ------------------------------------------------------------------------------------
+
+
+def serve(fds: list[int], config: dict[str, Any]) -> None:
+    """Run jobs until the notebook closes the pipe. `fds`: the pipe, the output, and the stacks."""
+    global _is_host
+    _is_host = True
+    pipe = ObjectPipe(socket.socket(fileno=fds[0]), private=True)
+    redirect_output(fds[1])
+    faulthandler.enable(file=fds[2], all_threads=False)  # when compiled code crashes
+    become_main()
+    _hide_stopped()
+    inbox: queue.SimpleQueue[list[Read]] = queue.SimpleQueue()
+    halt = threading.Event()
+
+    def listen() -> None:
+        while True:
+            try:
+                parts = pipe.receive()
+            except (OSError, EOFError):
+                os._exit(0)
+            if parts:
+                inbox.put(parts)
+            else:
+                halt.set()
+
+    threading.Thread(target=listen, name="notebook", daemon=True).start()
+
+    def show(rank: int, item: Item) -> None:
+        pipe.send(pack((rank, item)))
+
+    labels: dict[str, str] = {}
+    kept: dict[str, Worlds] = {}
+    while True:
+        read_job, read_news = inbox.get()
+        halt.clear()  # a request that came after its call had ended
+        job, (news, gone) = read_job(), read_news()
+        if news is not None:
+            labels.update(enter(*news))
+        for owner in gone:
+            forget_variables(owner)
+            kept.pop(owner, None)
+        if changed := reload_changed():
+            print(changed)
+        outcome = _run(job, kept, labels, show, halt)
+        sys.stdout.flush()
+        pipe.send(pack(outcome))
+        del job, outcome, read_job
+
+
+def _run(
+    job: Job,
+    kept: dict[str, Worlds],
+    labels: dict[str, str],
+    show: Callable[[int, Item], None],
+    halt: threading.Event,
+) -> Outcome:
+    size = str(job.setting.world_size)
+    os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    if job.owner not in kept:
+        kept[job.owner] = Worlds(job.setting.world_size)
+    run = Run(job, kept[job.owner], labels, show, halt)
+    outcome = run.go()
+    run.forget()
+    if not outcome.results:
+        # The failed call may have made different groups on different ranks.
+        del kept[job.owner]
+    return outcome
+
+
+def _hide_stopped() -> None:
+    """Print nothing about the exception that unwinds a rank, wherever it reaches the rank."""
+    in_thread, unraisable = threading.excepthook, sys.unraisablehook
+
+    def thread_hook(args: Any) -> None:
+        if args.exc_type is not Stopped:
+            in_thread(args)
+
+    def unraisable_hook(args: Any) -> None:
+        if args.exc_type is not Stopped:
+            unraisable(args)
+
+    threading.excepthook, sys.unraisablehook = thread_hook, unraisable_hook

@@ -1,0 +1,136 @@
+"""The host of simulated ranks: what they do to their process does not reach the notebook."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.ranks import RankError, Ranks, RanksError, RankTimeout, per_rank
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, on="simulated", timeout=60) as ranks:
+        yield ranks
+
+
+def total(x: torch.Tensor) -> float:
+    dist.all_reduce(x)
+    return x.sum().item()
+
+
+def works(ranks: Ranks) -> bool:
+    return ranks.run(total, per_rank(torch.arange(9.0).chunk(3))) == [36.0] * 3
+
+
+def ends(how: Callable[[], object]) -> None:
+    if dist.get_rank() == 1:
+        how()
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda: os._exit(3), "it called exit with status 3"),
+        (lambda: ctypes.string_at(0), r"segmentation fault in compiled code\)\.  \(test_host\.py"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed from outside, or out of memory"),
+    ],
+)
+def test_a_rank_that_ends_its_process_costs_the_host_only(
+    ranks: Ranks, how: Callable[[], object], said: str
+) -> None:
+    ranks.push(kept=1)
+    with pytest.raises(RanksError, match="ended the process that all simulated.*" + said):
+        ranks.run(ends, how)
+    assert not ranks.trace.events
+    assert works(ranks)
+    with pytest.raises(RankError, match="no variable 'kept'"):
+        ranks.pull("kept")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run(compiled: bool) -> None:
+    def loops() -> None:
+        dist.barrier()
+        while dist.get_rank() == 1 and not compiled:
+            pass
+        if dist.get_rank() == 1:
+            re.match(r"(a+)+$", "a" * 40 + "b")  # keeps the interpreter to itself for hours
+
+    with Ranks(3, on="simulated", timeout=1) as ranks:
+        with pytest.raises(RankTimeout, match="limit of 1 s") as caught:
+            ranks.run(loops)
+        assert compiled or "test_host.py" in caught.value.states[1].where
+        assert works(ranks)
+
+
+def interrupted(ranks: Ranks, fn: Callable[[], Any]) -> float:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT))
+    try:
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run(fn)
+        return time.monotonic() - start
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_the_call_and_variables_stay(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loops() -> None:
+        while True:
+            pass
+
+    assert works(ranks)
+    ranks.push(kept=per_rank([1, 2, 3]))
+    assert interrupted(ranks, loops) < 4
+    told = capsys.readouterr().err
+    assert "keep their variables" in told and "running" in told and "test_host.py" in told
+    assert ranks.pull("kept") == [1, 2, 3] and works(ranks)
+
+
+def test_all_ranks_of_a_notebook_share_the_host_and_it_forgets_those_that_are_gone() -> None:
+    def kept() -> int:
+        from course_lib.ranks import variables
+
+        return len(variables._namespaces)
+
+    one, two = Ranks(2, on="simulated"), Ranks(100, on="simulated")
+    assert {*one.run(os.getpid), *two.run(os.getpid)} != {os.getpid()}
+    assert one.run(os.getpid)[0] == two.run(os.getpid)[0]
+    one.push(x=1), two.push(x=2)
+    assert (one.pull("x"), two.pull("x")) == ([1] * 2, [2] * 100)
+    before = one.run(kept)[0]
+    del two
+    assert one.run(kept)[0] == before - 1
+    one.close()
+    assert Ranks(2, on="simulated").run(kept)[0] == before - 2
+
+
+def test_a_rank_cannot_run_other_simulated_ranks(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="cannot start another such call"):
+        ranks.run(lambda: Ranks(2, on="simulated").run(int))
+
+
+def test_ranks_know_their_number_as_under_torchrun(ranks: Ranks) -> None:
+    def environment() -> list[str]:
+        dist.barrier()
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return [os.environ[name] for name in names]
+
+    assert ranks.run(environment) == [[str(rank), str(rank), "3", "3"] for rank in range(3)]
+    assert "RANK" not in os.environ
