@@ -21,7 +21,8 @@ even if their mean does not. The all-reduce may be any of `collectives`, such as
 All ranks must make the same calls on the same tensors, or they would wait for one another. So if a
 parameter's gradient is None on this rank, because the loss does not depend on it, the gradient
 counts as zero, and is a tensor afterwards. Parameters that need no gradient (frozen) are left out.
-Sparse gradients are refused with a TypeError.
+Sparse gradients are refused with a TypeError, and gradients with a graph (`create_graph=True`)
+with a RuntimeError.
 """
 
 from collections.abc import Iterable
@@ -97,9 +98,27 @@ def copy_scaled(gradient: Tensor | None, factor: float, view: Tensor) -> None:
         torch.mul(gradient, factor, out=view)
 
 
+def verify_first_order(gradient: Tensor, name: str = "a parameter") -> None:
+    """Raise RuntimeError if `gradient` has a graph, as after `backward(create_graph=True)`.
+
+    The mean over the ranks would not have it, so a backward through the mean would silently lack
+    the second derivatives.
+    """
+    if gradient.requires_grad:
+        raise RuntimeError(
+            f"the gradient of {name} has a graph, as after backward(create_graph=True), but the "
+            "average over the ranks would not have one. Compute a loss of gradients with "
+            "torch.autograd.grad(loss, params, create_graph=True), and call backward() for the sum "
+            "of all losses"
+        )
+
+
 def _trained(params: Iterable[Tensor]) -> list[Tensor]:
     """Return the parameters that need gradients, each once: a tied one is in several modules."""
     trained = list(dict.fromkeys(param for param in params if param.requires_grad))
-    if any(param.grad is not None and param.grad.is_sparse for param in trained):
+    gradients = [param.grad for param in trained if param.grad is not None]
+    if any(gradient.is_sparse for gradient in gradients):
         raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
+    for gradient in gradients:
+        verify_first_order(gradient)
     return trained

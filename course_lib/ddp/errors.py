@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from course_lib.gradient_sync import verify_first_order
+
 _SHOWN = 8
 
 
@@ -119,6 +121,7 @@ def verify_gradient(name: str, param: Tensor, strides: Sequence[int], view: Tens
     """
     gradient = param.grad
     assert gradient is not None
+    verify_first_order(gradient, f"'{name}'")
     if gradient.is_sparse:
         raise sparse_gradient(name)
     if gradient.dtype != view.dtype or gradient.shape != view.shape:

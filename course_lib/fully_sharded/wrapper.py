@@ -34,6 +34,7 @@ from course_lib.collectives import Group, place_in
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit
 from course_lib.gradient_sync import sync_flat
+from course_lib.sharded_optimizer import clip_by_norms, gradient_norms, local_norms
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -42,8 +43,9 @@ class FullyShardedDataParallel(nn.Module):
     All ranks must construct it, with modules of the same structure; it uses the first rank's
     weights. `parameters()` are this rank's pieces, vectors that may be empty, under the names of
     the whole parameters. Make an optimizer for them *after* wrapping; it must treat each element by
-    itself. All ranks must run the same layers in the same order. A norm over all gradients needs a
-    sum over ranks.
+    itself. All ranks must run the same layers in the same order. A rank has a piece of each
+    gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
+    `GradScaler` works as usual (see `sharded_optimizer.partial_gradients`).
 
     Args:
         module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
@@ -169,6 +171,29 @@ class FullyShardedDataParallel(nn.Module):
         if not self._in_backward:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
+        """Return the norm of each parameter's whole gradient, shape (parameters,), in float64.
+
+        All ranks must call, after backward and before the optimizer's step. The order is that of
+        `parameters()`. A missing gradient counts as zero.
+        """
+        pieces = [piece for unit in self._units for piece in unit.pieces]
+        norms = dict(zip(self._whole, local_norms(list(self._whole), norm_type), strict=True))
+        norms.update(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
+        return torch.stack([norms[param] for param in self.parameters()])
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Clip the gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
+
+        All ranks must call, after backward (and `GradScaler.unscale_`) and before the optimizer's
+        step. Returns the norm before. Raises RuntimeError if it is not finite and
+        `error_if_nonfinite`.
+        """
+        norms, params = self.gradient_norms(norm_type), list(self.parameters())
+        return clip_by_norms(params, norms, max_norm, norm_type, error_if_nonfinite)
 
     @property
     def bytes_held(self) -> int:

@@ -4,8 +4,11 @@ In ZeRO-1 a rank uses only the gradients of its pieces, so it does not have to k
 the last gradient of a bucket is ready, the ranks reduce-scatter the bucket. Each rank keeps its
 chunk, Ψ/K numbers in all, and frees the rest:
 
-    backward   g₄ g₃ → bucket → reduce-scatter → my chunk of g₄ g₃   (and `.grad` is None again)
+    backward   g₄ g₃ → bucket → reduce-scatter → my chunk of g₄ g₃   (and `.grad` is freed)
                        g₂ g₁ → bucket → reduce-scatter → my chunk of g₂ g₁
+
+After backward, `.grad` is a stand-in. `GradScaler` understands it, and code that looks for a whole
+gradient gets an error (`partial_gradients`). Clearing it clears the rank's piece.
 
 Buckets are reduced in one order, the same on all ranks, because ranks match collectives by their
 order. On a GPU the reduce-scatter runs during backward. Over gloo it does not, because both need
@@ -15,7 +18,7 @@ S. Rajbhandari et al., "ZeRO", SC 2020, section 5.2.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,7 +26,13 @@ from torch import Tensor
 
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
-from course_lib.gradient_sync import copy_scaled
+from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.sharded_optimizer.partial_gradients import (
+    GradientElsewhere,
+    GradientPiece,
+    gradient_elsewhere,
+    partial_gradient,
+)
 from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     reduce_scatter_chunks,
@@ -47,14 +56,17 @@ class ShardedGradients:
         self._places: dict[int, tuple[Tensor, Bucket]] = {}
         self._works: list[tuple[int, Tensor, Tensor, dist.Work | None]] = []
         self._next, self._queued, self._heard = 0, False, False
+        self._kept: set[int] = set()  # parameters whose earlier gradients are not cleared
 
     def hook_in(self, pieces: Sequence[Tensor]) -> None:
         """Handle all gradients from now on, as long as this object exists."""
         self._pieces = pieces
-        for index in self._where:
-            self._params[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                _telling(weakref.WeakMethod(self._on_gradient), index)
-            )
+        hook_gradients(self._params, self._where, self._before_gradient, self._on_gradient)
+
+    def _before_gradient(self, index: int) -> None:
+        if isinstance(self._params[index].grad, GradientElsewhere):
+            self._kept.add(index)
+            self._params[index].grad = None
 
     def _on_gradient(self, index: int) -> None:
         if not self._queued:
@@ -62,6 +74,8 @@ class ShardedGradients:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
         number, place = self._where[index]
         param, (_, bucket) = self._params[index], self._place(number)
+        assert param.grad is not None
+        verify_first_order(param.grad)
         with torch.no_grad():
             copy_scaled(param.grad, 1 / place_in(self._group)[1], bucket.views[place])
         param.grad = None
@@ -102,18 +116,42 @@ class ShardedGradients:
                 work.wait()
             chunks = self._buffers[number]
             for index in chunks.indices:
-                first, last = chunks.pieces[index]
-                if first == last:
-                    continue
-                piece, gradient = self._pieces[index], chunks.piece(index, mine)
-                piece.grad = gradient if piece.grad is None else piece.grad + gradient
+                param, piece = self._params[index], self._pieces[index]
+                if piece.numel():
+                    gradient = chunks.piece(index, mine)
+                    kept = index in self._kept or isinstance(param.grad, GradientElsewhere)
+                    if kept and piece.grad is not None:
+                        gradient = gradient + piece.grad
+                    piece.grad = partial_gradient(GradientPiece, gradient, self._group)
+                param.grad = gradient_elsewhere(param, piece, self._group)
         self._works, self._next = [], 0
+        self._kept.clear()
 
-    def finish_step(self) -> None:
+    def finish(self) -> None:
         """Take part in the reductions with zeros if no backward reached a parameter here."""
         if not self._heard:
             self._finish_backward()
+        self._heard = True
+
+    def forget(self) -> None:
+        """Begin the next step."""
         self._heard = False
+
+
+def hook_gradients(
+    params: Sequence[Tensor],
+    indices: Iterable[int],
+    before: Callable[[int], None],
+    after: Callable[[int], None],
+) -> None:
+    """Call two bound methods before and after backward adds to the gradient of `params[index]`.
+
+    The hooks do nothing when the methods' object is deleted.
+    """
+    for index in indices:
+        params[index].register_hook(_telling(weakref.WeakMethod(before), index))  # type: ignore[no-untyped-call]
+        hook = _telling(weakref.WeakMethod(after), index)
+        params[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _telling(

@@ -24,6 +24,9 @@ argument `gradients` says how the gradients g are averaged over the ranks:
 times (K-1)/K. An all-reduce sends every gradient to every rank, but a rank reads only one K-th of
 them. So half of the all-reduce is not needed here, and "local" leaves that half out.
 
+With "local" and "sharded" no rank has the whole mean gradient. So clip with the optimizer's own
+`clip_grad_norm_`; PyTorch's raises an error. A `GradScaler` works as usual (`partial_gradients`).
+
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
 
@@ -36,8 +39,18 @@ from torch.optim import Optimizer
 
 from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
-from course_lib.gradient_sync import copy_scaled
-from course_lib.sharded_optimizer.gradients import ShardedGradients
+from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
+from course_lib.sharded_optimizer.partial_gradients import (
+    GradientElsewhere,
+    GradientPiece,
+    LocalGradient,
+    clip_by_norms,
+    gradient_elsewhere,
+    gradient_norms,
+    local_norms,
+    partial_gradient,
+)
 from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     all_gather_chunks,
@@ -125,6 +138,8 @@ class ShardedOptimizer(Optimizer):
         self._gradients = [torch.zeros_like(c.flat) for c in self._chunks if gradients == "local"]
         if gradients == "sharded":
             self._during.hook_in(self._pieces)
+        elif gradients == "local":
+            hook_gradients(self._params, order, self._before_gradient, self._on_gradient)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise RuntimeError: the buffers are cut only once, so give the constructor all groups."""
@@ -151,28 +166,35 @@ class ShardedOptimizer(Optimizer):
                 )
             if param.grad is not None and param.grad.is_sparse:
                 raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
-        self._place_gradients()
+        if self.gradients == "averaged":
+            self._cut_gradients()
+        else:
+            self._average()
         for mine, said in zip(self._local.param_groups, self.param_groups, strict=True):
             mine.update(options_of(said))  # a scheduler changes our groups
         self._local.step()
-        self._local.zero_grad()
+        self._forget_means()
         for chunks in self._chunks or ():
             all_gather_chunks(chunks.flat, self.group)
         return loss
 
-    def _place_gradients(self) -> None:
-        """Give every piece its part of the mean gradient."""
+    def _cut_gradients(self) -> None:
+        """Give every piece its part of the gradient, which is the mean already."""
+        for chunks in self._chunks or ():
+            for index in chunks.indices:
+                gradient = self._params[index].grad
+                first, last = chunks.pieces[index]
+                if gradient is not None and first < last:
+                    flat = as_it_lies(gradient, self._params[index])
+                    self._pieces[index].grad = flat[first:last]
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Give every piece its part of the mean gradient, unless it has it already."""
         if self.gradients == "sharded":
-            self._during.finish_step()
+            self._during.finish()
             return
-        if self.gradients == "averaged":
-            for chunks in self._chunks or ():
-                for index in chunks.indices:
-                    gradient = self._params[index].grad
-                    first, last = chunks.pieces[index]
-                    if gradient is not None and first < last:
-                        flat = as_it_lies(gradient, self._params[index])
-                        self._pieces[index].grad = flat[first:last]
+        if any(isinstance(param.grad, GradientElsewhere) for param in self._params):
             return
         factor = 1 / place_in(self.group)[1]
         for chunks, flat in zip(self._chunks or (), self._gradients, strict=True):
@@ -181,13 +203,72 @@ class ShardedOptimizer(Optimizer):
                 copy_scaled(self._params[index].grad, factor, view)
             mine = reduce_scatter_chunks(flat, self.group)
             for index in chunks.indices:
-                if chunks.pieces[index][0] < chunks.pieces[index][1]:
-                    self._pieces[index].grad = chunks.piece(index, mine)
+                if self._pieces[index].numel():
+                    gradient = chunks.piece(index, mine)
+                    self._pieces[index].grad = partial_gradient(GradientPiece, gradient, self.group)
+
+    def _before_gradient(self, index: int) -> None:
+        if isinstance(self._params[index].grad, GradientElsewhere):
+            raise RuntimeError(
+                f"backward() reached parameter {index} after the gradients were averaged, for "
+                "example to clip them: first call step() or zero_grad()"
+            )
+
+    def _on_gradient(self, index: int) -> None:
+        gradient = self._params[index].grad
+        assert gradient is not None
+        verify_first_order(gradient)
+        if type(gradient) is Tensor and not gradient.is_sparse:
+            self._params[index].grad = partial_gradient(LocalGradient, gradient, self.group)
+
+    def _forget_means(self) -> None:
+        self._local.zero_grad()
+        self._during.forget()
+        for param in self._params:
+            if isinstance(param.grad, GradientElsewhere):
+                param.grad = None
+
+    def averaged_parameters(self) -> list[Tensor]:
+        """Return tensors whose `.grad` holds the mean gradient: whole, or this rank's pieces.
+
+        With "averaged" these are the parameters. Otherwise, the gradients are averaged now, so all
+        ranks must call this. The elements of a piece are some of the parameter's, so use functions
+        of each element, such as `torch.nn.utils.clip_grad_value_`.
+        """
+        if self.gradients == "averaged":
+            return self._params
+        self._average()
+        for index, param in enumerate(self._params):
+            if self._trained[index]:
+                param.grad = gradient_elsewhere(param, self._pieces[index], self.group)
+        return list(self._pieces)
+
+    def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
+        """Return the norm of each parameter's mean gradient, shape (parameters,), in float64.
+
+        All ranks must call, after backward and before step. A missing gradient counts as zero.
+        """
+        params = self.averaged_parameters()
+        if self.gradients == "averaged":
+            return local_norms(params, norm_type)
+        return gradient_norms(params, self.group, norm_type)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Clip the mean gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
+
+        All ranks must call, after backward (and `GradScaler.unscale_`) and before step. Returns the
+        norm before. Raises RuntimeError if it is not finite and `error_if_nonfinite`.
+        """
+        norms = self.gradient_norms(norm_type)
+        params = self.averaged_parameters()
+        return clip_by_norms(params, norms, max_norm, norm_type, error_if_nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the parameters and of this rank's pieces."""
+        self._forget_means()
         super().zero_grad(set_to_none)
-        self._local.zero_grad(set_to_none)
 
     def local_state_elements(self) -> int:
         """Return how many numbers of state this rank holds: 1/K of all, except for the padding."""

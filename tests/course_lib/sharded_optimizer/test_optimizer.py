@@ -185,7 +185,8 @@ def what_is_left_of_gradients() -> tuple[bool, int]:
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="sharded")
     mse_loss(net(torch.ones(2, 6).double()), torch.ones(2, 3).double()).backward()
     held = sum(p.grad.numel() for p in optimizer._pieces if p.grad is not None)
-    return all(p.grad is None for p in net.parameters()), held
+    left = [p.grad.untyped_storage().nbytes() for p in net.parameters() if p.grad is not None]
+    return max(left) <= 8, held  # the memory of one number
 
 
 @pytest.mark.parametrize("k", [2, 4])

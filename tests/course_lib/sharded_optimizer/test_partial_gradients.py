@@ -1,0 +1,349 @@
+"""What reads `.grad` between backward and step: right as in one process, or an error, never silent.
+
+The oracle is one process that computes with all rows: PyTorch's own clipping and GradScaler.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.fully_sharded import FullyShardedDataParallel
+from course_lib.gradient_sync import sync_flat, sync_per_parameter
+from course_lib.ranks import RankError
+from course_lib.sharded_optimizer import ShardedOptimizer
+from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
+
+KINDS = ["averaged", "local", "sharded", "fsdp", "fsdp, norms whole"]
+PARTIAL = KINDS[1:4]
+
+
+class Normed(nn.Sequential):
+    """Layers of sizes that nothing divides, and a norm that `whole_types` keeps whole."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3))
+        self.double()
+
+
+def model_for(kind: str) -> nn.Module:
+    return Normed() if kind.endswith("whole") else Awkward()
+
+
+def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, Any, Any]:
+    """Return (what to call, its optimizer, the object that clips)."""
+    sgd = {"lr": 0.1, "momentum": 0.9}
+    if kind.startswith("fsdp"):
+        types = (nn.LayerNorm,) if kind.endswith("whole") else ()
+        wrapped = FullyShardedDataParallel(net, whole_types=types)
+        return wrapped, torch.optim.SGD(groups_of(wrapped, groups), **sgd), wrapped
+    called = DistributedDataParallel(net) if kind == "averaged" else net
+    params = groups_of(net, groups)
+    who: Any = kind
+    made = ShardedOptimizer(params, torch.optim.SGD, gradients=who, bucket_cap_mb=3e-4, **sgd)
+    return called, made, made
+
+
+def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
+    if isinstance(called, FullyShardedDataParallel):
+        return called.full_state_dict()
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
+    net = model_for(kind)
+    called, optimizer, clipper = wrap(kind, net, groups)
+    norms = []
+    for batch in batches():
+        optimizer.zero_grad()
+        x, y = own(batch)
+        (50 * mse_loss(called(x), y)).backward()
+        each = clipper.gradient_norms(norm_type)
+        norms.append((clipper.clip_grad_norm_(1.0, norm_type), each))
+        optimizer.step()
+    return state_of(called, net), norms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_clipping_is_that_of_one_process(ranks_of, k, kind):
+    for norm_type, groups in ((2.0, True), (math.inf, False), (1.0, False)):
+        net = model_for(kind)
+        optimizer = torch.optim.SGD(groups_of(net, groups), lr=0.1, momentum=0.9)
+        expected = []
+        for x, y in batches():
+            optimizer.zero_grad()
+            (50 * mse_loss(net(x), y)).backward()
+            each = [
+                torch.zeros(()) if p.grad is None else p.grad.norm(norm_type)
+                for p in net.parameters()
+            ]
+            expected.append((clip_grad_norm_(net.parameters(), 1.0, norm_type), each))
+            optimizer.step()
+        assert expected[0][0] > 2
+        for state, norms in ranks_of("simulated", k).run(clipped_steps, kind, norm_type, groups):
+            for (total, each), (right, rights) in zip(norms, expected, strict=True):
+                torch.testing.assert_close(total, right)
+                torch.testing.assert_close(each, torch.stack(rights).to(each.dtype))
+            for name, value in net.state_dict().items():
+                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+
+
+def norm_of(params: Any, **options: Any) -> Any:
+    return get_total_norm([p.grad for p in params if p.grad is not None], **options)
+
+
+READERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
+    "clip_grad_norm_": lambda params: clip_grad_norm_(params, 1.0),
+    "clip_grad_norm_, foreach": lambda params: clip_grad_norm_(params, 1.0, foreach=True),
+    "clip_grad_norm_, one by one": lambda params: clip_grad_norm_(params, 1.0, foreach=False),
+    "each clipped by itself": lambda params: [clip_grad_norm_(param, 1.0) for param in params],
+    "get_total_norm": norm_of,
+    "norms": lambda params: [p.grad.detach().data.norm(2) for p in params if p.grad is not None],
+    "squares": lambda params: sum((p.grad**2).sum() for p in params if p.grad is not None),
+    "largest": lambda params: max(p.grad.abs().max() for p in params if p.grad is not None),
+    "isnan": lambda params: any(p.grad.isnan().any() for p in params if p.grad is not None),
+    "isfinite": lambda params: all(
+        torch.isfinite(p.grad).all() for p in params if p.grad is not None
+    ),
+    "in one vector": lambda params: torch.cat(
+        [p.grad.flatten() for p in params if p.grad is not None]
+    ).norm(),
+}
+
+
+def read(kind: str, reader: str) -> None:
+    net = Awkward()
+    called, _, _ = wrap(kind, net)
+    x, y = own(batches()[0])
+    mse_loss(called(x), y).backward()
+    READERS[reader](list(called.parameters()))
+
+
+@pytest.mark.parametrize("kind", PARTIAL)
+def test_a_conclusion_from_a_part_of_the_gradient_is_an_error(ranks_of, kind):
+    for reader in READERS:
+        for k in (1, 3):
+            with pytest.raises(RankError, match=r"clip_grad_norm_\(max_norm\) or gradient_norms"):
+                ranks_of("simulated", k).run(read, kind, reader)
+
+
+def clamped_step(kind: str) -> dict[str, Tensor]:
+    net = Awkward()
+    called, optimizer, _ = wrap(kind, net)
+    x, y = own(batches()[0])
+    (50 * mse_loss(called(x), y)).backward()
+    params = called.parameters() if kind == "fsdp" else optimizer.averaged_parameters()
+    clip_grad_value_(params, 0.3)
+    optimizer.step()
+    return state_of(called, net)
+
+
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
+    net = Awkward()
+    x, y = batches()[0]
+    (50 * mse_loss(net(x), y)).backward()
+    clip_grad_value_(net.parameters(), 0.3)
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    for k in (2, 3):
+        for state in ranks_of("simulated", k).run(clamped_step, kind):
+            for name, value in net.state_dict().items():
+                torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["local", "sharded"])
+def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
+    def clamp(foreach: bool) -> None:
+        net = Awkward()
+        _, optimizer, _ = wrap(kind, net)
+        net(batches()[0][0]).sum().backward()
+        assert optimizer.gradients == kind  # it is there as long as its hooks are to act
+        clip_grad_value_(net.parameters(), 0.3, foreach=foreach)
+
+    for foreach in (False, True):
+        with pytest.raises(RankError, match="clip_grad_value_"):
+            ranks_of("simulated", 2).run(clamp, foreach)
+
+
+class Overflowing(nn.Module):
+    """Ranks whose `large` is 3e38 overflow in b's gradient, as soon as the loss is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, large: float) -> Tensor:
+        return (self.a.sum() + (self.b * large).sum()) / 2
+
+
+def scaled_steps(kind: str, bad: tuple[int, ...], value: float, clip: bool) -> Any:
+    net = Overflowing()
+    called, optimizer, clipper = wrap(kind, net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(2):  # only the first overflows
+        large = value if step == 0 and dist.get_rank() in bad else 1.0
+        scaler.scale(called(large)).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            clipper.clip_grad_norm_(0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        net.zero_grad() if step else optimizer.zero_grad()
+    return state_of(called, net), scaler.get_scale()
+
+
+@pytest.mark.parametrize("kind", KINDS[:4])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_all_ranks_skip_a_step_that_one_rank_must_skip(ranks_of, k, kind):
+    """The first step is skipped; the second is that of one process, whatever the scale."""
+    for clip in (False, True):
+        for bad, value in (((k - 1,), 3e38), (tuple(range(k)), 3e38), ((0,), math.nan)):
+            length = min(1.0, 0.5 / math.sqrt(8 * 0.25)) if clip else 1.0
+            stepped = torch.full((4,), 0.1 * 0.5 * length)
+            for state, scale in ranks_of("simulated", k).run(scaled_steps, kind, bad, value, clip):
+                assert scale == 4.0
+                torch.testing.assert_close(state["a"], torch.ones(4) - stepped)
+                torch.testing.assert_close(state["b"], -stepped)
+
+
+def test_the_gradient_is_also_that_of_pytorchs_fully_shard(ranks_of):
+    """PyTorch's clips without a function of its own; the norms and the weights are ours."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def pytorchs() -> Any:
+        net = Normed()
+        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        norms = []
+        for batch in batches():
+            optimizer.zero_grad()
+            x, y = own(batch)
+            (50 * mse_loss(net(x), y)).backward()
+            norms.append(clip_grad_norm_(net.parameters(), 1.0).full_tensor())
+            optimizer.step()
+        return [p.full_tensor().detach() for p in net.parameters()], norms
+
+    expected, rights = ranks_of("cpu", 2).run(pytorchs)[0]
+    state, norms = ranks_of("cpu", 2).run(clipped_steps, "fsdp, norms whole", 2.0, False)[0]
+    torch.testing.assert_close([total for total, _ in norms], rights)
+    torch.testing.assert_close(list(state.values()), expected)
+
+
+def test_clearing_gradients_of_the_module_clears_the_pieces(ranks_of):
+    def twice(kind: str) -> Tensor:
+        net = Awkward()
+        _, optimizer, _ = wrap(kind, net)
+        for _ in range(2):
+            net.zero_grad()
+            net(own(batches()[0])[0]).square().mean().backward()
+        return optimizer.gradient_norms()
+
+    net = Awkward()
+    net(batches()[0][0]).square().mean().backward()
+    right = [torch.zeros(()) if p.grad is None else p.grad.norm() for p in net.parameters()]
+    for kind in ("local", "sharded"):
+        for norms in ranks_of("simulated", 3).run(twice, kind):
+            torch.testing.assert_close(norms, torch.stack(right).double())
+
+
+def test_a_backward_between_clipping_and_step_is_an_error(ranks_of):
+    def backward_after_clipping() -> None:
+        net = Awkward()
+        _, optimizer, _ = wrap("local", net)
+        for _ in range(2):
+            net(batches()[0][0]).sum().backward()
+            optimizer.clip_grad_norm_(1.0)
+
+    with pytest.raises(RankError, match="after the gradients were averaged"):
+        ranks_of("simulated", 2).run(backward_after_clipping)
+
+
+def test_a_norm_that_is_not_finite_can_be_an_error(ranks_of):
+    def clip_nan(kind: str) -> None:
+        net = Awkward()
+        called, _, clipper = wrap(kind, net)
+        (called(batches()[0][0]) * math.nan).sum().backward()
+        clipper.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+    for kind in KINDS[:4]:
+        with pytest.raises(RankError, match="is nan, on all ranks"):
+            ranks_of("simulated", 2).run(clip_nan, kind)
+
+
+def test_pieces_leave_the_ranks_as_ordinary_tensors(ranks_of):
+    def gradients() -> list[Tensor]:
+        wrapped = FullyShardedDataParallel(Awkward())
+        wrapped(batches()[0][0]).sum().backward()
+        found = [p.grad for p in wrapped.parameters() if p.grad is not None]
+        assert all(torch.equal(a, b) for a, b in zip(found, copy.deepcopy(found), strict=True))
+        if dist.get_world_size() == 1:
+            dist.all_reduce(found[0])  # as between nodes, in hybrid sharding
+        return found
+
+    for on, k in (("simulated", 1), ("simulated", 2), ("cpu", 1), ("cpu", 2)):
+        for found in ranks_of(on, k).run(gradients):
+            assert sum(float(each.square().sum()) for each in found) > 0
+
+
+SECOND_ORDER = [*KINDS[:4], "per parameter", "flat"]
+
+
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+@pytest.mark.parametrize("k", [1, 2])
+def test_gradients_with_a_graph_are_an_error(ranks_of, k, kind):
+    """A loss of `.grad` would lack its second derivatives; with `autograd.grad` it has them."""
+
+    def penalised(through_grad: bool) -> list[Tensor]:
+        net = Awkward()
+        called, optimizer, _ = (net, None, None) if kind in SECOND_ORDER[4:] else wrap(kind, net)
+        x, y = own(batches()[0])
+        loss = mse_loss(called(x), y)
+        loss.backward(create_graph=through_grad)
+        if kind in SECOND_ORDER[4:]:
+            (sync_flat if kind == "flat" else sync_per_parameter)(net.parameters())
+        if optimizer is not None:
+            optimizer.step()
+        return []
+
+    ranks_of("simulated", k).run(penalised, False)
+    with pytest.raises(RankError, match=r"create_graph=True.*torch\.autograd\.grad"):
+        ranks_of("simulated", k).run(penalised, True)
+
+
+def test_a_penalty_on_gradients_works_with_autograd_grad(ranks_of):
+    def gradients(wrapped: bool) -> list[Tensor]:
+        net = Awkward()
+        called = DistributedDataParallel(net) if wrapped else net
+        x = own(batches()[0])[0].clone().requires_grad_()
+        out = called(x).square().mean()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        (out + slope.square().sum()).backward()
+        if not wrapped:
+            sync_flat(net.parameters())
+        return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+    ranks = ranks_of("simulated", 3)
+    torch.testing.assert_close(ranks.run(gradients, True)[0], ranks.run(gradients, False)[0])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_weight_read_outside_its_forward_is_named(ranks_of, k):
+    def tied_by_hand() -> None:
+        net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+        wrapped = FullyShardedDataParallel(net)
+        hidden = wrapped(torch.arange(5))
+        hidden @ net[0].weight.T
+
+    with pytest.raises(RankError, match=r"'Embedding\.weight' is read outside"):
+        ranks_of("simulated", k).run(tied_by_hand)
