@@ -13,7 +13,6 @@ from course_lib.simulate.cluster import CLUSTERS
 from course_lib.simulate.failures import (
     Fleet,
     best_interval,
-    rejoining,
     restarting,
     shrinking,
     with_spares,
@@ -248,7 +247,6 @@ def _failures(options: argparse.Namespace) -> int:
                 "minutes between checkpoints": best_interval(fleet) / 60,
                 "restart": restarting(fleet),
                 "shrink": shrinking(fleet),
-                "rejoin": rejoining(fleet),
                 "spares": with_spares(with_some),
             }
         )

@@ -28,7 +28,7 @@ Generation Computer Systems 22, 2006.
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,6 @@ def shrinking(fleet: Fleet) -> float:
     there = trains / (trains + fleet.repair)
     standing = 2 * fleet.stall * there / fleet.mtbf
     return there / (1 + standing) * (1 - fleet.spares / fleet.devices)
-
-
-def rejoining(fleet: Fleet) -> float:
-    """Return the effective share if only the broken replica restarts, and joins the others.
-
-    It is away for `restart` seconds instead of `repair`, because a working device is available, as
-    `restarting` assumes.
-    """
-    return shrinking(replace(fleet, repair=fleet.restart))
 
 
 def with_spares(fleet: Fleet) -> float:

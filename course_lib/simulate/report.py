@@ -65,12 +65,12 @@ def found_table(found: Sequence[Found]) -> str:
 
 def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
     """Return a table with a line per cluster size: time between failures, effective share."""
-    lines = ["devices  a failure every  checkpoint every   restart  shrink  rejoin  spares"]
+    lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
     for row in rows:
         lines.append(
             f"{row['devices']:7,} {row['minutes between failures']:12.1f} min "
             f"{row['minutes between checkpoints']:13.1f} min {row['restart']:9.1%} "
-            f"{row['shrink']:7.1%} {row['rejoin']:7.1%} {row['spares']:7.1%}"
+            f"{row['shrink']:7.1%} {row['spares']:7.1%}"
         )
     return "\n".join(lines)
 

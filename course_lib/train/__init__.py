@@ -8,10 +8,9 @@ Read in this order:
 
 - `config`: the options; `datasets` and `models`: the data and the models
 - `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
-- `checkpoint`: how a run continues after a rank was killed; `elastic`: how it continues with the
-  ranks that are left, until a new process joins; `progress`: the messages during a run
-- `__main__`: the command line; `meeting`: how ranks find each other after a restart; `interrupt`:
-  what Ctrl-C does
+- `checkpoint`: how a run continues after a rank was killed, also with fewer ranks; `progress`: the
+  messages during a run
+- `__main__`: the command line; `interrupt`: what Ctrl-C does
 """
 
 from course_lib.train.config import ConfigError, TrainConfig

@@ -21,7 +21,6 @@ from course_lib.train.checkpoint import checkpoints, step_of
 from course_lib.train.config import ConfigError, DDPName, ModelName, PrecisionName, TrainConfig
 from course_lib.train.interrupt import leave_on_interrupt
 from course_lib.train.loop import train
-from course_lib.train.meeting import agree_on_name
 
 PROGRAM = "course_lib.train"
 _EPILOG = """\
@@ -132,11 +131,16 @@ def join(device: str) -> None:
 
 
 def _meeting_place() -> tuple[Store, int, int]:
-    """Return (store through which the ranks find each other, rank, world size)."""
+    """Return (store through which the ranks find each other, rank, world size).
+
+    torchrun keeps one store across restarts. A rank must not find there the address of a rank that
+    was killed (https://github.com/pytorch/pytorch/issues/135712), so each start has its own names.
+    """
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://"))
-    return PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"start {start}", store), rank, world_size
 
 
 def last_words(folder: str | None) -> str:

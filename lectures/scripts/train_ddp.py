@@ -40,7 +40,7 @@ def join() -> torch.device:
     """Join the process group that torchrun describes; return this rank's device."""
     store, rank, world_size = next(rendezvous("env://"))  # init_process_group's default
     # torchrun keeps the store when it starts all ranks anew: what the dead ones left in it must not
-    # be found. (On several machines these counts differ: see course_lib/train/meeting.py.)
+    # be found. (On several machines these counts differ, and the ranks must agree on a name.)
     store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     place = {"store": store, "rank": rank, "world_size": world_size}
     if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):

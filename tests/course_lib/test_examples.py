@@ -30,6 +30,7 @@ INSIDE = {
     *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
     *("pipeline_parallel.messages", "pipeline_parallel.tied", "fully_sharded.unit"),
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
+    "sharded_optimizer.partial_gradients",
     *("mesh.divide", "mesh.states"),
     "compression.triton_kernels",
     *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from statistics import mean, stdev
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from course_lib.simulate.failures import (
     Fleet,
     best_interval,
-    rejoining,
     replay,
     restarting,
     shrinking,
@@ -66,27 +64,6 @@ def test_shrinking_wins_more_the_larger_the_cluster() -> None:
         if (fleet := replace(FLEET, devices=devices, repair=6 * 3600.0))
     ]
     assert gains == sorted(gains) and gains[0] < 1.05 < gains[-1]
-
-
-def test_histories_of_replicas_that_rejoin_have_the_share_of_the_formula() -> None:
-    fleet = Fleet(1000, 20 * 24 * 3600.0, restart=3600.0, stall=20.0, replica=50)
-    rng, trains, long = random.Random(0), fleet.device_mtbf / fleet.replica, 1e9
-    there = failures = 0.0
-    for _ in range(fleet.devices // fleet.replica):
-        now = 0.0
-        while now < long:
-            lives = rng.expovariate(1 / trains)
-            there, failures = there + lives, failures + 1
-            now += lives + fleet.restart
-    replicas = there / long  # on average
-    share = replicas / 20 * long / (long + 2 * fleet.stall * failures)
-    assert rejoining(fleet) == pytest.approx(share, rel=0.01)
-
-
-@pytest.mark.parametrize("devices", [1_000, 100_000])
-def test_rejoining_is_better_than_its_parts(devices: int) -> None:
-    fleet = replace(FLEET, devices=devices, repair=6 * 3600.0, replica=512)
-    assert rejoining(fleet) > max(restarting(fleet), shrinking(fleet))
 
 
 def test_no_spare_is_as_shrinking_without_the_way_back() -> None:

@@ -55,7 +55,7 @@ def test_failures_have_a_line_per_size(capsys: pytest.CaptureFixture[str]) -> No
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert main([*command, "--json"]) == 0
     small, large = json.loads(capsys.readouterr().out)
-    assert small["restart"] > large["restart"] < large["shrink"] < large["rejoin"]
+    assert small["restart"] > large["restart"] < large["shrink"]
 
 
 def test_validate_has_a_line_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
