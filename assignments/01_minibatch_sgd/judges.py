@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import NUMBER, Kind, ListOf, sees
+from course_lib.checking.answers import NUMBER, Judge, Kind, ListOf, sees
 from course_lib.checking.forbidden import refusing
-from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,

@@ -27,8 +27,7 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.answers import Kind, sees
-from course_lib.checking.judges import Judge
+from course_lib.checking.answers import Judge, Kind, sees
 from course_lib.checking.shared.averaging import unless_alone
 from course_lib.checking.shared.training import NUMEL, SHAPES
 from course_lib.ranks import Trace
@@ -118,13 +117,13 @@ def script_case(name, k, kind, steps, rows, lr, **more):
     return Case(name, k, {"kind": kind, "steps": steps, "rows": rows, "lr": lr, **more})
 
 
-def mended(name, kind, *more, modes=(True, False), tolerance=None, expects=()):
+def mended(name, kind, *more, modes=(True, False), through=None, expects=()):
     """Return the check of an exhibit whose batches are given, with the cases of all exhibits."""
     return task(
         name,
         inputs=script_inputs,
         program=script_program,
-        judges=[equals(with_script(), SCRIPT_MISTAKES, tolerance=tolerance)],
+        judges=[equals(with_script(), SCRIPT_MISTAKES, through=through)],
         expects=expects,
         cases=in_many_forms(
             script_case("1 rank", 1, kind, 2, 3, 0.2),
@@ -383,7 +382,7 @@ CHECKS = {
         script_case(
             "2 ranks, large gradients", 2, "plain", 2, 3, 1e-31, loss="mse_loss", large=1e30
         ),
-        tolerance={"float32": 2e-2, "float64": 2e-2},  # gradients travel in bfloat16
+        through="bfloat16",  # gradients travel in it
         expects=[
             sends_at_most(
                 lambda case, rank: 2 * NUMEL * case.parameters["steps"] + SMALL,

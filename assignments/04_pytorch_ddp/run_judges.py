@@ -16,8 +16,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import VECTOR, WHOLE, Kind, ListOf, sees
-from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.answers import VECTOR, WHOLE, Judge, Kind, ListOf, sees
+from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.shared.training import (
     CLASSES,

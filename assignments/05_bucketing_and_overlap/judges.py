@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
-from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.answers import ANYTHING, Judge, sees
+from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
 from course_lib.checking.traffic import operations, told
@@ -273,7 +273,6 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
         worded(mixed(mean)),
         {m: worded(o) for m, o in CHAIN_MISTAKES.items()},
         explain=anew,
-        absolute={"bfloat16": 6e-2},  # the terms of a sum over micro-batches and ranks are larger
     )
 
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals, same_on_all_ranks
-from course_lib.checking.answers import ANYTHING, WHOLE, Kind, ListOf, sees
+from course_lib.checking.answers import ANYTHING, WHOLE, Judge, Kind, ListOf, sees
 from course_lib.checking.compare import describe
-from course_lib.checking.judges import Judge, Oracle
+from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import aspects, tensors_in
 from course_lib.checking.on_ranks.held import held_by
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of

@@ -12,15 +12,16 @@ list of this length, and ``None`` for None. In place of values, a form has:
     Kind(words, test)        any value that passes the test
 
 A form may also be a function ``form(case, inputs, rank)`` that returns a form. A judge declares
-which form it sees with ``@sees(form)``. `equals`, and every judge built from it, sees anything: it
-compares the answer with the oracle's value element by element, and says where the form differs.
+which form it sees with ``@sees(form)``, which makes a `Judge`. `equals`, and every judge built from
+it, sees anything: it compares the answer with the oracle's value element by element, and says where
+the form differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,23 +75,39 @@ NAMED = Kind(
 )
 _TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
-J = TypeVar("J", bound=Callable[..., Any])
+Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
+"""``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order."""
 
 
-def sees(form: Any) -> Callable[[J], J]:
-    """Mark a judge with the form of the answers that it can judge."""
+@dataclass(frozen=True)
+class Judge:
+    """A test of the values of all ranks, with the form of the values that it can look at.
 
-    def mark(judge: J) -> J:
-        judge.__dict__["sees"] = form
-        return judge
+    Attributes:
+        test: raises `Wrong` for the first finding.
+        form: the form that the value of each rank must have.
+        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes, as
+            `causes.cause_of` writes them, that would have given a wrong answer in this case. If
+            the answer is right, it is not because of these mistakes that other cases fail.
 
-    return mark
+    """
+
+    test: Test
+    form: Any = ANYTHING
+    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
+
+    def __call__(self, case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        """Raise `Wrong` for the first finding."""
+        self.test(case, inputs, values)
+
+    def form_of(self, case: Case, inputs: Sequence[Any], rank: int) -> Any:
+        """Return the form that a rank's answer must have."""
+        return self.form(case, inputs, rank) if callable(self.form) else self.form
 
 
-def form_seen_by(judge: Any, case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    """Return the form that a rank's answer must have for this judge; by default `ANYTHING`."""
-    form = getattr(judge, "sees", ANYTHING)
-    return form(case, inputs, rank) if callable(form) else form
+def sees(form: Any) -> Callable[[Test], Judge]:
+    """Make a judge of a test that can look at answers of this form."""
+    return lambda test: Judge(test, form)
 
 
 def expect_containers(value: Any, right: Any, name: str) -> None:

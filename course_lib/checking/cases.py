@@ -16,7 +16,7 @@ shorter way to make a check.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class Wrong(Exception):
         detail: more lines, for example a table of what was sent; or empty.
         expected: the expected value, if the message is about one value.
         got: the value that the rank returned instead.
+        near: whether the error is only a few times larger than the allowed one.
 
     """
 
@@ -57,6 +58,7 @@ class Wrong(Exception):
         expected: str = "",
         got: str = "",
         known: Mapping[str, str] | None = None,
+        near: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -66,6 +68,7 @@ class Wrong(Exception):
         self.detail = detail
         self.expected = expected
         self.got = got
+        self.near = near
 
     def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
         """Return the same finding with more known mistakes before its own, and with a hint.
@@ -79,6 +82,7 @@ class Wrong(Exception):
             expected=self.expected,
             got=self.got,
             known={**(known or {}), **self.known},
+            near=self.near,
         )
 
     def otherwise_said(self, hint: str) -> Wrong:
@@ -207,6 +211,8 @@ class Check:
             input, by calls of `course_lib.ranks.compute`: seconds of a call → number of such
             calls. The grader ignores any other time that a rank declares, and a case fails if some
             of this time is missing. By default a check does not use that time.
+        refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes that a right
+            answer in this case rules out; see `answers.Judge`.
 
     """
 
@@ -219,6 +225,7 @@ class Check:
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
     computes: Callable[[Any], Mapping[float, int]] | None = None
+    refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from course_lib.checking.cases import Case, Wrong
@@ -35,20 +35,21 @@ def cause_of(reason: str) -> str:
     return "; ".join(dict.fromkeys(parts))
 
 
-def agreed(findings: Sequence[Wrong]) -> list[str]:
+def agreed(findings: Sequence[Wrong], refuted: Collection[str] = ()) -> list[str]:
     """Return the hint of each failing case, so that no two hints contradict each other.
 
     In a single case, a known mistake may fit by chance. So a mistake is named if it explains all
-    the cases that it could explain. If no mistake does, the mistake that explains most cases is
-    named, with a note that it does not explain all of them. But if every case has the same other
-    hint, that hint is given. If two mistakes may be named, the one that explains more cases is.
+    the cases that it could explain, and no case that passed has `refuted` it. If no mistake does,
+    the mistake that explains most cases is named, with a note that it does not explain all of them.
+    But if every case has the same other hint, that hint is given. If two mistakes may be named, the
+    one that explains more cases is.
     """
     could, explains = Counter[str](), Counter[str]()
     for finding in findings:
         # Count each mistake once, in order: if two explain equally many, the first one is named.
         could.update(dict.fromkeys(map(cause_of, finding.known), 1))
         fits = [cause_of(words) for words, hint in finding.known.items() if hint]
-        explains.update(dict.fromkeys(fits, 1))
+        explains.update(dict.fromkeys((c for c in fits if c not in refuted), 1))
     named = {cause for cause, count in explains.items() if count == could[cause]}
     partly = ""
     others = {cause_of(finding.otherwise) for finding in findings}
@@ -63,33 +64,35 @@ def agreed(findings: Sequence[Wrong]) -> list[str]:
     return hints
 
 
-_TRAITS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
+_TRAITS: dict[str, Callable[[Case], Any]] = {
     # A case's name contains the layout and dtype of its tensors if they matter.
-    (
-        "tensors that are not contiguous",
-        lambda case: (
-            case.form.layout in ("transposed", "strided") and case.form.layout in case.name
-        ),
+    "tensors that are not contiguous": lambda case: (
+        case.form.layout != "contiguous" and case.form.layout in case.name
     ),
-    ("several groups of ranks", lambda case: len(case.groups) > 1),
-    (
-        "a dtype other than float32",
-        lambda case: case.form.dtype != "float32" and case.form.dtype in case.name,
+    "several groups of ranks": lambda case: len(case.groups) > 1,
+    "a dtype other than float32": lambda case: (
+        case.form.dtype != "float32" and case.form.dtype in case.name
     ),
-)
+    "": lambda case: case.form.iterable,  # these two may separate the cases, but are not named
+    " ": lambda case: case.form.training,
+}
 
 
 def in_common(failed: Sequence[Case], passed: Sequence[Case]) -> str:
     """Return in words what all failed cases have and no passed case has; usually empty.
 
-    At least two cases must have failed and two must have passed, because a single case may be
-    special in many ways.
+    At least two cases must have failed and two must have passed. If two traits separate failed
+    cases from passed ones, either may be the reason, so nothing is said.
     """
     if len({case.name.partition(", after ‘")[0] for case in failed}) < 2 or len(passed) < 2:
         return ""
-    return " and ".join(
-        words for words, has in _TRAITS if all(map(has, failed)) and not any(map(has, passed))
-    )
+    separate = [
+        words
+        for words, trait in _TRAITS.items()
+        if not set(map(trait, failed)) & set(map(trait, passed))
+    ]
+    words = separate[0].strip() if len(separate) == 1 else ""
+    return words if words and all(map(_TRAITS[words], failed)) else ""
 
 
 def difficulty_of(case: Case, inputs: Iterable[Any], first: Case) -> tuple[int, ...]:

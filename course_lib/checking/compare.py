@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {ARRAY} and isinstance(value[ARRAY], Tensor)
 
 
+_NEAR = 5
+"""An error up to so many times the allowed one is near it."""
+
+
 def expect_close(
     got: Any,
     expected: Tensor,
@@ -59,6 +63,7 @@ def expect_close(
         return
     error = (tensor.double() - expected.double()).abs()
     apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol)
+    near = torch.allclose(tensor, expected, rtol=_NEAR * rtol, atol=_NEAR * atol)
     error = torch.where(error.isnan(), torch.inf, error)
     # Show the element that exceeds its allowed error the most. Two different large integers may be
     # equal in float64.
@@ -79,7 +84,7 @@ def expect_close(
     }
     hint = _never_written(tensor[here], expected[here])
     known |= {} if hint else {_ROUNDED: _rounded(tensor, expected)}
-    raise Wrong(message, hint, expected=right, got=theirs, known=known)
+    raise Wrong(message, hint, expected=right, got=theirs, known=known, near=near)
 
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
@@ -174,7 +179,8 @@ def expect_number(
     }
     pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
     known[_ROUNDED] = _rounded(*pair)
-    raise Wrong(message, expected=right, got=theirs, known=known)
+    near = abs(got - expected) <= _NEAR * (atol + rtol * abs(expected))
+    raise Wrong(message, expected=right, got=theirs, known=known, near=near)
 
 
 def expect_equal(
@@ -184,6 +190,7 @@ def expect_equal(
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
+    errors: Mapping[str, float] | None = None,
     lookalikes: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise `Wrong` unless `got` has the structure and the values of `right`.
@@ -197,12 +204,16 @@ def expect_equal(
         what: whose value it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
+        errors: place → an absolute error that is allowed there in addition; see `rounding`.
         lookalikes: mistake → its result, with the structure of `right` or a part of it. A mistake
             is named if it explains every wrong value.
 
     """
     expected, values = dict(leaves(right)), dict(leaves(got, like=right))
-    options: dict[str, Any] = {"rtol": rtol, "atol": atol}
+
+    def options(place: str) -> dict[str, Any]:
+        return {"rtol": rtol, "atol": atol + (errors or {}).get(place, 0.0)}
+
     for place, wanted in expected.items():
         name = f"{what}: {place}" if place else what
         if place not in values:
@@ -210,7 +221,7 @@ def expect_equal(
             like = f"the number {wanted:.6g}" if number else describe(wanted)
             raise Wrong(f"{name} is missing, expected {like}")
         try:
-            _expect_leaf(values[place], wanted, name, options)
+            _expect_leaf(values[place], wanted, name, options(place))
         except Wrong as wrong:
             known = _known_mistakes(values, expected, place, lookalikes, options)
             raise wrong.besides(known=known) from None
@@ -237,7 +248,7 @@ def _known_mistakes(
     expected: Mapping[str, Any],
     first: str,
     lookalikes: Mapping[str, Any] | None,
-    options: dict[str, Any],
+    options: Callable[[str], dict[str, Any]],
 ) -> dict[str, str]:
     """Return known mistake → a hint if the mistake explains all wrong values, else nothing.
 
@@ -251,7 +262,7 @@ def _known_mistakes(
     apart = [
         place
         for place, wanted in expected.items()
-        if place in values and not _passes(values[place], wanted, options)
+        if place in values and not _passes(values[place], wanted, options(place))
     ]
     known = [(words, dict(leaves(each))) for words, each in lookalikes.items()]
     known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
@@ -259,13 +270,22 @@ def _known_mistakes(
     for begin, partly in (("This", False), ("The part that is wrong", True)):
         for words, theirs in known:
             if words not in found and all(
-                _passes(values[p], theirs[p], options)
-                or (partly and _equals_where_wrong(values[p], theirs[p], expected[p], options))
+                _passes(values[p], theirs[p], options(p))
+                or (partly and _equals_where_wrong(values[p], theirs[p], expected[p], options(p)))
                 for p in apart
                 if p in theirs
             ):
                 found[words] = f"{begin} equals {words.rstrip()}."
     return {**found, **{words: "" for words, _ in known if words not in found}}
+
+
+def differs(mistake: Any, right: Any, **options: Any) -> bool:
+    """Return whether a mistake's value differs from the right one at a place that both have."""
+    theirs = dict(leaves(mistake))
+    return any(
+        theirs.get(place) is not None and not _passes(theirs[place], wanted, options)
+        for place, wanted in leaves(right)
+    )
 
 
 def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:

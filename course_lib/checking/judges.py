@@ -6,21 +6,22 @@ value is wrong. If a case has several groups, each group is judged separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from course_lib.checking.answers import ANYTHING, expect_containers, sees
+from course_lib.checking.answers import ANYTHING, Judge, expect_containers, sees
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.compare import expect_equal
+from course_lib.checking.causes import cause_of
+from course_lib.checking.compare import differs, expect_equal
 from course_lib.checking.on_ranks.given import Program, RankProgram
 from course_lib.checking.on_ranks.wire import leaves
+from course_lib.checking.rounding import rounding_errors
 from course_lib.checking.side_effects import same
 from course_lib.ranks import Ranks, per_rank
 
-Judge = Callable[[Case, Sequence[Any], Sequence[Any]], None]
 Oracle = Callable[[Case, Sequence[Any], int], Any]
 """``oracle(case, inputs, me)`` returns the right value of member `me` of a group whose members have
 these inputs, or the value that a well-known mistake gives for that member."""
@@ -31,6 +32,7 @@ empty string."""
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
 """Allowed relative error by dtype: enough for some hundred roundings."""
+HALVES = ("bfloat16", "float16")
 
 
 def equals(
@@ -41,6 +43,7 @@ def equals(
     explain: Explain | None = None,
     tolerance: Mapping[str, float] | None = None,
     absolute: Mapping[str, float] | None = None,
+    through: str | None = None,
 ) -> Judge:
     """Return a judge that compares with what one process computes from all inputs of the group.
 
@@ -55,8 +58,11 @@ def equals(
         explain: looks at a wrong answer if no known mistake is named, and returns a hint or an
             empty string.
         tolerance: dtype → allowed relative error, if it differs from `TOLERANCE`.
-        absolute: dtype → allowed absolute error, if it is not a tenth of the relative error. A sum
-            of larger terms that cancel needs more, because each term was rounded at its own size.
+        absolute: dtype → allowed absolute error, if it is not a tenth of the relative error.
+        through: the dtype in which a right computation rounds, if it is not the case's.
+
+    An answer is also right if its error is one that the arithmetic allows in this case; see
+    `rounding`. This is not so where the tolerance is 0.
 
     """
 
@@ -74,10 +80,31 @@ def equals(
             "the result over all ranks, not over the group: pass group=group to every call": of_all
         }
 
-    @sees(ANYTHING)
-    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    def errors(case: Case, inputs: Sequence[Any], me: int) -> dict[str, float]:
+        dtype = getattr(torch, through or case.form.dtype)
+        if not dtype.is_floating_point:
+            return {}
+        return rounding_errors(lambda moved: oracle(case, moved, me), inputs, dtype)
+
+    def tolerances(case: Case) -> dict[str, Any]:
         rtol = {**TOLERANCE, **(tolerance or {})}.get(case.form.dtype, 1e-4)
-        atol = (absolute or {}).get(case.form.dtype, rtol / 10)
+        return {"rtol": rtol, "atol": (absolute or {}).get(case.form.dtype, rtol / 10)}
+
+    def refutes(case: Case, inputs: Sequence[Any], causes: Collection[str]) -> set[str]:
+        exact, found = tolerances(case), set[str]()
+        if exact["rtol"] and case.form.dtype in HALVES:  # a right answer is only nearly right
+            return found
+        for members in case.groups:
+            theirs = [inputs[rank] for rank in members]
+            for me, rank in enumerate(members):
+                right = oracle(case, theirs, me)
+                known = {**(mistakes or {}), **whole(rank, inputs)}
+                for words, value in _Lazy(known, named, case, theirs, me, causes).items():
+                    if differs(value, right, **exact):
+                        found.add(cause_of(words))
+        return found
+
+    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         for members in case.groups:
             theirs = [inputs[rank] for rank in members]
             for me, rank in enumerate(members):
@@ -85,25 +112,31 @@ def equals(
                 expect_containers(values[rank], right, f"rank {rank}")
                 known = {**(mistakes or {}), **whole(rank, inputs)}
                 lookalikes = _Lazy(known, named, case, theirs, me)
+                options = tolerances(case)
+                try:
+                    expect_equal(values[rank], right, f"rank {rank}", **options)
+                except Wrong:
+                    if options["rtol"]:
+                        options["errors"] = errors(case, theirs, me)
+                else:
+                    continue
                 try:
                     expect_equal(
-                        values[rank],
-                        right,
-                        f"rank {rank}",
-                        rtol=rtol,
-                        atol=atol,
-                        lookalikes=lookalikes,
+                        values[rank], right, f"rank {rank}", lookalikes=lookalikes, **options
                     )
                 except Wrong as wrong:
                     if explain is None:
                         raise
                     raise wrong.otherwise_said(explain(case, theirs, me, values[rank])) from None
 
-    return judge
+    return Judge(judge, ANYTHING, refutes)
 
 
 class _Lazy(dict[str, Any]):
-    """Known mistakes, whose values are computed only when they are read; most are never read."""
+    """Known mistakes, whose values are computed only when they are read; most are never read.
+
+    If `causes` are given, only the mistakes that `cause_of` writes so are computed.
+    """
 
     def __init__(
         self,
@@ -112,7 +145,10 @@ class _Lazy(dict[str, Any]):
         case: Case,
         inputs: Sequence[Any],
         me: int,
+        causes: Collection[str] | None = None,
     ) -> None:
+        if causes is not None:
+            mistakes = {words: of for words, of in mistakes.items() if cause_of(words) in causes}
         super().__init__(mistakes)
         self._named, self._arguments = named, (case, inputs, me)
 

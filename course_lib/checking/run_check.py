@@ -21,7 +21,7 @@ from course_lib.checking.cases import (
     Wrong,
     case_generator,
 )
-from course_lib.checking.causes import agreed, difficulty_of, in_common
+from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
@@ -34,6 +34,11 @@ Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
 """Runs a case's program on its ranks. It returns what was observed, or only a list with one output
 per rank. Or it raises `RanksError`; the error's `trace` attribute may hold what was recorded until
 then."""
+
+MORE_SEEDS = 2
+"""If a single case fails, and its error is near the allowed one, it is tried with so many more
+seeds before it costs a point: a right answer may be refused by chance once, but not again."""
+_FAR = Wrong("")
 
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
@@ -64,7 +69,8 @@ def run_check(
         run: runs one case on its ranks.
         seed: the inputs are drawn from it; the same seed draws the same inputs.
         hidden: further cases, whose inputs and names stay out of the report's text.
-        progress: called with the result after every case. This result names no known mistake yet,
+        progress: called with the result after every case, before a case is tried with more seeds;
+            see `MORE_SEEDS`. This result names no known mistake yet,
             because the mistake is chosen only after all cases have run.
 
     """
@@ -88,14 +94,29 @@ def run_check(
                 traces.append((result, trace))
         results.append(result)
         progress(result)
+    failed_alone = [place for place, result in enumerate(results) if not result.passed]
+    if len(failed_alone) == 1 and findings.get(failed_alone[0], _FAR).near:
+        (place,) = failed_alone
+        again = [
+            _Examination(name, check, cases[place][0], run, f"{seed}, again {number}", results)
+            for number in range(MORE_SEEDS)
+        ]
+        tried = [each.result(cases[place][1]) for each in again]
+        if all(result.passed for result in tried):
+            results[place] = tried[0]
+            findings.clear()
+            traces.clear()
+    passed_cases = [case for i, (case, _) in enumerate(cases) if results[i].passed]
+    refuted = _refuted(name, check, seed, passed_cases, findings)
     for is_hidden in (False, True):
         places = [place for place in findings if results[place].hidden == is_hidden]
-        for place, hint in zip(places, agreed([findings[p] for p in places]), strict=True):
+        hints = agreed([findings[p] for p in places], refuted)
+        for place, hint in zip(places, hints, strict=True):
             results[place] = replace(results[place], reason=_reason(findings[place], hint))
     ran = [(i, case) for i, case in enumerate(check.cases) if results[i].ran]
     failed, passed = ([ic for ic in ran if results[ic[0]].passed == good] for good in (False, True))
     # If every case names a known mistake, other common properties of the cases may be chance.
-    named = all(i in findings and any(findings[i].known.values()) for i, _ in failed)
+    named = all(i in findings and _is_named(findings[i], refuted) for i, _ in failed)
     common = "" if named else in_common([case for _, case in failed], [case for _, case in passed])
     options: dict[str, Any] = {"function": check.function, "common": common}
     report = CheckReport(name, tuple(results), check.worth, **options)
@@ -103,6 +124,27 @@ def run_check(
         return report
     shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))
     return replace(report, trace=trace, traced=shown.name)
+
+
+def _refuted(
+    name: str, check: Check, seed: str, passed: Sequence[Case], findings: Mapping[int, Wrong]
+) -> set[str]:
+    """Return the named mistakes that cannot be, because some passed cases would have failed."""
+    fit = [words for each in findings.values() for words, hint in each.known.items() if hint]
+    causes = set(map(cause_of, fit))
+    if not causes:
+        return set()
+    return {
+        cause
+        for case in passed
+        for cause in check.refutes(
+            case, check.inputs(case, case_generator(seed, name, case)), causes
+        )
+    }
+
+
+def _is_named(wrong: Wrong, refuted: set[str]) -> bool:
+    return any(hint and cause_of(words) not in refuted for words, hint in wrong.known.items())
 
 
 def _reason(wrong: Wrong, hint: str) -> str:

@@ -16,17 +16,17 @@ the inputs, looks for side effects, and compares the values:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from course_lib.checking.answers import expect_form, form_seen_by
+from course_lib.checking.answers import Judge, Test, expect_form
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
 from course_lib.checking.causes import degenerate
-from course_lib.checking.judges import Judge, form_of
+from course_lib.checking.judges import form_of
 from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.on_ranks.given import Program, RankProgram
 from course_lib.checking.on_ranks.wire import encode
@@ -40,7 +40,7 @@ def task(
     *,
     inputs: Inputs,
     program: Program,
-    judges: Sequence[Judge],
+    judges: Sequence[Judge | Test],
     cases: Sequence[Case],
     expects: Sequence[Expectation] = (),
     may_change: Sequence[str] = (),
@@ -58,8 +58,7 @@ def task(
             all bits of this dtype, and an answer that went through a narrower dtype is wrong.
         program: ``program(function, mine, given)`` runs on every rank.
         judges: look at the values of all ranks, one judge after the other; the first finding
-            counts. If a judge declares a form of answers (`answers.sees`), it sees only answers of
-            this form.
+            counts. A `Judge` sees only answers of its form; a plain function sees anything.
         cases: the public cases; see `in_many_forms`. They are run in the order of `from_plain`.
         expects: the demands on the communication and on the memory of tensors.
         may_change: keys of the input that the function may change or return. It must not change
@@ -90,16 +89,21 @@ def task(
             total.update(computed(mine["before"]))
         return total
 
+    judge = _TaskJudge(
+        tuple(each if isinstance(each, Judge) else Judge(each) for each in judges),
+        tuple(may_change),
+    )
     return Check(
         function,
         RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
         dressed,
-        _TaskJudge(tuple(judges), tuple(may_change)),
+        judge,
         from_plain(_in_turn([_with_its_form(case, inputs) for case in cases], in_turn)),
         seconds,
         tuple(expects),
         dict(worth or {}),
         None if computes is None else computed,
+        judge.refutes,
     )
 
 
@@ -148,7 +152,7 @@ class _TaskJudge:
         for judge in self.judges:
             for rank, (value, _) in enumerate(opened):
                 name = f"rank {rank}" if case.world_size > 1 else ""
-                expect_form(value, form_seen_by(judge, case, own, rank), name)
+                expect_form(value, judge.form_of(case, own, rank), name)
         effects = [
             effects_of(left, own[rank], value, may_change=self.may_change, rank=rank)
             for rank, (value, left) in enumerate(opened)
@@ -157,6 +161,11 @@ class _TaskJudge:
         for judge in self.judges:
             judge(case, own, [value for value, _ in opened])
         raise_first(effects, explaining=False)
+
+    def refutes(self, case: Case, inputs: Sequence[Any], causes: Collection[str]) -> set[str]:
+        """Return the known mistakes that a right answer in this case rules out."""
+        own = [each["own"] for each in inputs]
+        return {cause for judge in self.judges for cause in judge.refutes(case, own, causes)}
 
 
 def _open(rank: int, output: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from course_lib.checking import Case, Wrong
-from course_lib.checking.judges import Judge
+from course_lib.checking.answers import Judge
 
 
 def said(judge: Judge, case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> str:

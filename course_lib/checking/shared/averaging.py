@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from course_lib.checking.answers import Judge
 from course_lib.checking.cases import Case
-from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.judges import Oracle, equals
 from course_lib.checking.on_ranks.given import Given
 
 Matrix = Callable[[Tensor], Tensor]

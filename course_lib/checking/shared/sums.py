@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.checking.answers import Judge
 from course_lib.checking.cases import Case
-from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.judges import Oracle, equals
 from course_lib.ranks.explain.words import names_inside
 
 EXACT = dict.fromkeys(("float32", "float64", "bfloat16", "int64"), 0.0)

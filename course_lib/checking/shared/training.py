@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.checking.answers import NAMED, sees
+from course_lib.checking.answers import NAMED, Judge
 from course_lib.checking.cases import Case
-from course_lib.checking.judges import Judge, Oracle, equals
+from course_lib.checking.judges import Oracle, equals
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, by_rows, mean, own
 
@@ -185,11 +185,10 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
 def looking_at(keys: Sequence[str], judge: Judge) -> Judge:
     """Return the judge, restricted to the values whose keys begin with one of `keys`."""
 
-    @sees(NAMED)
     def judge_some(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         judge(case, inputs, [those(value, keys) for value in values])
 
-    return judge_some
+    return Judge(judge_some, NAMED, judge.refutes)
 
 
 def those(value: Any, keys: Sequence[str]) -> Any:

@@ -1,0 +1,112 @@
+"""A right solution passes with every seed; a verdict near the allowed error is not left to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.checking import Case, Form, equals, run_check, task
+from course_lib.checking.rounding import rounding_errors
+from tests.helpers.course_folders import SOURCES, assignments, needs_sources
+from tests.helpers.seeds import HALVES, cases_of, findings, right_solutions
+from tests.helpers.solutions import checks_of, readable, solution_of
+
+READABLE = readable(assignments(SOURCES))
+
+
+@pytest.mark.large
+@needs_sources
+@pytest.mark.parametrize(
+    ("folder", "task"),
+    [(folder, task) for folder in READABLE for task in checks_of(folder)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
+    check, right = checks_of(folder)[task], right_solutions(folder, task)
+    for case in cases_of(folder, task):
+        for i, (words, function) in enumerate(right):
+            count = 12 if case.form.dtype in HALVES else 4
+            seeds = [f"sample {number}" for number in range(i, count, len(right))]
+            for seed, wrong in findings(f"{folder.name}/{task}", check, case, function, seeds):
+                assert wrong is None, f"{words}, {case.name}, seed {seed}: {wrong}"
+
+
+@needs_sources
+def test_a_seed_in_which_roundings_of_bfloat16_add_up() -> None:
+    folder = next(each for each in READABLE if each.name.startswith("02"))
+    step = "data_parallel_step"
+    check, name = checks_of(folder)[step], f"{folder.name}/{step}"
+    (case,) = (each for each in check.cases if each.form.dtype == "bfloat16")
+    seeds = ["2e2bf00eadc1cfd8"]
+    assert [w for _, w in findings(name, check, case, solution_of(folder, step), seeds)] == [None]
+
+
+def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:
+    inputs = [{"x": torch.tensor([3.0, 1.0])}, {"x": torch.tensor([-3.0, 1.0])}]
+    unit = 2.0**-8
+
+    def total(moved: Any) -> Any:
+        return {"sum": sum(each["x"] for each in moved), "count": 2}
+
+    found = rounding_errors(total, inputs, torch.bfloat16)
+    terms, count = found["sum"], found["count"]
+    assert 6 * unit <= terms <= 8 * 6.1 * unit
+    assert count == 0
+    assert rounding_errors(total, inputs, torch.float64)["sum"] < 1e-13
+
+
+def test_half_precision_still_finds_what_no_rounding_explains() -> None:
+    check = task(
+        "mean",
+        inputs=lambda case, generator: [{"x": torch.randn(64, generator=generator)}] * 2,
+        program=lambda function, mine, given: {"mean": function(mine["x"])},
+        judges=[equals(lambda case, inputs, me: {"mean": inputs[me]["x"]})],
+        cases=[Case("2 ranks", 2, form=Form(dtype="bfloat16"))],
+    )
+
+    def run(change: Any) -> bool:
+        def runner(check: Any, case: Case, inputs: Any) -> Any:
+            return [check.program(change, each) for each in inputs]
+
+        return run_check("t/mean", check, runner, seed="1").passed
+
+    assert run(lambda x: (x.double() * (1 + 2.0**-8)).bfloat16())
+    assert not run(lambda x: x * 1.2)
+    assert not run(lambda x: x + 0.3)
+
+
+@pytest.mark.parametrize(
+    ("error", "refused", "passes"),
+    [
+        (2e-4, ["1"], True),  # near the allowed error, once
+        (2e-4, ["1", "1, again 1"], False),
+        (1e-1, ["1"], False),  # far from it
+    ],
+)
+def test_one_case_near_the_allowed_error_is_tried_with_more_seeds(
+    error: float, refused: list[str], passes: bool
+) -> None:
+    """The drawn number tells the runner its seed: it answers wrongly for those in `refused`."""
+    drawn: dict[float, str] = {}
+    check = task(
+        "same",
+        inputs=lambda case, generator: [{"x": torch.rand((), generator=generator) + 1}],
+        program=lambda function, mine, given: {"x": function(mine["x"])},
+        judges=[equals(lambda case, inputs, me: {"x": inputs[me]["x"]})],
+        cases=[Case("1 rank", 1), Case("1 rank, once more", 1)],
+    )
+    from course_lib.checking.cases import case_generator
+
+    for seed in ("1", "1, again 0", "1, again 1"):
+        (one, _) = check.cases
+        (mine,) = check.inputs(one, case_generator(seed, "t/same", one))
+        drawn[mine["own"]["x"].item()] = seed
+
+    def runner(check: Any, case: Case, inputs: Any) -> Any:
+        wrong = drawn.get(inputs[0]["own"]["x"].item()) in refused
+        return [check.program(lambda x: x * (1 + error * wrong), each) for each in inputs]
+
+    assert run_check("t/same", check, runner, seed="1").passed == passes
