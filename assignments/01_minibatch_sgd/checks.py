@@ -96,24 +96,30 @@ def all_else_stays(case, inputs, values):
 
 def stepped_only(case, inputs, values):
     key = "parameter {} after two steps"
-    judge = equals(stepped(), STEP_MISTAKES, named=went_into_a_copy)
+    judge = equals(stepped(), STEP_MISTAKES, named=unchanged)
     judge(case, inputs, [{key: values[0][key]}])
 
 
-def went_into_a_copy(case, inputs, me):
-    """Return the unchanged parameter, with a description that fits the case's layout."""
-    if case.form.layout == "contiguous":
-        return {}
-    words = (
-        f"the parameter before the steps: it is {case.form.layout}, so .contiguous() and .reshape()"
-        " make a copy, and the step went into the copy"
-    )
-    return {words: stepped(lambda lr: (0, 0))(case, inputs, me)}
+def unchanged(case, inputs, me):
+    """Return the unchanged parameter, with descriptions that fit the case's form."""
+    reasons = {
+        "it is {layout}, so .contiguous() and .reshape() make a copy, and the step went into the "
+        "copy": case.form.layout in case.name,
+        "the parameters come from a generator here, so a second loop over them finds none": (
+            case.form.iterable == "generator"
+        ),
+    }
+    value = stepped(lambda lr: (0, 0))(case, inputs, me)
+    return {
+        f"the parameter before the steps: {words.format(layout=case.form.layout)}": value
+        for words, fits in reasons.items()
+        if fits
+    }
 
 
 STEP_MISTAKES = {
-    "the parameter before the steps. Update each parameter that has a gradient, in its own memory. "
-    "Walk over the iterable only once": stepped(lambda lr: (0, 0)),
+    "the parameter before the steps. Update each parameter that has a gradient, in its own "
+    "memory": stepped(lambda lr: (0, 0)),
     "steps up the slope: the sign is wrong": stepped(lambda lr: (lr, lr)),
     "steps with the learning rate 1": stepped(lambda lr: (-1, -1)),
     "steps with momentum: use only the current gradient in each step": stepped(

@@ -217,7 +217,7 @@ average_gradients__new_tensors_edited = edits_of(
     ),
     Mutant(
         "walks_the_parameters_twice",
-        "nothing was averaged",
+        "a second loop over them finds none",
         "(group)",
         "(group); any(param.grad is None for param in params)",
     ),
@@ -399,7 +399,7 @@ def shard_bounds__goes_on_where_the_last_one_stopped(length, world_size, rank, k
     return start, kept["stop"]
 
 
-@fails("pass group=group to every call")
+@fails("something is kept from the call before")
 def average_gradients__group_of_the_first_call(params, group=None, kept={}):
     group = kept.setdefault("group", group)
     for param in params:

@@ -185,7 +185,7 @@ def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
 
 def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
     """Return words about a copy that fit the case's layout → the tensor as before the call."""
-    if case.form.layout == "contiguous":
+    if case.form.layout not in case.name:
         return {}
     words = (
         f"the tensor as before the call. It is {case.form.layout}, so .contiguous() and .reshape() "
