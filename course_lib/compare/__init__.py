@@ -40,10 +40,11 @@ from dataclasses import dataclass, field
 import torch
 
 from course_lib.compare.checksums import Disagreement, checksum, compare_replicas, flip_bit
-from course_lib.compare.differences import Difference, Runs
+from course_lib.compare.differences import OWN_RULES, Case, Difference, Runs
 from course_lib.compare.layout import Cut, blocks
 from course_lib.compare.looks_like import explain
 from course_lib.compare.record import Record, record, trusted_run
+from course_lib.compare.shares import shares_are_right
 
 __all__ = [
     "Cut",
@@ -141,11 +142,15 @@ def compare(
         )
     runs = Runs(trusted, ranks, shards or {}, factor)
     found, compared, left_out = runs.find()
-    differences: list[Difference] = []
     for each in found:
-        own_rules = each.key.kind in ("input", "mask", "option")
-        if own_rules or not differences:
-            explain(each, runs, found)
-        if each.ranks:
-            differences.append(each)
+        if each.key.kind in OWN_RULES:
+            explain(each, runs)
+    differences = runs.with_effect([each for each in found if each.ranks])
+    outputs = {each.key.step for each in differences if each.key.kind == "output"}
+    for step in outputs:
+        wrong = next((e for e in differences if e.key[:2] == (step, "gradient")), None)
+        if wrong is not None and shares_are_right(Case(wrong, runs, differences)):
+            differences = [e for e in differences if e.key[:2] != (step, "output")]
+    if differences and not differences[0].label:
+        explain(differences[0], runs, differences)
     return Report(world_size, differences, compared, left_out)

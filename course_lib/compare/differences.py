@@ -8,26 +8,40 @@ disturbed by a rounding. A rank's tensor x differs if
 The spread of a tensor, t' - t, counts as at least the median, relative to rms(t), of all tensors of
 its kind. So a tensor in which rounding errors grow has a larger tolerance, and bfloat16 has a
 larger one than float32.
+
+Right programs may have other outputs than one rank has: a loss is the mean of the rank's own rows,
+and a layer may hold a term of a sum. So gradients decide. An output is not compared if it has no
+place for the rank's rows. An output that differs does not count if a layer around it is right, if
+nothing but outputs differs in this step, or if the right gradient is a sum of the ranks' gradients.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from course_lib.compare.layout import Cut, places_of, rows_of
+from course_lib.compare.layout import Cut, Pass, places_by_rows, places_of, rows_of
 from course_lib.compare.record import Key, Record
 
-ORDER = ("weight", "input", "output", "mask", "gradient", "option", "state", "update", "buffer")
+ORDER = (
+    *("weight", "input", "mode", "output", "mask", "gradient", "option", "state", "update"),
+    "buffer",
+)
 """The kinds that are compared, in the order of execution."""
+OWN_RULES = ("input", "mode", "mask", "option")
+"""The kinds that are compared by rules of their own, which also find the ranks."""
+OF_ROWS = ("input", "output", "mask", "dropout")
+"""The kinds that have a part for each row of the batch."""
 SAYS = {
     "weight": "the weight {} before forward",
     "input": "the batch ({})",
+    "mode": "the mode of {}",
     "output": "the output of {}",
     "mask": "the random mask of {}",
     "gradient": "the gradient of {}",
@@ -80,8 +94,9 @@ class Runs:
         self.trusted, self.ranks, self.shards, self.factor = trusted, ranks, shards, factor
         self.world_size = len(ranks)
         self._typical: dict[str, tuple[float, float]] = {}
-        self._rows: dict[int, list[Tensor | None] | None] = {}
+        self._rows: dict[int, tuple[list[Tensor], list[list[Tensor]]] | None] = {}
         self._values: dict[tuple[int, Key], Tensor | None] = {}
+        self._places: dict[Key, list[Tensor | None] | None] = {}
 
     def value(self, record: Record, key: Key) -> Tensor | None:
         """Return a tensor of a record, with all its passes; for an update, return the change."""
@@ -89,36 +104,75 @@ class Runs:
             self._values[id(record), key] = _value(record, key)
         return self._values[id(record), key]
 
-    def rows(self, step: int) -> list[Tensor | None] | None:
-        """Return which rows of the trusted batch each rank had, or None if this is unknown."""
+    def rows(self, step: int) -> tuple[list[Tensor], list[list[Tensor]]] | None:
+        """Return the rows of each forward: of the trusted run, and of each rank; see `rows_of`."""
         if step not in self._rows:
             key = Key(step, "input", "input")
-            whole = self.value(self.trusted, key)
-            parts = [self.value(rank, key) for rank in self.ranks]
-            known = whole is not None and any(part is not None for part in parts)
-            self._rows[step] = rows_of(whole, parts) if known and whole is not None else None
+            whole = self.trusted.tensors.get(key)
+            parts = [rank.tensors.get(key, []) for rank in self.ranks]
+            self._rows[step] = rows_of(whole, parts) if whole and any(parts) else None
         return self._rows[step]
 
     def places(self, key: Key) -> list[Tensor | None] | None:
-        """Return where each rank's part is in the trusted tensor; None if the shapes do not fit."""
+        """Return where each rank's part is in the trusted tensor; None if this is unknown."""
+        if key not in self._places:
+            self._places[key] = self._find_places(key)
+        return self._places[key]
+
+    def _find_places(self, key: Key) -> list[Tensor | None] | None:
         whole = self.value(self.trusted, key)
         if whole is None:
             return None
         parts = [self.value(rank, key) for rank in self.ranks]
         rules = [cut for pattern, cut in self.shards.items() if fnmatchcase(key.name, pattern)]
-        by_rows = key.kind in ("output", "mask", "dropout", "input")
-        rows = self.rows(key.step) if by_rows else None
-        return places_of(whole, parts, rows, rules[0] if rules else None)
+        rows = self.rows(key.step) if key.kind in OF_ROWS else None
+        if rows is None:
+            return places_of(whole, parts, None, rules[0] if rules else None)
+        batch, mine = torch.cat(rows[0]), [torch.cat(each) if each else None for each in rows[1]]
+        usual = places_of(whole, parts, mine, rules[0] if rules else None)
+        if rules or all(each is None or len(each) == len(batch) for each in mine):
+            return usual  # all ranks have all rows
+        by_rows = list(self._by_rows(key, rows))
+        every = [each for each in (usual, *by_rows) if each is not None]
+        for each in every:
+            if self._errors(key, self._pairs(key, each)) == {}:
+                return each
+        has_rows = whole.dim() > 1 and len(whole) == len(batch)  # or they were gathered
+        return every[0] if by_rows or (has_rows and every) else None
+
+    def _by_rows(
+        self, key: Key, rows: tuple[list[Tensor], list[list[Tensor]]]
+    ) -> Iterator[list[Tensor | None]]:
+        """Yield places in which the rows are along one dimension of the tensor."""
+        whole = _passes(self.trusted, key, rows[0])
+        parts = [_passes(r, key, own) for r, own in zip(self.ranks, rows[1], strict=True)]
+        if whole is None or any(part is None for part in parts):
+            return
+        for dim in range(whole[0].value.dim()):
+            for rows_first in (True, False):
+                found: list[Tensor | None] = []
+                for record, part in zip(self.ranks, parts, strict=True):
+                    value = self.value(record, key)
+                    if value is None or not part:
+                        found.append(None)
+                        continue
+                    place = places_by_rows(whole, part, dim, rows_first)
+                    if place is None:
+                        break
+                    found.append(place.view(value.shape))
+                else:
+                    yield found
 
     def pairs(self, key: Key) -> dict[int, tuple[Tensor, Tensor]] | None:
         """Return rank → (actual tensor, right tensor), in float64; None if shapes do not fit."""
-        places, whole = self.places(key), self.value(self.trusted, key)
-        if places is None or whole is None:
-            return None
-        found = {}
+        places = self.places(key)
+        return None if places is None else self._pairs(key, places)
+
+    def _pairs(self, key: Key, places: Sequence[Tensor | None]) -> dict[int, tuple[Tensor, Tensor]]:
+        whole, found = self.value(self.trusted, key), {}
         for rank, place in enumerate(places):
             part = self.value(self.ranks[rank], key)
-            if place is not None and part is not None:
+            if whole is not None and place is not None and part is not None:
                 found[rank] = (part.double(), whole.flatten().double()[place])
         return found
 
@@ -151,15 +205,17 @@ class Runs:
         return most, mean, _rms(whole.double())
 
     def find(self) -> tuple[list[Difference], int, dict[str, str]]:
-        """Return the differences, the number of compared tensors, and the tensors left out."""
-        found, compared, left_out = [], 0, {}
+        """Return the differences, the number of compared tensors, and the tensors left out.
+
+        The differences include each tensor of a kind in `OWN_RULES`, without ranks.
+        """
+        found, agree, left_out = [], set(), {}
         keys = [key for key in self.trusted.tensors if key.kind in ORDER]
         keys += self.trusted.options
         for key in sorted(keys, key=lambda key: (key.step, ORDER.index(key.kind))):
             value = self.value(self.trusted, key)
-            if key.kind in ("mask", "option") or key == (key.step, "input", "input"):
-                compared += 1
-                found.append(Difference(key, []))  # compared by special rules
+            if key.kind in ("mode", "mask", "option") or key == (key.step, "input", "input"):
+                found.append(Difference(key, []))
                 continue
             if key.kind == "input" or value is None or not value.is_floating_point():
                 continue
@@ -169,18 +225,46 @@ class Runs:
                 continue
             pairs = self.pairs(key)
             if pairs is None:
-                shapes = [_shape(self.value(rank, key)) for rank in self.ranks]
-                why = (
-                    f"the parts on the ranks have shapes {', '.join(shapes)}; pass `shards` to say "
-                )
-                why += f"how these parts make up the whole tensor of shape {_shape(value)}"
-                left_out[SAYS[key.kind].format(key.name)] = why
+                left_out[SAYS[key.kind].format(key.name)] = self._why_left_out(key, value)
                 continue
-            compared += 1
             difference = self._difference(key, pairs)
             if difference is not None:
                 found.append(difference)
-        return [each for each in found if not self._without_effect(each, found)], compared, left_out
+            else:
+                agree.add(key)
+        compared = len(found) + len(agree)
+        return [each for each in found if not self._is_healed(each.key, agree)], compared, left_out
+
+    def _why_left_out(self, key: Key, value: Tensor) -> str:
+        if key.kind == "output" and self.rows(key.step) is not None:
+            return (
+                "it has no part for each row of the batch, so the rows of one rank have another "
+                "than the whole batch has; the gradients decide"
+            )
+        shapes = ", ".join(_shape(self.value(rank, key)) for rank in self.ranks)
+        return (
+            f"the parts on the ranks have shapes {shapes}; pass `shards` to say how these parts "
+            f"make up the whole tensor of shape {_shape(value)}"
+        )
+
+    def _is_healed(self, key: Key, agree: Collection[Key]) -> bool:
+        """Whether the output of a layer around this one is right.
+
+        Some layers hold only a term of a sum that the layer around them adds up over the ranks.
+        """
+        if key.kind != "output":
+            return False
+        parents = key.name.split(".")[:-1]
+        around = [".".join(parents[:n]) for n in range(1, len(parents) + 1)]
+        around += ["the model"] if key.name.partition("[")[0] != "the model" else []
+        return any(Key(key.step, "output", each) in agree for each in around)
+
+    def with_effect(self, found: Sequence[Difference]) -> list[Difference]:
+        """Return the differences that do not only concern outputs, or gradients without effect."""
+        found = [each for each in found if not self._without_effect(each, found)]
+        others = {each.key.step for each in found if each.key.kind != "output"}
+        trained = {key.step for key in self.trusted.tensors if key.kind == "gradient"}
+        return [e for e in found if e.key.step in others or e.key.step not in trained]
 
     def _without_effect(self, difference: Difference, found: Sequence[Difference]) -> bool:
         """Whether a gradient differs, but state and update are right.
@@ -205,6 +289,14 @@ class Runs:
     def _difference(
         self, key: Key, pairs: Mapping[int, tuple[Tensor, Tensor]]
     ) -> Difference | None:
+        errors = self._errors(key, pairs)
+        if not errors:
+            return None
+        largest = max(float("inf") if error != error else error for error in errors.values())
+        return Difference(key, sorted(errors), self.part(key, errors), largest)
+
+    def _errors(self, key: Key, pairs: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, float]:
+        """Return rank → its error, as a multiple of the tolerance, for the ranks that differ."""
         most, mean = self.tolerance(key)
         errors = {}
         for rank, (x, t) in pairs.items():
@@ -217,11 +309,7 @@ class Runs:
                 mine = self.value(record, weight)
                 if rank not in pairs and mine is not None and mine.numel():
                     errors[rank] = float("inf")  # it has the weight, but no gradient for it
-        errors = {rank: error for rank, error in errors.items() if not error <= 1}
-        if not errors:
-            return None
-        largest = max(float("inf") if error != error else error for error in errors.values())
-        return Difference(key, sorted(errors), self.part(key, errors), largest)
+        return {rank: error for rank, error in errors.items() if not error <= 1}
 
     def part(self, key: Key, ranks: Mapping[int, float]) -> str:
         """Return which slice of the whole tensor differs, as text."""
@@ -308,15 +396,28 @@ def _value(record: Record, key: Key) -> Tensor | None:
     if key.kind == "update":
         (before,) = record.tensors.get(Key(key.step, "weight", key.name), [None])
         return None if before is None else tensors[0].double() - before.double()
-    passes = record.passes.get(key)
-    if passes is None or len(tensors) == 1:
-        return tensors[0]
-    call: dict[int, int] = {}
-    calls: list[tuple[int, int, Tensor]] = []  # a layer that runs twice: all first runs first
-    for each, tensor in zip(passes, tensors, strict=True):
-        calls.append((call.get(each, 0), each, tensor))
-        call[each] = call.get(each, 0) + 1
-    ordered = [tensor for *_, tensor in sorted(calls, key=lambda each: each[:2])]
-    if not ordered[0].dim() or len({tensor.shape[1:] for tensor in ordered}) > 1:
+    ordered = _in_order(record, key)
+    values = [value for *_, value in ordered] or tensors
+    if len(values) == 1:
+        return values[0]
+    if values[0].dim() and len({value.shape[1:] for value in values}) == 1:
+        return torch.cat(values)
+    return torch.cat([value.flatten() for value in values])
+
+
+def _in_order(record: Record, key: Key) -> list[tuple[int, int, Tensor]]:
+    """Return call, pass and tensor of each run of a layer: all first calls of a pass come first."""
+    calls: Counter[int] = Counter()
+    found = []
+    for each, tensor in zip(record.passes.get(key, []), record.tensors.get(key, []), strict=False):
+        found.append((calls[each], each, tensor))
+        calls[each] += 1
+    return sorted(found, key=lambda each: each[:2])
+
+
+def _passes(record: Record, key: Key, rows: Sequence[Tensor]) -> list[Pass] | None:
+    """Return what each run of a layer computed, with its rows; None if these are unknown."""
+    ordered = _in_order(record, key)
+    if any(each >= len(rows) for _, each, _ in ordered):
         return None
-    return torch.cat(ordered)
+    return [Pass(call, rows[each], tensor) for call, each, tensor in ordered]

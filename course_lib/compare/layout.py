@@ -8,10 +8,14 @@ in the shape of the rank's part. In most cases the shapes determine the places:
     a vector, the sum fits            a piece of the flat tensor        ZeRO, fully sharded
     fewer rows, of a batch            the rows whose inputs are equal   data parallel
 
-For the other cases the user gives a rule.
+In an output, the rows of the batch need not be in dimension 0: h_n of an LSTM has shape (layers, B,
+…), and tokens may be flattened to (B·T, …). `places_by_rows` tries such places. For the other cases
+the user gives a rule.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,30 +113,107 @@ def _if_all_fit(
     return found if fits else None
 
 
-def rows_of(whole: Tensor, parts: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Return which rows of the batch `whole`, shape (B, …), each rank has as inputs.
+class Pass(NamedTuple):
+    """What one run of a layer computed.
+
+    Attributes:
+        call: which run of the layer in this forward of the model it was: 0, 1, ….
+        rows: the rows of the batch that this forward had.
+        value: the tensor.
+
+    """
+
+    call: int
+    rows: Tensor
+    value: Tensor
+
+
+def places_by_rows(
+    whole: Sequence[Pass], part: Sequence[Pass], dim: int, rows_first: bool
+) -> Tensor | None:
+    """Return where the elements of `part` are, all in one vector; None if the shapes do not fit.
+
+    In dimension `dim`, each row of the batch has the same number m ≥ 1 of indices. They are
+    neighbours if `rows_first` is true, as in tokens of shape (B·m, …). Otherwise an index of one
+    row is followed by the same one of the next row, as in (m·B, …).
+    """
+    shapes = {(*p.value.shape[:dim], *p.value.shape[dim + 1 :]) for p in (*whole, *part)}
+    sizes = [(p.value.shape[dim], len(p.rows)) for p in (*whole, *part)]
+    many = {size / rows for size, rows in sizes if rows}
+    if len(shapes) != 1 or len(many) != 1 or not all(rows or not size for size, rows in sizes):
+        return None
+    m = int(many.pop())
+    if any(size != m * rows for size, rows in sizes) or not m:
+        return None
+    batch = 1 + max(int(p.rows.max()) for p in whole)
+
+    def names(passes: Sequence[Pass]) -> Tensor:
+        grids = [((p.call * batch + p.rows) * m)[:, None] + torch.arange(m) for p in passes]
+        return torch.cat([(grid if rows_first else grid.T).flatten() for grid in grids])
+
+    start, numbers = 0, []
+    for each in whole:
+        stop = start + each.value.numel()
+        numbers.append(torch.arange(start, stop).view(each.value.shape).movedim(dim, 0))
+        start = stop
+    known, order = names(whole).sort()
+    wanted = names(part)
+    at = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+    if not torch.equal(known[at], wanted):
+        return None
+    found = _split(torch.cat(numbers)[order[at]], [len(p.rows) * m for p in part])
+    return torch.cat([each.movedim(0, dim).flatten() for each in found])
+
+
+def rows_of(
+    whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]
+) -> tuple[list[Tensor], list[list[Tensor]]] | None:
+    """Return which rows of the batch each forward of the trusted run, and of each rank, had.
+
+    Args:
+        whole: the input of each forward of the trusted run, usually of one, shape (B, …). If the
+            batch is in another dimension, it is the only one in which inputs differ.
+        parts: for each rank, the input of each of its forwards; empty if it has none.
 
     A row that is not in the batch has the number -1. Rows are found by their values, bit for bit,
-    in the dtype of the part. The result is None if the parts have no rows, or rows of a different
-    shape.
+    in the dtype of the part. Equal rows are dealt to the ranks in turn. Ranks with equal inputs are
+    taken to share their rows if the batch is complete without the second of them. The result is
+    None if the inputs have no rows, or rows of different shapes.
     """
-    found: list[Tensor | None] = []
-    for part in parts:
-        if part is None:
-            found.append(None)
-            continue
-        if not part.dim() or not whole.dim() or part.shape[1:] != whole.shape[1:]:
-            return None
-        known: dict[bytes, list[int]] = {}
-        for number, row in enumerate(whole.to(part.dtype)):
-            known.setdefault(_bits(row), []).append(number)
-        numbers = []
-        for row in part:
-            same = known.get(_bits(row), [-1])
-            numbers.append(same[0])
-            same.append(same.pop(0))  # the next of rows that are equal
-        found.append(torch.tensor(numbers, dtype=torch.long))
-    return found
+    every = [*whole, *(each for part in parts for each in part)]
+    if not all(each.dim() == every[0].dim() > 0 for each in every):
+        return None
+    differ = [d for d in range(every[0].dim()) if len({each.shape[d] for each in every}) > 1]
+    if len(differ) > 1:
+        return None
+    dim, dtype = differ[0] if differ else 0, every[-1].dtype
+    rows = [[_bits(row) for row in each.to(dtype).movedim(dim, 0)] for each in whole]
+    known: dict[bytes, list[int]] = {}
+    for number, row in enumerate(row for each in rows for row in each):
+        known.setdefault(row, []).append(number)
+    sizes = [[each.shape[dim] for each in part] for part in parts]
+    flat = [tuple(_bits(row) for each in p for row in each.movedim(dim, 0)) for p in parts]
+    shared = Counter(row for part in set(flat) for row in part) == Counter(
+        row for each in rows for row in each
+    )
+    dealt: dict[tuple[bytes, ...], list[int]] = {}
+    found = []
+    for part, lengths in zip(flat, sizes, strict=True):
+        numbers = dealt.get(part) if shared else None
+        if numbers is None:
+            numbers = []
+            for row in part:
+                same = known.get(row, [-1])
+                numbers.append(same[0])
+                same.append(same.pop(0))  # the next of rows that are equal
+        dealt[part] = numbers
+        found.append(_split(torch.tensor(numbers, dtype=torch.long), lengths))
+    count = torch.arange(sum(map(len, rows)))
+    return _split(count, [len(each) for each in rows]), found
+
+
+def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
+    return list(tensor.split(sizes))  # type: ignore[no-untyped-call]
 
 
 def _bits(row: Tensor) -> bytes:

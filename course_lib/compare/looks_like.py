@@ -9,6 +9,7 @@ part. The strongest rules are in `shares`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -22,7 +23,7 @@ from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
 def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = ()) -> None:
     """Set `label` and `says` of a difference, and also `ranks` for kinds without a tolerance."""
     case = Case(difference, runs, others)
-    own = {"input": _batch, "mask": _masks, "option": _options}.get(difference.key.kind)
+    own = OWN.get(difference.key.kind)
     for rule in (own,) if own else RULES:
         said = rule(case)
         if said is not None:
@@ -54,12 +55,13 @@ SO = {
 
 def _batch(case: Case) -> Says:
     """Each row of the batch must be on one rank, or on ranks that have the same rows."""
-    rows, whole = case.runs.rows(case.key.step), case.runs.value(case.runs.trusted, case.key)
-    if rows is None or whole is None:
+    rows = case.runs.rows(case.key.step)
+    if rows is None:
         return None
-    have = {rank: set(each.tolist()) for rank, each in enumerate(rows) if each is not None}
-    everywhere = set().union(*have.values())
-    missing = len(set(range(len(whole))) - everywhere)
+    passes = {rank: each for rank, each in enumerate(rows[1]) if each}
+    have = {rank: set(torch.cat(each).tolist()) for rank, each in passes.items()}
+    everywhere, size = set().union(*have.values()), sum(map(len, rows[0]))
+    missing = len(set(range(size)) - everywhere)
     if -1 in everywhere:
         case.difference.ranks = strange = [rank for rank, each in have.items() if -1 in each]
         pairs = case.runs.pairs(case.key)  # right rows, except for rounding?
@@ -72,6 +74,15 @@ def _batch(case: Case) -> Says:
                       for r in strange]  # fmt: skip
             if all(a is not None and b is not None and torch.equal(a, b) for a, b in values):
                 return "stale", f"{named(strange)} got the batch of step {step} again."
+        more = {r: [n for n, each in enumerate(passes[r]) if bool((each == -1).all())]
+                for r in strange}  # fmt: skip
+        if not missing and all(more.values()):
+            rank, extra = strange[0], more[strange[0]]
+            return "too many forwards", f"{named(strange)} did more in this step than its batch: " \
+                f"of the {len(passes[rank])} forwards of rank {rank}, number " \
+                f"{', '.join(map(str, extra))} (counted from 0) had rows of no or of another " \
+                "step. Look for a call of optimizer.step() that was skipped, or for micro-" \
+                "batches left over from an accumulation that was not complete."  # fmt: skip
         return "other rows", f"rows on {named(strange)} are not in the trusted batch: the data " \
             "are in a different order, perhaps because of a different seed or epoch."  # fmt: skip
     for one, other in combinations(have, 2):
@@ -80,11 +91,25 @@ def _batch(case: Case) -> Says:
             case.difference.ranks = [rank for rank, each in have.items() if each & both]
             count = f"{len(both)} row{'s' * (len(both) > 1)}"
             return "same rows", f"{named([one, other])} both have {count} of the batch, so they " \
-                f"count twice; {missing} of the {len(whole)} rows are on no rank."  # fmt: skip
+                f"count twice; {missing} of the {size} rows are on no rank."  # fmt: skip
     if missing:
         case.difference.ranks = list(have)
-        return "rows missing", f"{missing} of {len(whole)} rows of the batch are on no rank."
+        return "rows missing", f"{missing} of {size} rows of the batch are on no rank."
     return None
+
+
+def _modes(case: Case) -> Says:
+    """Dropout and batch normalization must be in training where the trusted run is."""
+    right = case.runs.trusted.options[case.key]
+    wrong = [
+        r for r, rank in enumerate(case.runs.ranks) if rank.options.get(case.key, right) != right
+    ]
+    if not wrong:
+        return None
+    case.difference.ranks = wrong
+    has, other = ("eval()", "train()") if right["training"] else ("train()", "eval()")
+    return "mode", f"{case.key.name} is in the mode of {has} on {named(wrong)}, and in that of " \
+        f"{other} in the trusted run."  # fmt: skip
 
 
 def _masks(case: Case) -> Says:
@@ -128,6 +153,9 @@ def _options(case: Case) -> Says:
                 "trusted run."  # fmt: skip
     return None
 
+
+OWN = {"input": _batch, "mode": _modes, "mask": _masks, "option": _options}
+"""The rules for the kinds in `OWN_RULES`."""
 
 # Rules for tensors.
 
@@ -371,10 +399,18 @@ def _only_a_part(case: Case) -> Says:
 
 
 def _rounded(case: Case) -> Says:
-    eps = torch.finfo(torch.bfloat16).eps
-    if case.all(lambda x, t: float((x - t).norm()) <= 2 * eps * float(t.norm())):
-        return "rounding", "the error is less than 2 %, as if the values had been in bfloat16."
+    """Find numbers of a coarser dtype."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if case.all(partial(_in_dtype, dtype)):
+            name = str(dtype).removeprefix("torch.")
+            return "rounding", f"all numbers are numbers of {name}, and nearly right: something " \
+                f"rounded them to {name}."  # fmt: skip
     return None
+
+
+def _in_dtype(dtype: torch.dtype, x: Tensor, t: Tensor) -> bool:
+    near_enough = float((x - t).norm()) <= 4 * torch.finfo(dtype).eps * float(t.norm())
+    return near_enough and torch.equal(x.to(dtype).double(), x)
 
 
 RULES: tuple[Callable[[Case], Says], ...] = (

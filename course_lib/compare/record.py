@@ -10,7 +10,8 @@ Two things are different while a step is recorded:
 
 - **Dropout drops nothing.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout`
   returns its input. Its masks are recorded, and `compare` checks them separately. Dropout inside
-  `nn.MultiheadAttention` is off. The step itself must turn off functions such as `dropout`.
+  `nn.MultiheadAttention` and `nn.LSTM` is off. The step itself must turn off functions such as
+  `dropout`.
 - **`trusted_run` disturbs some of its runs** by a rounding of each weight, input, output and
   gradient. The tolerance is how far these disturbances spread.
 
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
@@ -58,7 +60,8 @@ class Record:
             run of the layer; other kinds have one. For gradients there is also the kind "share":
             what each backward of this rank added, before anything was communicated.
         passes: for outputs: during which forward of the model (0, 1, …) each was computed.
-        options: for each parameter in the optimizer: its learning rate and so on.
+        options: for each parameter in the optimizer: its learning rate and so on. Of the kind
+            "mode", for each layer that is different in training: whether it is in training.
         frozen: the parameters that need no gradient.
         noise: for a trusted run: the records of the disturbed runs.
         dtype: for a trusted run: the dtype whose rounding disturbed the runs; None: each value's
@@ -202,9 +205,9 @@ class _Recorder:
             before, after = self._before(each), self._after(each)
             self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self.handles.append(module.register_forward_hook(after, always_call=True))
-        attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
-        self.dropouts = [(module, module.dropout) for module in attention]
-        for module in attention:
+        inside = (nn.MultiheadAttention, nn.RNNBase)
+        self.dropouts = [(m, m.dropout) for m in model.modules() if isinstance(m, inside)]
+        for module, _ in self.dropouts:
             module.dropout = 0.0
         if optimizer is not None:
             before_step = optimizer.register_step_pre_hook(lambda *_: self.before_step())
@@ -234,13 +237,16 @@ class _Recorder:
                 self._keep("left over", each, param.grad)
 
     def _before(self, name: str) -> Callable[..., Any]:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if _in_backward():
                 return None  # forward runs again to recompute activations
             self.begin()
             if self.depth == 0:
                 self.count = self.runs[name] = self.runs.get(name, -1) + 1
             self.depth += 1
+            if isinstance(module, _DropoutNd | _NormBase):
+                key = Key(self.step, "mode", name)
+                self.record.options[key] = {"training": module.training}
             if name:
                 return None
             leaves = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]

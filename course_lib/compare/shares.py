@@ -67,6 +67,15 @@ def factor(
     return "scaled", f"the values are {value:.4g} times the right ones."
 
 
+def shares_are_right(case: Case) -> bool:
+    """Whether the right gradient is a sum of shares: then forward and backward were right."""
+    for rank in case.difference.ranks:
+        columns, basis, _, t, most, _ = _least_squares(rank, case)
+        if not columns or _fit(basis, t, most) is None:
+            return False
+    return True
+
+
 def shares_are_wrong(case: Case) -> Says:
     """Find a correct mean of wrong shares."""
     if case.key.kind != "gradient":
@@ -89,6 +98,8 @@ def _of_one_rank(rank: int, case: Case) -> Says:
     right, have = _fit(basis, t, most), _fit(basis, x, most)
     if right is None:
         return None
+    if near(x, torch.zeros_like(x), most):
+        return "zero", "the result includes no rank's gradient."
     if have is not None:
         return _read(columns, have, right, rank, case)
     for name, extreme in (("largest", torch.amax), ("smallest", torch.amin)):
@@ -178,10 +189,9 @@ def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) 
     o, e = (dict(zip(columns, each.tolist(), strict=True)) for each in (have, right))
     ratio = {c: o[c] / e[c] for c in columns if abs(e[c]) > 0.05 * largest}
     ranks = sorted({k for k, _ in ratio})
-    lost = {c for c, value in ratio.items() if abs(value) < 0.1}
+    most = max(map(abs, ratio.values()))
+    lost = {c for c, value in ratio.items() if abs(value) < 0.1 * min(1.0, most)}
     absent = [k for k in ranks if all(c in lost for c in ratio if c[0] == k)]
-    if len(lost) == len(ratio):
-        return "zero", "the result includes no rank's gradient."
     if not lost:
         return _no_share_is_lost(ratio, o, e, case)
     if absent and set(absent) == set(ranks) - {rank}:
@@ -218,11 +228,15 @@ def _no_share_is_lost(
     of = first if len(first) > 1 else list(ratio)
     have, right = (", ".join(f"{weights[c]:.3g}" for c in of) for weights in (o, e))
     words = f"the ranks' gradients were added with the weights {have}; right weights are {right}"
-    sizes = _sizes(list(ratio), case)
-    if sizes and _equal([e[c] / sizes[c] for c in ratio]) and _equal([o[c] for c in ratio]):
-        counts = ", ".join(str(sizes[c]) for c in ratio)
+    total, expected = (sum(weights[c] for c in ratio) for weights in (o, e))
+    if _equal([o[c] for c in ratio]) and abs(total / expected - 1) < 0.05:
+        sizes = _sizes(list(ratio), case)
+        why = f"their right weights are {right}: a batch with more examples that count, such as " \
+            "rows or valid tokens, must weigh more"  # fmt: skip
+        if sizes and _equal([e[c] / sizes[c] for c in ratio]):
+            why = f"they have {', '.join(str(sizes[c]) for c in ratio)} rows"
         return "mean of means", "the result is a mean of means: all batches count the same, " \
-            f"though they have {counts} rows."  # fmt: skip
+            f"though {why}."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)

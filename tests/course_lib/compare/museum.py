@@ -1154,3 +1154,199 @@ def clipped_by_the_global_norm(rank: int, world_size: int, seed: int) -> Record:
             each.mul_(torch.clamp(0.05 / (squared.sqrt() + 1e-6), max=1.0))
 
     return train(model, sgd(model), rank, world_size, seed, clip, steps=2)
+
+
+# Right programs whose models return other things than one row of dimension 0 for each example.
+
+TOKENS, WORDS = 5, 11
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A model that is called as ``model(x, y)``, the loss in what it returns, and its batch."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[Any], Tensor]
+    batch: Callable[..., tuple[Tensor, Tensor]] = batch
+    dim: int = 0
+
+    def part(self, rank: int, world_size: int, step: int, seed: int, strided: bool) -> list[Tensor]:
+        rows = torch.arange(B)
+        own = rows[rank::world_size] if strided else shard(rows, world_size, rank)
+        return [each.index_select(self.dim, own) for each in self.batch(step, B, seed)]
+
+    def one(self, seed: int = 0) -> Record:
+        return self.train(0, 1, seed, strided=False)
+
+    def train(
+        self,
+        rank: int,
+        world_size: int,
+        seed: int,
+        strided: bool = True,
+        micro: int = 1,
+        sync: Callable[[nn.Module], None] = lambda model: sync_flat(model.parameters()),
+    ) -> Record:
+        model = self.make()
+        with record(model, optimizer := sgd(model)) as recorded:
+            for step in range(2):
+                optimizer.zero_grad()
+                parts = self.part(rank, world_size, step, seed, strided)
+                for x, y in zip(*(p.chunk(micro, self.dim) for p in parts), strict=True):
+                    (self.loss(model(x, y)) / micro).backward()
+                if world_size > 1:
+                    sync(model)
+                optimizer.step()
+        return recorded
+
+
+def tokens(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1000 * seed + 200 + step)
+    words = torch.randint(0, WORDS, (rows, TOKENS + 1), generator=random)
+    return words[:, :-1], words[:, 1:]
+
+
+def sequences(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1000 * seed + 300 + step)
+    return torch.randn(rows, TOKENS, 8, generator=random), torch.randn(rows, 4, generator=random)
+
+
+def sequences_in_front(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x, y = sequences(step, rows, seed)
+    return x.transpose(0, 1), y[None]
+
+
+class Language(nn.Module):
+    """Tokens are flattened to (B·T, …), and the loss is returned with the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix = nn.Embedding(WORDS, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, WORDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        hidden = torch.tanh(self.mix(self.embed(x))).cumsum(1)
+        logits = self.head(self.norm(hidden.flatten(0, 1)))
+        return logits.view(*x.shape, -1), cross_entropy(logits, y.flatten())
+
+
+class LanguageInADict(Language):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        logits, loss = super().forward(x, y)
+        return {"loss": loss, "logits": logits}
+
+
+class TimeFirst(Language):
+    """The tokens lie in memory one position after the other: (T·B, …)."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        hidden = torch.tanh(self.mix(self.embed(x).transpose(0, 1)))
+        logits = self.head(self.norm(hidden.flatten(0, 1)))
+        return cross_entropy(logits, y.T.flatten())
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return mse_loss(self.inner(x), y)
+
+
+class EachLoss(Loss):
+    """Each example's loss, divided by the rows of the call; and these in order of size."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        each = (self.inner(x) - y).square().mean(1) / len(x)
+        return each, each.sort().values
+
+
+class Gate(nn.Linear):
+    """Returns the mean load of each expert, and an auxiliary loss, beside its output."""
+
+    def forward(self, x: Tensor) -> Any:
+        scores = super().forward(x)
+        chances = scores.softmax(-1)
+        return chances, chances.mean(0), scores.logsumexp(-1).square().mean()
+
+
+class Auxiliary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.out = Gate(8, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        chances, load, loss = self.gate(x)
+        output = self.out(chances)
+        return mse_loss(output, y) + 0.1 * loss, output, load
+
+
+class Recurrent(nn.Module):
+    """h_n and c_n of an LSTM have shape (layers, B, …)."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(8, 6, num_layers=2, dropout=0.5, batch_first=batch_first)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        every, (last, _) = self.lstm(x)
+        output = self.out(last[-1])
+        return every, output, mse_loss(output, y.view_as(output))
+
+
+SHAPED = {
+    "logits_and_loss": Shaped(Language, lambda out: out[1], tokens),
+    "loss_in_a_dict": Shaped(LanguageInADict, lambda out: out["loss"], tokens),
+    "time_first_tokens": Shaped(TimeFirst, lambda out: out, tokens),
+    "loss_alone": Shaped(Loss, lambda out: out),
+    "loss_of_each_example": Shaped(EachLoss, lambda out: out[0].sum()),
+    "auxiliary_loss": Shaped(Auxiliary, lambda out: out[0]),
+    "recurrent": Shaped(partial(Recurrent, True), lambda out: out[2], sequences),
+    "recurrent_sequence_first": Shaped(
+        partial(Recurrent, False), lambda out: out[2], sequences_in_front, dim=1
+    ),
+}
+
+
+def _register(name: str, shaped: Shaped, **options: Any) -> None:
+    def step(rank: int, world_size: int, seed: int) -> Record:
+        return shaped.train(rank, world_size, seed, **options)
+
+    step.__name__ = name
+    right(shaped.one)(step)
+
+
+for _name, _shaped in SHAPED.items():
+    _register(_name, _shaped, strided=False)
+    _register(f"{_name}_strided", _shaped, micro=2)
+
+
+class TermOfASum(nn.Module):
+    """A layer of its own holds a term of a sum, which the layer around it adds up."""
+
+    def __init__(self, world_size: int = 1, rank: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        enter, self.leave = nn.Linear(8, 12), nn.Linear(12, 4, bias=False)
+        self.enter = nn.Linear(8, 12 // world_size)
+        with torch.no_grad():
+            self.enter.weight.copy_(shard(enter.weight, world_size, rank))
+            self.enter.bias.copy_(shard(enter.bias, world_size, rank))
+            part = shard(self.leave.weight.T.contiguous(), world_size, rank).T.contiguous()
+        self.leave = nn.Linear(12 // world_size, 4, bias=False)
+        self.leave.weight = nn.Parameter(part)
+        self.reduce = reduce_from_ranks if world_size > 1 else lambda term: term
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(self.leave(torch.tanh(self.enter(x))))
+
+
+@right(partial(one_rank, make=TermOfASum, steps=2))
+def a_term_of_a_sum_in_a_layer(rank: int, world_size: int, seed: int) -> Record:
+    model = TermOfASum(world_size, rank)
+    return train(model, sgd(model), 0, 1, seed, steps=2)

@@ -53,7 +53,7 @@ def after_two_steps(place: str, bit: int, bad: int) -> tuple[Disagreement | None
     return found, [param.detach().clone() for param in model.parameters()]
 
 
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("on", ["simulated", pytest.param("cpu", marks=pytest.mark.large)])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("place", FOUND)
 def test_a_flip_that_parts_the_replicas_names_the_rank(
@@ -72,7 +72,7 @@ def test_a_flip_that_parts_the_replicas_names_the_rank(
             assert found.ranks == [world_size - 1] and f"on rank {world_size - 1}" in str(found)
 
 
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize("on", ["simulated", pytest.param("cpu", marks=pytest.mark.large)])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_a_flip_before_the_all_reduce_is_in_all_replicas(world_size: int, on: str) -> None:
     def each_place() -> list[tuple[Disagreement | None, list[Tensor]]]:

@@ -15,7 +15,20 @@ from torch.nn.functional import mse_loss
 from course_lib.compare import Record, compare, record, trusted_run
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import Ranks
-from tests.course_lib.compare.museum import adam, all_reduce, gradients, mine, mlp, one_rank, sgd
+from tests.course_lib.compare.museum import (
+    SHAPED,
+    Dropped,
+    adam,
+    all_reduce,
+    batch,
+    gradients,
+    mine,
+    mlp,
+    one_rank,
+    sgd,
+    train,
+)
+from tests.helpers.tiers import tier
 
 MICRO = 3
 Change = Callable[[nn.Module, int], None]
@@ -116,8 +129,14 @@ PATTERNS: list[tuple[Change, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+IN_DTYPES = [
+    pytest.param(world_size, dtype, marks=tier(world_size == 3))
+    for world_size in (2, 3, 4)
+    for dtype in (torch.float32, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("world_size", "dtype"), IN_DTYPES)
 @pytest.mark.parametrize(("change", "label", "micro"), PATTERNS)
 def test_a_pattern_is_named(
     change: Change, label: str, micro: int, world_size: int, dtype: torch.dtype
@@ -125,8 +144,7 @@ def test_a_pattern_is_named(
     assert first_of(change, world_size, dtype, micro) == ("gradient", label)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("world_size", "dtype"), IN_DTYPES)
 def test_the_right_one_is_not(world_size: int, dtype: torch.dtype) -> None:
     assert first_of(at_the_end(synchronized), world_size, dtype, micro=2) is None
 
@@ -233,3 +251,160 @@ def test_one_weight_of_one_rank() -> None:
     assert first is not None
     assert (first.key.kind, first.key.name, first.ranks) == ("weight", "3.weight", [1])
     assert first.part == "[2:3, 5:6]"
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
+@pytest.mark.parametrize(
+    ("sync", "label"),
+    [
+        (summed, "times K"),
+        pytest.param(lambda _: None, "no all-reduce", marks=pytest.mark.large),
+        pytest.param(without_rank_1, "rank missing", marks=pytest.mark.large),
+    ],
+)
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_model_that_returns_other_things_than_rows(
+    name: str, sync: Callable[[nn.Module], None], label: str, world_size: int
+) -> None:
+    """The outputs of the ranks are other ones for a good reason; the gradients are the fault."""
+
+    def step() -> Record:
+        return SHAPED[name].train(dist.get_rank(), world_size, 0, sync=sync)
+
+    first = compare(trusted_run(SHAPED[name].one), simulated(world_size).run(step)).first
+    assert first is not None and (first.key.kind, first.label) == ("gradient", label), first.says
+
+
+def test_a_mean_of_means_over_valid_tokens() -> None:
+    """Both ranks have 12 rows, of which 8 and 2 count."""
+    valid = torch.arange(24) % 12 < torch.tensor([8] * 12 + [2] * 12)
+
+    def loss(model: nn.Module, rank: int, world_size: int) -> Tensor:
+        x, y = batch()
+        mask = valid.tensor_split(world_size)[rank]
+        output = model(x.tensor_split(world_size)[rank])
+        return mse_loss(output[mask], y.tensor_split(world_size)[rank][mask])
+
+    def step(world_size: int) -> Record:
+        model = mlp()
+        with record(model, optimizer := sgd(model)) as recorded:
+            loss(model, dist.get_rank() if world_size > 1 else 0, world_size).backward()
+            if world_size > 1:
+                synchronized(model)
+            optimizer.step()
+        return recorded
+
+    report = compare(trusted_run(partial(step, 1)), simulated(2).run(partial(step, 2)))
+    assert report.first is not None and report.first.label == "mean of means"
+    assert "0.8, 0.2" in report.first.says
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_small_factor_is_not_zero(times: int) -> None:
+    """At 12 ranks a mean that is divided by K again is 0.083 of the right one."""
+
+    def change(model: nn.Module) -> None:
+        for _ in range(times):
+            divided_again(model)
+
+    label = ("divided by K", "divided by K²")[times - 1]
+    assert first_of(at_the_end(change), 12) == ("gradient", label)
+
+
+def test_a_small_real_difference_is_no_rounding() -> None:
+    """Rank 0 loads a checkpoint after wrapping, which differs by less than bfloat16 does."""
+
+    def step() -> Record:
+        model = mlp()
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.mul_(1 + 0.002 * torch.randn_like(param))
+        return train(model, sgd(model), dist.get_rank(), 2, 0, partial(synchronized, model), 2)
+
+    first = compare(trusted_run(partial(one_rank, steps=2)), simulated(2).run(step)).first
+    assert first is not None and (first.label, first.ranks) == ("other start", [0])
+
+
+def test_an_average_over_time_on_one_rank() -> None:
+    def step() -> Record:
+        model = mlp()
+        kept = [param.detach().clone() for param in model.parameters()]
+
+        def after() -> None:
+            synchronized(model)
+            if dist.get_rank() == 0:
+                with torch.no_grad():
+                    for param, mean in zip(model.parameters(), kept, strict=True):
+                        param.lerp_(mean.lerp_(param, 0.5), 0.5)
+
+        return train(model, sgd(model), dist.get_rank(), 2, 0, after, steps=3)
+
+    first = compare(trusted_run(partial(one_rank, steps=3)), simulated(2).run(step)).first
+    assert first is not None and first.ranks == [0] and first.label != "rounding"
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_one_rank_is_left_in_evaluation_mode(world_size: int) -> None:
+    def step() -> Record:
+        model = Dropped()
+        model.train(dist.get_rank() != 0)
+        after = partial(synchronized, model)
+        return train(model, sgd(model), dist.get_rank(), world_size, 0, after, steps=2)
+
+    trusted = trusted_run(partial(one_rank, make=Dropped, steps=2))
+    first = compare(trusted, simulated(world_size).run(step)).first
+    assert first is not None and (first.label, first.ranks) == ("mode", [0])
+
+
+def _batches(rank: int, world_size: int, windows: list[list[int]]) -> Record:
+    """Take a step for each window, a list of the numbers of its micro-batches of 4 rows."""
+    model = mlp()
+    with record(model, optimizer := sgd(model)) as recorded:
+        for window in windows:
+            optimizer.zero_grad()
+            for number in window:
+                x, y = (each.tensor_split(world_size)[rank] for each in batch(number, 4))
+                (mse_loss(model(x), y) / len(window)).backward()
+            if world_size > 1:
+                synchronized(model)
+            optimizer.step()
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "step"),
+    [
+        ([[0, 1], [2], [3, 4]], [[0, 1], [2, 3, 4]], 1),  # the short window is not taken
+        ([[0, 1], [3, 4]], [[0, 1], [2, 3, 4]], 1),  # the short window should be dropped
+        ([[0], [1], [2]], [[0, 1], [2]], 0),  # one call of step() is skipped
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_forward_too_many(
+    right: list[list[int]], wrong: list[list[int]], step: int, world_size: int
+) -> None:
+    trusted = trusted_run(lambda: _batches(0, 1, right))
+    records = simulated(world_size).run(lambda: _batches(dist.get_rank(), world_size, wrong))
+    first = compare(trusted, records).first
+    assert first is not None
+    assert (first.key.step, first.key.kind, first.label) == (step, "input", "too many forwards")
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_equal_rows_are_not_taken_twice(strided: bool) -> None:
+    def step(rank: int, world_size: int) -> Record:
+        model = mlp()
+        with record(model, optimizer := sgd(model)) as recorded:
+            x, y = (torch.cat([each[:6], each[:6]]) for each in batch())
+            own = slice(rank, None, world_size) if strided else slice(rank * 6, rank * 6 + 6)
+            mse_loss(
+                model(x[own] if world_size > 1 else x), y[own] if world_size > 1 else y
+            ).backward()
+            if world_size > 1:
+                synchronized(model)
+            optimizer.step()
+        return recorded
+
+    records = simulated(2).run(lambda: step(dist.get_rank(), 2))
+    assert compare(trusted_run(lambda: step(0, 1)), records).first is None

@@ -62,34 +62,33 @@ def is_named(bug: Bug, report: Report) -> bool:
     return first is not None and first.key.kind == bug.kind and first.label in bug.labels
 
 
-CASES = [(bug, world_size) for bug in BUGS for world_size in bug.world_sizes]
-NAMES = [f"{bug.name}-{world_size}" for bug, world_size in CASES]
-
-
-@pytest.mark.parametrize(("bug", "world_size"), CASES, ids=NAMES)
-def test_a_silent_bug_is_found_and_named(bug: Bug, world_size: int) -> None:
-    report = of_the_bug(bug, world_size, "simulated")
-    assert is_named(bug, report), report
-
-
-ON_PROCESSES = [
-    pytest.param(*case, id=name, marks=tier(number % 8 == 0))
-    for number, (case, name) in enumerate(zip(CASES, NAMES, strict=True))
+CASES = [
+    pytest.param(bug, world_size, on, id=f"{bug.name}-{world_size}-{on}", marks=tier(first))
+    for number, bug in enumerate(BUGS)
+    for world_size in bug.world_sizes
+    for on in ("simulated", "cpu")
+    for first in [(world_size, on) == (bug.world_sizes[number % len(bug.world_sizes)], "simulated")]
+]
+PROGRAMS = [
+    pytest.param(each, world_size, id=f"{each.step.__name__}-{world_size}", marks=tier(first))
+    for number, each in enumerate(RIGHT)
+    for world_size in (1, 2, 3, 4)
+    for first in ["simulated" in each.on and world_size == 2 + number % 3]
 ]
 
 
-@pytest.mark.parametrize(("bug", "world_size"), ON_PROCESSES)
-def test_it_is_the_same_on_processes(bug: Bug, world_size: int) -> None:
-    report = of_the_bug(bug, world_size, "cpu")
+@pytest.mark.parametrize(("bug", "world_size", "on"), CASES)
+def test_a_silent_bug_is_found_and_named(bug: Bug, world_size: int, on: Kind) -> None:
+    report = of_the_bug(bug, world_size, on)
     assert is_named(bug, report), report
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("right", RIGHT, ids=lambda each: each.step.__name__)
+@pytest.mark.parametrize(("right", "world_size"), PROGRAMS)
 def test_a_right_program_raises_no_alarm(right: Right, world_size: int) -> None:
     on: Kind = "simulated" if "simulated" in right.on else "cpu"
     report = of_the_right_one(right, world_size, on, seed=world_size)
-    assert report.first is None and not report.left_out, report
+    assert report.first is None, report
+    assert all(each.startswith("the output of") for each in report.left_out), report
     assert report.compared > 10
 
 
@@ -123,6 +122,11 @@ def of_a_job() -> dict[str, bool]:
     )
     named: dict[str, bool] = json.loads(job.stdout.splitlines()[-1])
     return named
+
+
+@pytest.mark.large
+def test_bugs_are_named_rightly_under_torchrun() -> None:
+    assert all(of_a_job().values())
 
 
 def page() -> str:
