@@ -113,9 +113,10 @@ def write_api() -> None:
 
 def build(site: Path) -> int:
     """Build the pages into `site` and look at their links; return the exit status."""
-    print("1/3 pages of notebooks, texts and modules: about a minute ...", flush=True)
+    print("1/3 pages of notebooks, texts and modules: one or two minutes ...", flush=True)
     write_api()
-    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-j", "2"]
+    # In one process: with several, the module of a name depends on which process reads first.
+    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going"]
     sphinx += [] if sys.stdout.isatty() else ["-q"]  # in a terminal, each page is named in turn
     status = subprocess.run(
         [*sphinx, "-c", str(HERE), str(ROOT), str(site)], check=False
