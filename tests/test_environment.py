@@ -11,6 +11,7 @@ import yaml  # comes with JupyterLab, which reads YAML schemas
 from packaging.requirements import Requirement
 
 from course_lib.learner.lab import SETTINGS
+from course_lib.ranks._torch.versions import NEWEST, OLDEST, warn_if_untried
 from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -72,6 +73,21 @@ def test_the_sandboxs_program_is_asked_for_only_where_there_is_a_wheel() -> None
     assert asked_for("linux", "x86_64") and asked_for("linux", "aarch64")
     assert not asked_for("linux", "ppc64le")
     assert not asked_for("darwin", "x86_64") and not asked_for("win32", "AMD64")
+
+
+def test_the_versions_of_pytorch_that_were_tried_stand_in_one_place() -> None:
+    """What asks for PyTorch, and what tests it, follows that place; beyond it there is a warning."""
+    (torch,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch")
+    assert str(torch.specifier) == f">={OLDEST.rpartition('.')[0]}"
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    job = workflow["jobs"]["torch"]
+    assert job["strategy"]["matrix"]["torch"] == [OLDEST, NEWEST]
+    assert "make test TORCH=torch==${{ matrix.torch }}" in job["steps"][-1]["run"]
+    for tried in (OLDEST, NEWEST, NEWEST.rpartition(".")[0] + ".9+cu130"):
+        warn_if_untried(tried)
+    for beyond in ("2.7.1", "3.0.0a0+git1", f"2.{int(NEWEST.split('.')[1]) + 1}.0"):
+        with pytest.warns(UserWarning, match=f"not with {re.escape(beyond)}"):
+            warn_if_untried(beyond)
 
 
 def test_conda_installs_the_course_itself_from_conda_forge_alone() -> None:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
+from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.calls import Call, CallOptions
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
@@ -79,6 +80,7 @@ class Ranks:
         metered: bool = True,
         misuse: Policy = "warn",
     ) -> None:
+        warn_if_untried()
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (number and timeout > 0):
             raise ValueError(

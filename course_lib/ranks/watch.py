@@ -49,6 +49,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from course_lib.ranks._torch.process_world import is_registered, replace_new_group
+from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.explain.lines import line_of_thread, locator
@@ -527,6 +528,8 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             return
         first = _watch is None
         if _watch is None:
+            if asked["rank"] == 0:
+                warn_if_untried()
             own = dist.PrefixStore("course_lib.ranks.watch", asked["store"].clone())  # type: ignore[attr-defined]
             _watch = Watch(own, asked["rank"], asked["world_size"], asked["timeout"])
             replace_new_group(_watch.counting)
