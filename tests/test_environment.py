@@ -76,7 +76,7 @@ def test_the_sandboxs_program_is_asked_for_only_where_there_is_a_wheel() -> None
 
 
 def test_the_versions_of_pytorch_that_were_tried_stand_in_one_place() -> None:
-    """What asks for PyTorch, and what tests it, follows that place; beyond it there is a warning."""
+    """What asks for PyTorch, and what tests it, follows that place; beyond it a warning comes."""
     (torch,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch")
     assert str(torch.specifier) == f">={OLDEST.rpartition('.')[0]}"
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())

@@ -26,6 +26,7 @@ import atexit
 import ctypes
 import inspect
 import json
+import math
 import os
 import runpy
 import select
@@ -36,7 +37,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -53,12 +54,13 @@ from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.explain.lines import line_of_thread, locator
-from course_lib.ranks.explain.words import spans
+from course_lib.ranks.explain.words import names, names_inside, one_or_many, spans
 from course_lib.ranks.flight_recorder import explain_dumps
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS, SIGNATURE, Board
 from course_lib.ranks.processes.board_diagnosis import (
     NEW_GROUPS,
     DeadlockWatch,
+    board_states,
     find_mismatch,
     out_of_step,
     process_ended,
@@ -82,6 +84,8 @@ _EVERY = 0.25
 _PATIENCE = 1.5
 """Seconds without a change before a deadlock is reported. News from another node may be one look
 old."""
+_LONG = 15.0
+"""Seconds that all other ranks wait for a running rank before it is reported."""
 _GRACE = 0.4
 """Seconds that other ranks get, after a rank has failed, to fail too or publish where they wait."""
 _STAY = 2 * _PATIENCE
@@ -260,13 +264,41 @@ class Watch:
         views = self._views(notes)
         asleep = [rank for rank, note in enumerate(notes) if note["asleep"]]
         error = self._deadlocks.look(views, asleep)
-        if error is not None:
-            told = find_mismatch(views) or error
-            told.add_detail(
-                "course_lib.ranks.watch does not end the job. The time limit of the process group "
-                f"({self.recorder.limit:g} s) will end it."
-            )
-            self._tell(told, notes)
+        if error is None:
+            self._look_for_slow(views, notes)
+            return
+        report = find_mismatch(views) or error
+        sooner = ""
+        if ended := [view.rank for view in views if view.state in _ENDED]:
+            noticed = f"{names_inside(ended)} {one_or_many(ended, 'has', 'have')} exited"
+            sooner = f", or sooner if the backend notices that {noticed}"
+        report.add_detail(
+            "course_lib.ranks.watch does not end the job. It ends at the time limit of the process "
+            f"group ({self.recorder.limit:g} s){sooner}."
+        )
+        self._tell(report, notes)
+
+    def _look_for_slow(self, views: list[RankView], notes: list[dict[str, Any]]) -> None:
+        """Report, once, running ranks for which all others have waited for `_LONG` seconds.
+
+        It may be right that they take so long. But they may also wait outside of communication, for
+        example for a file lock that a waiting rank holds.
+        """
+        running = [view.rank for view in views if view.state is RankPhase.RUNNING]
+        waiting = [view for view in views if view.state is RankPhase.BLOCKED]
+        since = max((view.since for view in waiting), default=math.inf)
+        if not running or time.monotonic() - since < _LONG:
+            return
+        one = one_or_many(running, "is", "are")
+        report = RanksError(
+            f"{names(running)} {one} in no communication, and the other ranks have waited for "
+            f"{_LONG:g} s.",
+            board_states(views),
+            f"If {names_inside(running)} only {one_or_many(running, 'takes', 'take')} long, this "
+            "is no error, and the job goes on. Otherwise the line in the table shows what is "
+            "waited for: a file lock that another rank holds, a download, a loop without an end.",
+        )
+        self._tell(report, notes, "told of slow ranks")
 
     def _notes(self) -> list[dict[str, Any]] | None:
         """Return what every rank has published; ``None`` if one has not joined yet."""
@@ -335,27 +367,27 @@ class Watch:
             if self._store.check([key])
         }
 
-    def _tell(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
+    def _tell(self, error: RanksError, notes: list[dict[str, Any]], key: str = "told") -> None:
         """Print what is wrong, if no rank has printed it yet, with the lines of running ranks."""
         with self._telling:  # SIGTERM must not end this process before the report is complete
-            if self._store.add("told", 1) == 1:
+            if self._store.add(key, 1) == 1:
                 self._print(error, notes)
 
     def _print(self, error: RanksError, notes: list[dict[str, Any]]) -> None:
         failures = self._failures()
         states = []
         for each in error.states:
-            if each.doing.startswith("running"):
-                line = each.where or notes[each.rank]["line"]
-                each = RankState(each.rank, each.doing, line, each.seconds)
-            elif each.doing == "raised" and each.rank in failures:
+            if each.running:
+                each = replace(each, where=each.where or notes[each.rank]["line"])
+            elif each.rank in failures:
                 failure = failures[each.rank]
                 each = RankState(each.rank, f"raised {failure.kind}", failure.where)
             states.append(each)
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
-        text = f"\n{type(error).__name__}, reported by course_lib.ranks.watch: {report}\n\n"
+        kind = "Note" if type(error) is RanksError else type(error).__name__
+        text = f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n"
         stream = sys.__stderr__ or sys.stderr
         stream.write(text)  # in one piece, because all ranks write to one terminal
         stream.flush()

@@ -37,6 +37,8 @@ class RankState:
     """The line of the user's code, for example ``Cell In[3], line 7``."""
     seconds: float | None = None
     """For how long, in seconds; ``None`` if it was not measured."""
+    running: bool = False
+    """Whether it is in code of its own, and in no communication."""
 
     @property
     def line(self) -> str:

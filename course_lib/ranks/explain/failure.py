@@ -183,7 +183,7 @@ def _first_line(message: str) -> str:
 
 def timed_out(what: str, timeout: float, states: Sequence[RankState]) -> RankTimeout:
     """Return the error for a call that exceeded its time limit."""
-    busy = [state.rank for state in states if state.doing.startswith("running")]
+    busy = [state.rank for state in states if state.running]
     hint = ""
     if busy:
         hint = (

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, closed_meanwhile, timed_out, with_labels
@@ -170,9 +171,7 @@ class TeamWatch:
         running = [m for m in self._members if views[m.rank].state is RankPhase.RUNNING]
         dumps = ask_for_stacks(self._server, running)
         return [
-            RankState(s.rank, s.doing, line_in_dump(dumps[s.rank], self._labels), s.seconds)
-            if s.rank in dumps
-            else s
+            replace(s, where=line_in_dump(dumps[s.rank], self._labels)) if s.rank in dumps else s
             for s in board_states(views)
         ]
 
@@ -229,12 +228,9 @@ class TeamWatch:
             return
         if (mismatch := find_mismatch(views)) is not None:
             raise mismatch
-        if any(state.doing.startswith("running") for state in deadlock.states):
+        if any(state.running for state in deadlock.states):
             lines = self.states()
-            states = [
-                lines[state.rank] if state.doing.startswith("running") else state
-                for state in deadlock.states
-            ]
+            states = [lines[state.rank] if state.running else state for state in deadlock.states]
             raise DeadlockError(deadlock.summary, states, deadlock.detail)
         raise deadlock
 

@@ -72,7 +72,7 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
             seconds = now - fabric.clock[rank]
             rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
         else:
-            rows.append(RankState(rank, phase.value))
+            rows.append(RankState(rank, phase.value, running=phase is Phase.RUNNING))
     return rows
 
 

@@ -33,7 +33,7 @@ from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item
 from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
-from course_lib.ranks.simulated.fabric import Fabric, Phase
+from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.simulated.handles import Misuse
 from course_lib.ranks.simulated.personal import PersonalState, Worlds
@@ -222,7 +222,7 @@ class Run:
         """Return what every rank does; for the running rank, also its line."""
         return [
             replace(state, where=line_of_thread(thread.ident, self.labels))
-            if state.doing == Phase.RUNNING.value
+            if state.running
             else state
             for state, thread in zip(fabric_states(self.fabric), self.threads, strict=True)
         ]
