@@ -33,7 +33,7 @@ Kind = tuple[torch.dtype, torch.device]
 
 def assign_buckets(
     tensors: Sequence[Tensor],
-    bucket_cap_mb: float | Sequence[float] = 25,
+    bucket_cap_mb: float = 25,
     first_bucket_mb: float = 1,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
@@ -43,40 +43,35 @@ def assign_buckets(
     open bucket of its dtype and device. If the bucket would then exceed its cap, it is closed, and
     the tensor goes into a new one. The first bucket of each kind has the cap `first_bucket_mb`, if
     that is smaller. So a bucket exceeds its cap only if it holds a single, larger tensor: cap 0
-    gives each tensor its own bucket. (PyTorch closes a bucket *after* it exceeds the cap.) If
-    `bucket_cap_mb` is a sequence, it gives the caps of the first bucket of each kind, the second,
-    and so on; the last cap is for all that follow.
+    gives each tensor its own bucket. (PyTorch closes a bucket *after* it exceeds the cap.)
 
     Every index of `order` occurs once, and within a bucket the order is kept. A bucket is complete
     when its last tensor is ready, and the buckets are sorted by that time. Nothing is allocated:
     only the tensors' sizes, dtypes and devices count.
 
-    Raises ValueError if a cap is negative, or if there is no cap.
+    Raises ValueError if a cap is negative.
     """
-    several = isinstance(bucket_cap_mb, Sequence)
-    caps = list(bucket_cap_mb) if isinstance(bucket_cap_mb, Sequence) else [bucket_cap_mb]
-    if not caps or min(*caps, first_bucket_mb) < 0:
+    if min(bucket_cap_mb, first_bucket_mb) < 0:
         raise ValueError(
             f"bucket_cap_mb={bucket_cap_mb} and first_bucket_mb={first_bucket_mb} must be sizes "
             "in MiB, 0 or more"
         )
     if order is None:
         order = range(len(tensors) - 1, -1, -1)
-    if not several:
-        caps = [min(*caps, first_bucket_mb), *caps]
-    # kind -> (bucket, its bytes, its number)
-    still_open: dict[Kind, tuple[list[int], int, int]] = {}
+    first_cap = min(bucket_cap_mb, first_bucket_mb) * MEGABYTE
+    # kind -> (bucket, its bytes, its cap in bytes)
+    still_open: dict[Kind, tuple[list[int], int, float]] = {}
     buckets: list[list[int]] = []
     for index in order:
         tensor = tensors[index]
         kind = (tensor.dtype, tensor.device)
-        bucket, filled, number = still_open.get(kind, ([], 0, 0))
-        if bucket and filled + tensor.nbytes > caps[min(number, len(caps) - 1)] * MEGABYTE:
-            bucket, filled, number = [], 0, number + 1
+        bucket, filled, cap = still_open.get(kind, ([], 0, first_cap))
+        if bucket and filled + tensor.nbytes > cap:
+            bucket, filled, cap = [], 0, bucket_cap_mb * MEGABYTE
         if not bucket:
             buckets.append(bucket)
         bucket.append(index)
-        still_open[kind] = (bucket, filled + tensor.nbytes, number)
+        still_open[kind] = (bucket, filled + tensor.nbytes, cap)
     when = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
 

@@ -1,8 +1,19 @@
-"""Buffers, such as BatchNorm's statistics, which gradients do not keep equal.
+"""Equal states: all replicas start from the same numbers, and keep the same buffers.
 
-Every rank computes them from its own batches. Before the next forward, the first rank broadcasts
-its buffers to all ranks. For a different rule (a sum of counters, a mean of statistics) register a
-*buffer hook*:
+    >>> from course_lib.ddp import broadcast_module_states, verify_same_model
+    >>> verify_same_model(model)  # else an error names what differs
+    >>> broadcast_module_states(model)  # every rank then holds rank 0's parameters and buffers
+
+Averaged gradients keep replicas equal only if they *start* equal. The same seed on every rank is
+not enough. If one rank draws one more random number, or only rank 0 loads a checkpoint, the ranks
+train K different models with one another's gradients, and no error says so. So rank 0's parameters
+*and buffers* (running statistics, position tables) are broadcast at the start. Before that, the
+models must have the same parameters. If ranks broadcast or summed parameters of different shapes,
+the backend would crash, hang, or mix up numbers. `verify_same_model` names the difference.
+
+Gradients do not keep *buffers* equal, such as BatchNorm's statistics: every rank computes them from
+its own batches. Before the next forward, the first rank broadcasts its buffers to all ranks. For a
+different rule (a sum of counters, a mean of statistics) register a *buffer hook*:
 
     >>> from course_lib.ddp import DistributedDataParallel
     >>> def largest(group, named_buffers):
@@ -15,13 +26,135 @@ A hook gets all buffers by name, either after each synchronised forward or befor
 futures; backward waits for them at its end.
 """
 
-from collections.abc import Callable, Collection
+import hashlib
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.collectives import Group
-from course_lib.ddp.module_states import broadcast_tensors
+from course_lib.bucketing import assign_buckets
+from course_lib.collectives import Group, place_in
+
+BROADCAST_MB = 250
+"""MiB of one broadcast: few messages, but not a second copy of a large model in memory."""
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Sequence[Tensor], source: int = 0, group: Group = None) -> None:
+    """Copy the tensors of rank `source` of `group` into everyone's, in place, packed together.
+
+    The tensors are dense, with the same shapes and dtypes on all ranks. `source` is a number inside
+    the group; all members must call, and no other rank. It takes one broadcast per dtype, device
+    and `BROADCAST_MB`.
+    """
+    buckets = assign_buckets(tensors, BROADCAST_MB, BROADCAST_MB, range(len(tensors)))
+    for indices in buckets:
+        # .data: autograd does not see this write. A forward may have saved a buffer for a later
+        # backward. If that backward needs its numbers (BatchNorm in training does not), it gets the
+        # source's, as with PyTorch's DDP.
+        members = [tensors[i].data for i in indices]
+        flat = torch.cat([member.flatten() for member in members])
+        # As bytes, because not every backend sends every dtype (for example bool).
+        dist.broadcast(flat.view(torch.uint8), group=group, group_src=source)
+        pieces = torch.split(flat, [member.numel() for member in members])
+        for member, piece in zip(members, pieces, strict=True):
+            member.copy_(piece.view(member.shape))
+
+
+def named_parameters(
+    module: nn.Module, ignored: Collection[str] = ()
+) -> list[tuple[str, nn.Parameter]]:
+    """Return pairs of name and parameter, without parameters whose names are all in `ignored`.
+
+    A tied parameter is one parameter, and appears once, under its first name that is not ignored.
+    """
+    found: dict[nn.Parameter, str] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        if name not in ignored:
+            found.setdefault(param, name)
+    return [(name, param) for param, name in found.items()]
+
+
+def named_buffers(module: nn.Module, ignored: Collection[str] = ()) -> list[tuple[str, Tensor]]:
+    """Return pairs of name and buffer, in the same way as `named_parameters`."""
+    found: dict[Tensor, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if name not in ignored:
+            found.setdefault(buffer, name)
+    return [(name, buffer) for buffer, name in found.items()]
+
+
+def broadcast_module_states(
+    module: nn.Module, source: int = 0, group: Group = None, ignored: Collection[str] = ()
+) -> None:
+    """Give all ranks the parameters and buffers of the module on rank `source` of `group`.
+
+    It works in place, as `broadcast_tensors`. Call `verify_same_model` before, to check that the
+    modules match. Parameters and buffers named in `ignored` are not changed.
+    """
+    named = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
+    broadcast_tensors([tensor for _, tensor in named if tensor.numel()], source, group)
+
+
+def verify_same_model(
+    module: nn.Module, group: Group = None, ignored: Collection[str] = ()
+) -> None:
+    """Check that the ranks have the same parameters and buffers: by name, shape, dtype and order.
+
+    A parameter must also be frozen on all ranks or on none. Names in `ignored` are not compared.
+    All ranks must call. It costs one small all-gather of a digest; only if the digests differ, the
+    ranks also exchange descriptions. Raises RuntimeError on every rank, naming the first tensor
+    that differs, and ValueError if this rank is not in `group`.
+    """
+    _, world_size = place_in(group)
+    if world_size == 1:
+        return
+    mine = _description(module, ignored)
+    digest = hashlib.sha256(repr(mine).encode()).digest()
+    device = next((param.device for param in module.parameters()), torch.device("cpu"))
+    # Seven bytes of the digest fit an int64, and are enough.
+    local = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
+    everyone = [torch.empty_like(local) for _ in range(world_size)]
+    dist.all_gather(everyone, local, group=group)
+    if len({int(value) for value in everyone}) == 1:
+        return
+    descriptions: list[dict[str, str]] = [{} for _ in range(world_size)]
+    dist.all_gather_object(descriptions, mine, group=group)
+    other = next(r for r in range(world_size) if descriptions[r] != descriptions[0])
+    raise RuntimeError(_difference(descriptions, other, dist.get_process_group_ranks(_all(group))))
+
+
+def _description(module: nn.Module, ignored: Collection[str]) -> dict[str, str]:
+    """Return name → description of what must be equal, in the order of the module."""
+    described = {}
+    for name, param in named_parameters(module, ignored):
+        state = "" if param.requires_grad else ", frozen"
+        described[f"parameter '{name}'"] = f"{tuple(param.shape)} {param.dtype}{state}"
+    for name, buffer in named_buffers(module, ignored):
+        described[f"buffer '{name}'"] = f"{tuple(buffer.shape)} {buffer.dtype}"
+    return described
+
+
+def _difference(descriptions: Sequence[dict[str, str]], other: int, ranks: Sequence[int]) -> str:
+    first, second = descriptions[0], descriptions[other]
+    names = [name for name in [*first, *second] if first.get(name) != second.get(name)]
+    if names:
+        what = names[0]
+        here, there = (states.get(what, "missing") for states in (first, second))
+        found = f"{what} is {here} on rank {ranks[0]} and {there} on rank {ranks[other]}"
+    else:
+        found = f"ranks {ranks[0]} and {ranks[other]} have the same tensors in different orders"
+    return (
+        f"the ranks have different models: {found}. Build the same model on every rank. "
+        "(DDP expects same model across all ranks.)"
+    )
+
+
+def _all(group: Group) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if group is None else group
+
 
 BufferHook = Callable[[Any, dict[str, Tensor]], Any]
 """`hook(state, named_buffers)` → None, or a list of futures."""
@@ -38,22 +171,14 @@ class Buffers:
     """
 
     def __init__(self, module: nn.Module, ignored: Collection[str], group: Group) -> None:
-        # Do not keep the buffers themselves: a module may replace a buffer by a different tensor.
-        self._owners = list(module.named_modules(remove_duplicate=False))
-        self._ignored = ignored
-        self._group = group
+        self._module, self._ignored, self._group = module, ignored, group
         self._may_differ = True
         self.hook: tuple[Any, BufferHook, bool] | None = None
 
     def named(self) -> dict[str, Tensor]:
         """Return name → buffer, as they are now; each one once, without empty ones."""
-        found: dict[Tensor, str] = {}
-        for prefix, owner in self._owners:
-            for name, buffer in owner._buffers.items():
-                full_name = f"{prefix}.{name}" if prefix else name
-                if buffer is not None and buffer.numel() and full_name not in self._ignored:
-                    found.setdefault(buffer, full_name)
-        return {name: buffer for buffer, name in found.items()}
+        named = named_buffers(self._module, self._ignored)
+        return {name: buffer for name, buffer in named if buffer.numel()}
 
     def before_forward(self, source: int, synchronised: bool) -> list[Wait]:
         """Make the buffers equal if the last forward may have made them different.

@@ -7,8 +7,8 @@ last gradient is ready:
     backward    |  g₄  |  g₃  |  g₂  |  g₁  |
     network            |  all-reduce g₄ g₃ |  all-reduce g₂ g₁ |
 
-A hook on every parameter reports that its gradient is ready (`backward_hooks`). Three rules make
-this correct:
+A hook on every parameter reports that its gradient is ready (`hooks`). Three rules make this
+correct:
 
 - **The hook gets the parameter, not its gradient.** If it sent the parameter, it would average the
   weights and leave the gradients as they are.
@@ -17,34 +17,87 @@ this correct:
 - **The gradient becomes a view into its bucket.** It is copied there once and scaled by 1/K on the
   way. The memory that backward allocated is freed. So the optimizer finds the average in `grad`.
 
+`minimal` is these three rules and no more. This file adds what real models need: parameters that
+the loss does not use, graphs that stay the same (`static_graph`), several dtypes, GPU streams, comm
+hooks, an error for everything that would make the replicas differ, and buckets in the order in
+which gradients really become ready. This order is known only after a backward. Then the buckets are
+made again in the same memory: all of a dtype and device lie one after the other in one vector.
+
+Backward adds to a gradient once if one backward follows one forward: autograd sums all parts of a
+gradient before it calls the hook. It adds more often if several backwards run inside one (reentrant
+activation checkpointing of a block that shares weights), and never if the loss does not depend on
+the parameter. With a static graph, the first backward counts the additions. Later backwards then
+know which gradients are still to come, and which will never come. So the ranks need no messages for
+this, and buckets with unused parameters are sent in time.
+
+Messages of errors end with that of PyTorch's DDP for the same mistake, so that a web search finds
+other people's questions.
+
 S. Li et al., VLDB 2020, section 3.2.
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.bucketing import Bucket
+from course_lib.bucketing import Bucket, Kind, assign_buckets
 from course_lib.collectives import Group, place_in
-from course_lib.ddp.backward_hooks import EndOfBackward, hook_gradients
-from course_lib.ddp.bucket_memory import Allocate, GradientBuckets
-from course_lib.ddp.comm_hooks import CommHook, GradBucket, launch
-from course_lib.ddp.communication_stream import CommunicationStream
-from course_lib.ddp.errors import (
-    changed_graph,
-    second_backward,
-    unfinished_backward,
-    unused_parameters,
-    verify_gradient,
-    wrapped_anew,
-)
-from course_lib.ddp.module_states import broadcast_tensors
-from course_lib.ddp.uses import Uses
-from course_lib.gradient_sync import copy_scaled
+from course_lib.ddp.buffers import broadcast_tensors
+from course_lib.ddp.hooks import CommHook, EndOfBackward, GradBucket, hook_gradients, launch
+from course_lib.gradient_sync import copy_scaled, verify_first_order
+
+ALIGNMENT = 32
+"""A bucket begins at a multiple of this many elements: GPUs send aligned memory faster."""
+_SHOWN = 8  # names in an error
+
+Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+"""`allocate(numel, dtype, device)`: a vector, not initialised."""
+
+
+def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a vector of ordinary memory."""
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
+def rank_error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
+    """Return an error for the caller to raise: the rank, what happened, and what to do."""
+    other = f' (PyTorch: "{pytorch}")' if pytorch else ""
+    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}{other}")
+
+
+class CommunicationStream:
+    """A second GPU stream, so that a GPU computes and communicates at the same time.
+
+    Work in one stream runs in order. The work on a bucket first waits for the gradients, which are
+    computed in the current stream; the optimizer waits for the work on the buckets. Both waits are
+    events on the GPU, so the host stays ahead of it. On a CPU, all of this does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def after_current(self) -> Iterator[None]:
+        """Run work that is launched inside after all work that is now in the current stream."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join_current(self) -> None:
+        """Run later work of the current stream after all work that was launched here."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class State(enum.Enum):
@@ -67,7 +120,7 @@ class Reducer:
         self,
         named_params: Sequence[tuple[str, Tensor]],
         group: Group,
-        bucket_cap_mb: float | Sequence[float],
+        bucket_cap_mb: float,
         first_bucket_mb: float,
         find_unused: bool,
         static_graph: bool,
@@ -86,16 +139,39 @@ class Reducer:
         self._in_backward = False
         self._synchronised = False  # whether any backward was synchronised so far
         self._order: dict[int, None] = {}  # indices, in the order their gradients became ready
-        self._uses = Uses(len(self.params), learn=static_graph)
-        self._users = [1] * len(self.params)  # see _count_users
+        count = len(self.params)
+        self._added = [0] * count  # how often this backward has added to each gradient
+        self._due = None if static_graph else [1] * count  # how often it will; None: not known yet
+        self._users = [1] * count  # see _count_users
         # With unused parameters the order differs from step to step, so it is of little use.
         self._rebuild_pending = not find_unused
-        self._gradients = GradientBuckets(self.params, bucket_cap_mb, first_bucket_mb, allocate)
+        self._caps = (bucket_cap_mb, first_bucket_mb)
+        self._memory = _allocate_memory(self.params, allocate)
+        self._make_buckets(range(count - 1, -1, -1))
         self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
         self.other_waits: list[Callable[[], object]] = []  # for other work, such as buffer hooks
         self._strides = [param.stride() for param in self.params]
         self._end = EndOfBackward(self._backward_is_over)
         self.hooked = hook_gradients(self, self.params)
+
+    def _make_buckets(self, order: Sequence[int]) -> None:
+        """Make the buckets for gradients that become ready in this order.
+
+        The content of earlier buckets, which had the same memory, is lost.
+        """
+        self._bucket_order = list(order)
+        self._buckets: list[Bucket] = []
+        self._places: dict[int, tuple[Bucket, Tensor]] = {}  # index → bucket, view into it
+        rest = dict(self._memory)
+        for indices in assign_buckets(self.params, *self._caps, order):
+            first = self.params[indices[0]]
+            kind = (first.dtype, first.device)
+            length = sum(self.params[i].numel() for i in indices)
+            bucket = Bucket(self.params, indices, rest[kind][:length])
+            rest[kind] = rest[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
+            self._buckets.append(bucket)
+            for index, view in zip(indices, bucket.views, strict=True):
+                self._places[index] = (bucket, view)
 
     # --- before a forward -------------------------------------------------------------------------
 
@@ -107,17 +183,25 @@ class Reducer:
         backward half-way, or if a different reducer has taken over the parameters.
         """
         if not self.hooked.alive:
-            raise wrapped_anew()
+            raise rank_error(
+                "this module, or a part of it, has been wrapped again, and gradients now go to the "
+                "newer wrapper",
+                "Call that wrapper, or wrap this module again.",
+            )
         if self._in_backward:
-            raise unfinished_backward()
+            raise rank_error(
+                "the last backward() did not end, so some buckets were sent and others not",
+                "After an exception in backward, build the model and its wrapper again.",
+            )
         self._end.forget()
         if self._rebuild_pending and self._synchronised:
             self._rebuild_pending = False
             self._rebuild()
         self._order.clear()
-        self._uses.begin()
+        self._added = [0] * len(self.params)
         self._waits.clear()
-        self._gradients.expect_all()
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.indices)
         self._state = State.EXPECTING
 
     def watch(self, outputs: Any) -> None:
@@ -134,14 +218,14 @@ class Reducer:
             self._state = State.LOCAL
 
     def _rebuild(self) -> None:
-        default = self._gradients.order
+        default = self._bucket_order
         seen = list(self._order) if len(self._order) == len(self.params) else default
         order = torch.tensor(seen, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
         if order.tolist() != default:
             for param in self.params:  # gradients not cleared are in memory that others will use
                 param.grad = None if param.grad is None else param.grad.clone()
-            self._gradients.use(order.tolist())
+            self._make_buckets(order.tolist())
 
     # --- during backward --------------------------------------------------------------------------
 
@@ -149,28 +233,42 @@ class Reducer:
         """Take over the gradient of parameter `index`, if nothing more will be added to it."""
         if self._state is State.LOCAL:
             return
-        self._uses.add(index)
-        if self._state is State.DONE or self._uses.surplus(index):
-            name = self.names[index]
-            raise changed_graph(name, False) if self._static_graph else second_backward(name)
+        self._added[index] += 1
+        due = None if self._due is None else self._due[index]
+        if self._state is State.DONE or (due is not None and self._added[index] > due):
+            raise self._added_again(self.names[index])
         if not self._in_backward:
             self._in_backward = True
-            for unused in self._uses.never:
-                self._take(unused)
+            for unused, times in enumerate(self._due or ()):
+                if times == 0:
+                    self._take(unused)
         self._end.ask()
-        if self._uses.ready(index):
+        if self._added[index] == due:
             self._take(index)
             self._launch_complete()
         else:
             self._order.pop(index, None)
             self._order[index] = None
 
+    def _added_again(self, name: str) -> RuntimeError:
+        if self._static_graph:
+            return _changed_graph(name, "more")
+        return rank_error(
+            f"backward() reached '{name}' a second time after one forward; its gradient was "
+            "already averaged",
+            "Call the wrapped model before each backward(), and not its .module. To add up "
+            "gradients, put all but the last forward and backward in `with model.no_sync():`. If "
+            "reentrant checkpointing uses shared weights several times, in the same way in every "
+            "step, wrap the model with static_graph=True.",
+            "Expected to mark a variable ready only once.",
+        )
+
     def _take(self, index: int) -> None:
         """Copy the gradient into its bucket; from now on `.grad` is a view into the bucket."""
-        param, (bucket, view) = self.params[index], self._gradients.place[index]
+        param, (bucket, view) = self.params[index], self._places[index]
         gradient = param.grad
         if gradient is not None:
-            verify_gradient(self.names[index], param, self._strides[index], view)
+            self._verify_gradient(index, gradient, view)
             gradient = gradient.detach()
         copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
         if gradient is not None:
@@ -178,10 +276,35 @@ class Reducer:
         self._order[index] = None
         bucket.pending -= 1
 
+    def _verify_gradient(self, index: int, gradient: Tensor, view: Tensor) -> None:
+        """Raise RuntimeError if the gradient cannot be copied to its place, `view`."""
+        name, then, now = self.names[index], self._strides[index], self.params[index].stride()
+        verify_first_order(gradient, f"'{name}'")
+        if gradient.is_sparse:
+            raise rank_error(
+                f"the gradient of '{name}' is sparse",
+                "Buckets are dense: use nn.Embedding(…, sparse=False).",
+            )
+        if gradient.dtype != view.dtype or gradient.shape != view.shape:
+            raise rank_error(
+                f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but the "
+                f"parameter was {tuple(view.shape)} {view.dtype} when it was wrapped",
+                "Change dtype or shape first (with model.half(), for example), and then wrap the "
+                "model.",
+            )
+        # The stride of a dimension of size 1 has no meaning.
+        dims = zip(now, then, view.shape, strict=True)
+        if now != then and any(a != b for a, b, size in dims if size > 1):
+            raise rank_error(
+                f"'{name}' has the strides {now}, but had {then} when it was wrapped",
+                "Change the memory format first (model.to(memory_format=…)), and then wrap the "
+                "model.",
+            )
+
     def _launch_complete(self) -> None:
         """Launch complete buckets in order, up to the first that is not complete."""
-        while len(self._waits) < len(self._gradients.buckets):
-            bucket = self._gradients.buckets[len(self._waits)]
+        while len(self._waits) < len(self._buckets):
+            bucket = self._buckets[len(self._waits)]
             if bucket.pending:
                 return
             with self._stream.after_current():
@@ -194,7 +317,7 @@ class Reducer:
             assert work is not None  # it is None only on ranks outside the group
             return lambda: work.wait()
         params = [self.params[i] for i in bucket.indices]
-        last = len(self._waits) == len(self._gradients.buckets) - 1
+        last = len(self._waits) == len(self._buckets) - 1
         return launch(self.hook, GradBucket(len(self._waits), bucket, params, last))
 
     # --- at its end -------------------------------------------------------------------------------
@@ -211,30 +334,41 @@ class Reducer:
         """
         if self._state is not State.EXPECTING:
             return
-        self._verify_uses()
-        taken = set() if self._uses.learning else set(self._order)
+        self._verify_all_added()
+        taken = set() if self._due is None else set(self._order)
         for index in dict.fromkeys([*self._order, *range(len(self.params))]):
             if index not in taken:
                 self._take(index)
-        self._uses.learn()
+        self._due = self._due or list(self._added)
         # A parameter with a gradient from an earlier, local backward counts as used.
         unused = {index for index, param in enumerate(self.params) if param.grad is None}
         self._launch_rest_and_wait(unused)
         for index in unused:
             if self._users[index]:
-                self.params[index].grad = self._gradients.place[index][1]
+                self.params[index].grad = self._places[index][1]
 
-    def _verify_uses(self) -> None:
-        missing = [self.names[index] for index in self._uses.missing()]
+    def _verify_all_added(self) -> None:
+        counts = zip(self.names, self._added, self._due or self._added, strict=True)
+        missing = [name for name, added, due in counts if added < due]
         if missing and self._static_graph:
-            raise changed_graph(missing[0], True)
+            raise _changed_graph(missing[0], "less")
         if missing and not self.find_unused:
-            raise unused_parameters(missing)
+            shown = ", ".join(f"'{name}'" for name in missing[:_SHOWN])
+            more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            raise rank_error(
+                f"backward() gave no gradient to {shown}{more}",
+                "If the loss should not depend on them, wrap the model with "
+                "find_unused_parameters=True (zeros are averaged in their place), or freeze them "
+                "before wrapping it. If you call backward() several times after one forward, add "
+                "up the losses and call it once.",
+                "Expected to have finished reduction in the prior iteration before starting a new "
+                "one.",
+            )
 
     def contribute_zeros(self) -> None:
         """Take part in one synchronisation of the other ranks, with zeros as gradients."""
         self.prepare()
-        for bucket in self._gradients.buckets:
+        for bucket in self._buckets:
             bucket.buffer.zero_()
             bucket.pending = 0
         self._launch_rest_and_wait(set(range(len(self.params))))
@@ -263,3 +397,22 @@ class Reducer:
         dist.all_reduce(users, group=self.group)
         if unused or self._static_graph:  # reading it makes the host wait for the GPU
             self._users = users.tolist()
+
+
+def _allocate_memory(tensors: Sequence[Tensor], allocate: Allocate) -> dict[Kind, Tensor]:
+    """Return for each dtype and device a vector with room for any buckets of the `tensors`."""
+    lengths: dict[Kind, int] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        lengths[kind] = lengths.get(kind, 0) + tensor.numel() + ALIGNMENT
+    return {kind: allocate(length, *kind) for kind, length in lengths.items()}
+
+
+def _changed_graph(name: str, how: str) -> RuntimeError:
+    return rank_error(
+        f"backward() added to the gradient of '{name}' {how} often than in the first step, but the "
+        "model is wrapped with static_graph=True",
+        "If the loss depends on different parameters in every step, wrap the model with "
+        "find_unused_parameters=True instead.",
+        "Your training graph has changed in this iteration",
+    )

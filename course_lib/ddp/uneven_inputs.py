@@ -37,20 +37,22 @@ class Activity:
 
     """
 
-    def __init__(self, group: Group, device: torch.device, throw_early: bool = False) -> None:
+    def __init__(
+        self, group: Group, device: torch.device, throw_early: bool, by_initial: bool
+    ) -> None:
         self.group = group
         self.rank, world_size = place_in(group)
         self.active = list(range(world_size))
-        self._device = device
-        self._throw_early = throw_early
+        self._device, self._throw_early, self._by_initial = device, throw_early, by_initial
         self._world_size = world_size
 
-    def announce(self, active: bool) -> bool:
-        """Tell the others whether this rank runs another forward; return whether any rank does.
+    def announce(self, active: bool) -> int:
+        """Tell the others whether this rank runs another forward; return the gradients' divisor.
 
-        All ranks must call, once per round. It costs one all-reduce of K int32, and the host waits
-        for it. With `throw_early`, it raises RuntimeError on all ranks at once if some ranks run a
-        forward and others do not.
+        The divisor is the number of active ranks, or of all ranks if `by_initial`, and 0 if no rank
+        runs a forward. All ranks must call, once per round. It costs one all-reduce of K int32, and
+        the host waits for it. With `throw_early`, it raises RuntimeError on all ranks at once if
+        some ranks run a forward and others do not.
         """
         flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
         flags[self.rank] = int(active)
@@ -65,7 +67,7 @@ class Activity:
                     f"Ranks {now} of {self._world_size} still have inputs."
                 )
             raise RuntimeError(f"Rank {self.rank} exhausted all inputs before other ranks did.")
-        return bool(now)
+        return self._world_size if now and self._by_initial else len(now)
 
     @property
     def authority(self) -> int:

@@ -7,9 +7,14 @@
     ...     loss_fn(model(x), y).backward()         # gradients are averaged before this returns
     ...     optimizer.step()                        # the same step on every rank
 
-It combines earlier modules of the course: shards (`sharding`), the mean of the ranks' gradients
-(`replicas`, `gradient_sync`), buckets (`bucketing`) that are sent during backward (`reducer`), and
-equal states at the start (`module_states`).
+It combines equal states at the start, equal buffers before each forward (`buffers`), buckets that
+are sent during backward (`reducer`), and ranks that run out of batches (`uneven_inputs`). The
+module runs as it would without a wrapper, so `torch.compile` sees only the module.
+
+A script should run with either class. If an argument of PyTorch's only has a different name, it is
+translated. If it asks for something that our class always does, it is accepted. If our class cannot
+support it, it is refused by name, with the reason: ignoring it silently would change the training.
+docs/ddp_beside_pytorch.md has the table.
 
 With shards of equal size, its steps equal those of one machine with the batch of all ranks. If
 shards differ in size, the mean over ranks is not the mean over examples (see `replicas`).
@@ -18,27 +23,51 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 """
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
-from course_lib.ddp.around_forward import AroundForward
-from course_lib.ddp.bucket_memory import Allocate, allocate_empty
-from course_lib.ddp.buffers import BufferHook
-from course_lib.ddp.comm_hooks import CommHook
-from course_lib.ddp.errors import join_of_several, nothing_to_train
-from course_lib.ddp.module_states import (
+from course_lib.ddp.buffers import (
+    BufferHook,
+    Buffers,
     broadcast_module_states,
     named_parameters,
     verify_same_model,
 )
-from course_lib.ddp.pytorch_arguments import translate
+from course_lib.ddp.hooks import CommHook
+from course_lib.ddp.reducer import Allocate, Reducer, allocate_empty, rank_error
+from course_lib.ddp.uneven_inputs import Activity
+
+ACCEPTED = {
+    "process_group": None,
+    "device_mesh": None,
+    "device_ids": None,
+    "output_device": None,
+    "forward_sync_buffers": None,
+    "dim": 0,
+    "check_reduction": False,
+    "gradient_as_bucket_view": False,
+    "batched_grad_copy": False,
+}
+"""Name → its default in PyTorch."""
+
+REFUSED = {
+    "bucket_cap_mb_list": "give one cap, and `first_bucket_mb` for the first bucket",
+    "delay_all_reduce_named_params": "name the parameters in `ignored` and reduce them yourself",
+    "param_to_hook_all_reduce": "name the parameters in `ignored` and reduce them yourself",
+    "mixed_precision": "run forward and loss in `with torch.autocast(…):`; gradients are then "
+    "averaged in the parameters' dtype. A comm hook can send them in another dtype",
+    "skip_all_reduce_unused_params": "before wrapping, freeze the parameters that no rank uses "
+    "(requires_grad_(False)): then they are in no bucket",
+}
+"""Name → what to do instead."""
 
 
 class DistributedDataParallel(nn.Module):
@@ -49,7 +78,7 @@ class DistributedDataParallel(nn.Module):
     with `zero_grad()`, and do not keep them beyond the next backward. Keep a reference to the
     wrapper: when it is deleted, its module is an ordinary module again, and nothing is
     synchronised. Other argument names of PyTorch, such as `process_group`, are accepted or refused:
-    see `pytorch_arguments`.
+    see `ACCEPTED` and `REFUSED`.
 
     Args:
         module: any module with parameters on one device; the collectives use the same device.
@@ -57,13 +86,13 @@ class DistributedDataParallel(nn.Module):
         first_bucket_mb: size of the first bucket, which the network waits for.
         group: the process group; None for all ranks.
         comm_hook: replaces averaging: `hook`, called with `group` as its state, or a pair
-            `(state, hook)`. See `comm_hooks`.
+            `(state, hook)`. See `hooks`.
         find_unused_parameters: allow a loss that does not depend on some of the parameters. Their
             gradients are averaged with zeros for the ranks that did not use them, and stay None if
             no rank used them. This costs one more all-reduce per step. If False, such a parameter
             is an error, which names it at the end of backward.
         static_graph: promise that every backward is like the first. Then unused parameters cost
-            nothing more, and reentrant checkpointing may use a parameter several times (`uses`).
+            nothing more, and reentrant checkpointing may use a parameter several times (`reducer`).
         broadcast_buffers: broadcast the first rank's buffers (BatchNorm's statistics) not only at
             the start, but also before each forward that follows a synchronised one. So all ranks
             must run this forward, even if it only evaluates.
@@ -105,30 +134,44 @@ class DistributedDataParallel(nn.Module):
         **pytorch: Any,
     ) -> None:
         super().__init__()
-        said = translate(module, group, bucket_cap_mb, broadcast_buffers, pytorch)
-        self.group, self.device_mesh, self._device = said.group, said.mesh, said.device
+        said = _arguments(pytorch)
+        sync = [said["forward_sync_buffers"], broadcast_buffers, True]
+        self.broadcast_buffers: bool = next(choice for choice in sync if choice is not None)
+        self.device_mesh = said["device_mesh"]
+        self.group = _group(group, said["process_group"], self.device_mesh)
+        self._device = _device(module, said["device_ids"], said["output_device"])
         place_in(self.group)
         self._ignored = {*ignored, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
         if init_sync:
             verify_same_model(module, self.group, self._ignored)
         if not any(param.requires_grad for _, param in named_parameters(module, self._ignored)):
-            raise nothing_to_train()
+            raise rank_error(
+                "no parameter of this module needs a gradient, so there is nothing to synchronise",
+                "Use the module without a wrapper.",
+                "DistributedDataParallel is not needed when a module doesn't have any parameter "
+                "that requires a gradient.",
+            )
         if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
             raise RuntimeError("part of this module is wrapped already: wrap the plain module")
         if init_sync:
             broadcast_module_states(module, 0, self.group, self._ignored)
         self.module = module
-        self.broadcast_buffers = said.sync_buffers
         self.require_backward_grad_sync = True
-        self._options = (said.caps, first_bucket_mb, find_unused_parameters, static_graph)
+        cap = _cap(bucket_cap_mb)
+        self._options = (cap, first_bucket_mb, find_unused_parameters, static_graph)
         self._hook_in(allocate)
         if comm_hook is not None:
             pair = comm_hook if isinstance(comm_hook, tuple) else (self.group, comm_hook)
             self.register_comm_hook(*pair)
 
     def _hook_in(self, allocate: Allocate) -> None:
-        options = (*self._options, allocate)
-        self._around = AroundForward(self.module, self._ignored, self.group, options)
+        named = named_parameters(self.module, self._ignored)
+        trained = [(name, param) for name, param in named if param.requires_grad]
+        # A copy may have only frozen parameters.
+        self._reducer = Reducer(trained or named, self.group, *self._options, allocate)
+        self._buffers_kept = Buffers(self.module, self._ignored, self.group)
+        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
+        self._activity: Activity | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -141,7 +184,7 @@ class DistributedDataParallel(nn.Module):
         A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
         state = {**self.__dict__, "require_backward_grad_sync": True}
-        for name in ("_around", "group", "device_mesh"):
+        for name in ("_reducer", "_buffers_kept", "_frozen", "_activity", "group", "device_mesh"):
             del state[name]
         return state
 
@@ -165,12 +208,12 @@ class DistributedDataParallel(nn.Module):
         """
         if not callable(hook):
             raise TypeError(f"a communication hook must be callable, not {hook!r}")
-        if self._around.reducer.hook is not None:
+        if self._reducer.hook is not None:
             raise RuntimeError(
                 'there is a comm hook already. (PyTorch: "register_comm_hook or '
                 'register_builtin_comm_hook can only be called once.")'
             )
-        self._around.reducer.hook = (state, hook)
+        self._reducer.hook = (state, hook)
 
     def register_buffer_hook(
         self, state: Any, hook: BufferHook, after_forward: bool = True
@@ -182,7 +225,7 @@ class DistributedDataParallel(nn.Module):
         """
         if not callable(hook):
             raise TypeError(f"a buffer hook must be callable, not {hook!r}")
-        self._around.buffers.hook = (state, hook, after_forward)
+        self._buffers_kept.hook = (state, hook, after_forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and expect a backward (if gradients are enabled, and not in `no_sync`).
@@ -193,11 +236,46 @@ class DistributedDataParallel(nn.Module):
         if self._device is not None:
             args, kwargs = tree_map_only(Tensor, self._move, (args, kwargs))
         synchronised = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self._around.before(synchronised, self.broadcast_buffers)
+        self._before_forward(synchronised)
         outputs = self.module(*args, **kwargs)
         if synchronised:
-            self._around.after(outputs, self.broadcast_buffers)
+            self._after_forward(outputs)
         return outputs
+
+    # torch.compiler.disable, the public name, would load the compiler when this file is imported.
+    @_disable_dynamo
+    def _before_forward(self, synchronised: bool) -> None:
+        """Prepare a forward; `synchronised` says whether its backward averages the gradients."""
+        if synchronised and self._activity is not None:
+            self._reducer.divisor = self._activity.announce(active=True)
+        if synchronised or self._activity is None:  # ranks without inputs know only of these
+            self._sync_buffers(synchronised)
+        if synchronised:
+            self._check_frozen()
+            self._reducer.prepare()
+        elif torch.is_grad_enabled():
+            self._reducer.stay_local()
+
+    @_disable_dynamo
+    def _after_forward(self, outputs: Any) -> None:
+        self._reducer.watch(outputs)
+        if self.broadcast_buffers:
+            self._reducer.other_waits += self._buffers_kept.after_forward()
+
+    def _sync_buffers(self, synchronised: bool) -> None:
+        """Make the buffers equal if the last forward may have made them different."""
+        source = 0 if self._activity is None else self._activity.authority
+        if self.broadcast_buffers:
+            waits = self._buffers_kept.before_forward(source, synchronised)
+            self._reducer.other_waits += waits
+
+    def _check_frozen(self) -> None:
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise RuntimeError(
+                    f"'{name}' was frozen when the model was wrapped, but now needs a gradient. "
+                    "This gradient would stay different on every rank: wrap the model again"
+                )
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
@@ -210,7 +288,7 @@ class DistributedDataParallel(nn.Module):
         `find_unused_parameters`), because there backward reaches no hook. Without that option it
         raises RuntimeError, naming the parameters.
         """
-        self._around.reducer.finish()
+        self._reducer.finish()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -244,12 +322,105 @@ class DistributedDataParallel(nn.Module):
         """
         if not enable:
             return nullcontext()
-        by_initial, throw = divide_by_initial_world_size, throw_on_early_termination
-        return self._around.join(by_initial, throw, self.broadcast_buffers)
+        return self._joined(divide_by_initial_world_size, throw_on_early_termination)
+
+    @contextmanager
+    def _joined(self, by_initial: bool, throw_early: bool) -> Iterator[None]:
+        device = self._reducer.params[0].device
+        self._activity = Activity(self.group, device, throw_early, by_initial)
+        try:
+            yield
+            while divisor := self._activity.announce(active=False):
+                self._reducer.divisor = divisor
+                self._sync_buffers(True)
+                if self.broadcast_buffers:
+                    self._reducer.other_waits += self._buffers_kept.after_forward()
+                self._reducer.contribute_zeros()
+            source = self._activity.authority
+            broadcast_module_states(self.module, source, self.group, self._ignored)
+        finally:
+            self._activity = None
+            self._reducer.divisor = self._reducer.world_size
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
         """Refuse `torch.distributed.algorithms.Join([model, …])`, which calls this first.
 
         Raises NotImplementedError.
         """
-        raise join_of_several()
+        raise NotImplementedError(
+            "the course's DistributedDataParallel does not support Join([model, …]): a rank that "
+            "has finished takes part in the communication of the others' forwards and backwards, "
+            "but not in other communication of a step. Use `with model.join():` and an optimizer "
+            "whose step() does not communicate, or PyTorch's DistributedDataParallel."
+        )
+
+
+def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PyTorch's arguments, with defaults for those that are not `given`.
+
+    Raises TypeError for a name that PyTorch does not have either, and NotImplementedError for a
+    refused name, unless its value is false.
+    """
+    for name, value in given.items():
+        if name in REFUSED and value:
+            raise NotImplementedError(f"DistributedDataParallel({name}=…): {REFUSED[name]}")
+        if name not in REFUSED and name not in ACCEPTED:
+            raise TypeError(
+                f"DistributedDataParallel() got an unexpected keyword argument '{name}'"
+            )
+    if given.get("dim", 0) != 0:
+        raise NotImplementedError(
+            "DistributedDataParallel(dim=…): a rank has one device, so inputs are not split among "
+            "devices; split them among ranks with a sampler"
+        )
+    return {**ACCEPTED, **given}
+
+
+def _cap(bucket_cap_mb: float | None) -> float:
+    if bucket_cap_mb is not None and not isinstance(bucket_cap_mb, int | float):
+        raise TypeError(
+            f"bucket_cap_mb={bucket_cap_mb!r} is not a number. PyTorch's second argument is "
+            "device_ids: say device_ids=[…]"
+        )
+    return 25 if bucket_cap_mb is None else bucket_cap_mb
+
+
+def _group(group: Group, process_group: Group, mesh: Any) -> Group:
+    if sum(given is not None for given in (group, process_group, mesh)) > 1:
+        raise RuntimeError(
+            "group, process_group and device_mesh mean the same: give only one of them. (PyTorch: "
+            '"Cannot specify both process_group and device_mesh arguments.")'
+        )
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise RuntimeError(
+                f"Only 1D device mesh is supported, but got {mesh}. Give only the dimension along "
+                'which the replicas lie, for example mesh["dp"]'
+            )
+        found: Group = mesh.get_group(mesh_dim=0)
+        return found
+    return group if process_group is None else process_group
+
+
+def _device(module: nn.Module, device_ids: Any, output_device: Any) -> torch.device | None:
+    """Return the module's device if the arguments name it, else None; no other may be named."""
+    named = [*(device_ids or []), *([] if output_device is None else [output_device])]
+    if not named:
+        return None
+    if len(device_ids or []) > 1:
+        raise ValueError(
+            "device_ids can only be None or contain a single element, as in device_ids=[rank]: a "
+            "rank uses one GPU"
+        )
+    actual = next(module.parameters()).device
+    places = [
+        torch.device(actual.type, d) if isinstance(d, int) else torch.device(d) for d in named
+    ]
+    elsewhere = [p for p in places if p.type != actual.type or p.index not in (None, actual.index)]
+    if elsewhere or actual.type == "cpu":
+        raise ValueError(
+            f"DistributedDataParallel's device_ids={device_ids} and output_device={output_device} "
+            f"must name the GPU of the module's parameters, but the parameters are on {actual}. "
+            "First move the module with model.to(device). On a CPU, leave both arguments out"
+        )
+    return actual

@@ -26,8 +26,7 @@ Names = dict[str, Any]
 
 # Parts that other parts call, and people do not.
 INSIDE = {
-    *("ddp.reducer", "ddp.backward_hooks", "ddp.bucket_memory", "ddp.communication_stream"),
-    *("ddp.errors", "ddp.uses", "ddp.around_forward", "peer_memory.shared_pages"),
+    *("ddp.reducer", "peer_memory.shared_pages"),
     *("pipeline_parallel.messages", "pipeline_parallel.tied", "fully_sharded.unit"),
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
     "sharded_optimizer.partial_gradients",
@@ -161,8 +160,9 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     "gradient_sync": alike("gradients"),
     "ddp": wrapped_by("course_lib.ddp"),
     "ddp.wrapper": alike("weights"),
-    "ddp.comm_hooks": wrapped_by("course_lib.ddp"),
-    "ddp.module_states": alike("weights"),
+    "ddp.hooks": wrapped_by("course_lib.ddp"),
+    "ddp.minimal": alike("weights"),
+    "ddp.buffers": alike("weights"),
     "ddp.uneven_inputs": alike("weights"),
     "peer_memory": wrapped_by("torch.nn.parallel"),
     "peer_memory.one_and_two_shot": lambda *ranks: all(

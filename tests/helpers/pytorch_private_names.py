@@ -11,7 +11,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from course_lib.bucketing import MEGABYTE
 from course_lib.ddp import DistributedDataParallel
-from course_lib.ddp.module_states import BROADCAST_MB, broadcast_tensors
+from course_lib.ddp.buffers import BROADCAST_MB, broadcast_tensors
 
 
 class WithPrivateNames(DistributedDataParallel):
@@ -43,6 +43,6 @@ class WithPrivateNames(DistributedDataParallel):
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         self._join_config = SimpleNamespace(enable=kwargs.get("enable", True))
         with super().join(*args, **kwargs):
-            activity = self._around._activity
+            activity = self._activity
             yield
         self._authoritative_rank = activity.authority if activity else None

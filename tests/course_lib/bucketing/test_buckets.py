@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
-from course_lib.ddp.bucket_memory import ALIGNMENT, allocate_empty, allocate_memory, lay_out
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 
@@ -80,18 +79,3 @@ def test_views_cover_the_buffer_without_overlap(shapes):
     expected = [torch.full((t.numel(),), float(n)) for n, t in enumerate(tensors)]
     assert torch.equal(bucket.buffer, torch.cat(expected).double())
     assert [view.shape for view in bucket.views] == [tensor.shape for tensor in tensors]
-
-
-@given(tensors_and_order(), st.integers(0, 100))
-def test_buckets_laid_out_in_one_vector_per_kind_do_not_overlap(case, cap):
-    tensors, order = case
-    memory = allocate_memory(tensors, allocate_empty)
-    buckets = lay_out(tensors, assign_buckets(tensors, cap / MEGABYTE, 1, order), memory)
-    for number, bucket in enumerate(buckets):
-        bucket.buffer.fill_(number)
-    for number, bucket in enumerate(buckets):
-        assert all((view == number).all() for view in bucket.views)
-        start = (
-            bucket.buffer.data_ptr() - memory[bucket.buffer.dtype, bucket.buffer.device].data_ptr()
-        )
-        assert bucket.buffer.numel() == 0 or start % (ALIGNMENT * bucket.buffer.element_size()) == 0

@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from course_lib.bucketing import assign_buckets
 from course_lib.ddp import DistributedDataParallel
-from course_lib.ddp.pytorch_arguments import ACCEPTED, REFUSED
+from course_lib.ddp.wrapper import ACCEPTED, REFUSED
 from course_lib.ranks import RankError, Ranks
 from tests.helpers import ROOT
 from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, random, sgd, state_of
@@ -39,7 +38,7 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
     [
         {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
         {"gradient_as_bucket_view": True, "batched_grad_copy": True},
-        {"bucket_cap_mb_list": [0.0001, 0.0004], "forward_sync_buffers": False},
+        {"forward_sync_buffers": False},
         {"mixed_precision": None, "delay_all_reduce_named_params": None},
     ],
     ids=lambda options: next(iter(options)),
@@ -86,16 +85,6 @@ def the_attribute(ddp: type) -> list[Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_accumulation_by_attribute(ranks_of, on, k):
     compare(ranks_of(on, k), the_attribute)
-
-
-def test_caps_in_a_list():
-    quarter = [torch.empty(1 << 16)] * 6  # of a MiB
-    assert assign_buckets(quarter, [0.25, 0.5]) == [[5], [4, 3], [2, 1], [0]]
-    assert assign_buckets(quarter, [1]) == [[5, 4, 3, 2], [1, 0]]
-    assert assign_buckets(quarter, [0.25, 0.5]) == assign_buckets(quarter, 0.5, 0.25)
-    for caps in ([], [1, -1]):
-        with pytest.raises(ValueError, match="sizes in MiB"):
-            assign_buckets(quarter, caps)
 
 
 # --- refused --------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from course_lib.ddp import DistributedDataParallel
+from course_lib.ddp import DistributedDataParallel, MinimalDDP
+from course_lib.ranks import RankError
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import (
     BOTH,
@@ -43,6 +44,42 @@ def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
         state = compare(ranks_of(on, k), train, cap)
         for tensor, expected in zip(state, one_machine(mlp(seed=0)), strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def train_minimal(cap: float, accumulate: bool) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    wrapped = MinimalDDP(net, cap, cap)
+    optimizer = sgd(net)
+    for x, y in own_shards():
+        optimizer.zero_grad()
+        if accumulate:
+            with wrapped.no_sync():
+                (mse_loss(wrapped(x), y) / 2).backward()
+        (mse_loss(wrapped(x), y) / (1 + accumulate)).backward()
+        wrapped.finish()
+        optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("on", "k"), [*FEW, ("simulated", 1), ("simulated", 4)])
+def test_the_minimal_version_takes_the_same_steps(ranks_of, on, k, accumulate):
+    for cap in (0, SMALL_CAP, 25):
+        replicas = ranks_of(on, k).run(train_minimal, cap, accumulate)
+        for replica in replicas:
+            for tensor, expected in zip(replica, one_machine(mlp(seed=0)), strict=True):
+                torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_the_minimal_version_refuses_a_bucket_that_is_not_full(ranks_of):
+    def unused() -> None:
+        net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        wrapped = MinimalDDP(net, 0, 0)
+        net[1](torch.ones(1, 2)).sum().backward()
+        wrapped.finish()
+
+    with pytest.raises(RankError, match="no gradient to a parameter"):
+        ranks_of("simulated", 2).run(unused)
 
 
 class Mixed(nn.Module):
