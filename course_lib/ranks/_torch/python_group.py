@@ -80,6 +80,11 @@ class PythonGroup(dist.ProcessGroup):
     """The name under which the backend is registered with PyTorch. It cannot be "gloo", because
     DDP's C++ code treats every backend of that name as gloo itself."""
 
+    def __init_subclass__(cls) -> None:
+        # Releases from 2.15 on attach PyTorch's recorder to each group. It needs one from C++.
+        not_attached: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        not_attached.add(cls.registered)
+
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
         self._members = members
