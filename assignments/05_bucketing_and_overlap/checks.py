@@ -29,6 +29,7 @@ from course_lib.checking import (
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 
 from .judges import (
+    AS_COMPUTED,
     chain_inputs,
     equals_chain,
     gradient_bytes,
@@ -297,6 +298,7 @@ CHECKS = {
             only_calls("all_reduce"),
             calls_at_most(ONCE, all_reduce=launches),
             one_order,
+            AS_COMPUTED,
             where("timed", EARLY, overlaps("all_reduce", 0.7), late=TOO_LATE),
             where("timed", IN_TIME, time_within(overlapped_time)),
         ],
@@ -364,6 +366,7 @@ CHECKS = {
             calls_at_most(ONCE, all_reduce=launches),
             keep_the_cap,
             one_order,
+            AS_COMPUTED,
             where("timed", EARLY, overlaps("all_reduce", 0.6), late=TOO_LATE),
             where("fast", FASTER, time_within(times_faster(FACTOR))),
         ],

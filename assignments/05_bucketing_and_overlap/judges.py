@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
 from course_lib.checking.answers import ANYTHING, Judge, sees
+from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
@@ -536,6 +537,30 @@ def where(
                 raise Wrong(wrong.message, words) from None
 
     return Expectation(test)
+
+
+def computed_at_launches(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
+    """Return for each launch what backward must have computed before, and at most at its end.
+
+    A bucket needs its last gradient, and is launched after all earlier buckets. It has ended when
+    its step ends.
+    """
+    if not (case.parameters.get("timed") or case.parameters.get("fast")):
+        return []
+    me, bounds, layers = case.members(rank).index(rank), [], 0
+    for step in case.parameters["steps"]:
+        *local, last = [order_of(batch, me) for batch in step]
+        before = layers + sum(map(len, local))
+        layers, needed = before + len(last), before
+        done = {layer: before + i for i, layer in enumerate(reversed(last), start=1)}
+        for bucket in case.parameters["buckets"]:
+            needed = max([needed, *(done.get(layer, 0) for layer in bucket)])
+            bounds.append((needed, layers))
+    seconds = case.parameters["seconds"]
+    return [(seconds * least, seconds * most) for least, most in bounds]
+
+
+AS_COMPUTED = computes_between(computed_at_launches, "all_reduce")
 
 
 def several_at_once(case: Case) -> bool:

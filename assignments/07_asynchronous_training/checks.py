@@ -4,6 +4,7 @@ The cases say in which order workers push. `judges.py` has the programs that fol
 and the right answers.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from course_lib.checking import (
     task,
     time_within,
 )
+from course_lib.checking.expectations import computes_between
 
 from .judges import (
     NONSENSE,
@@ -162,6 +164,18 @@ def server_and_workers(case, rank):
     return set(range(case.world_size)) - {rank} if rank == server else {server}
 
 
+def computed_at_pushes(case, observed, rank):
+    """Return for each push the time of the gradients up to it: they come before the push."""
+    seconds = case.parameters["seconds"].get(rank, 0.0)
+    return [((n + 1) * seconds, math.inf) for n in range(pushes(case, rank))]
+
+
+def computed_at_pulls(case, observed, rank):
+    """Return for each pull the time of the gradients before it: no later one comes before it."""
+    seconds = case.parameters["seconds"].get(rank, 0.0)
+    return [(0.0, n * seconds) for n in range(pushes(case, rank))]
+
+
 def without_waiting(case, network):
     """Return the time of the slowest worker: for each push, computation and two messages."""
     per_message = network.time(numbers(case) * case.itemsize)
@@ -275,6 +289,8 @@ CHECKS = {
                 send=pushes,
             ),
             sends_at_most(lambda case, rank: pushes(case, rank) * numbers(case) * case.itemsize),
+            computes_between(computed_at_pushes, "send"),
+            computes_between(computed_at_pulls, "recv"),
             time_within(without_waiting, rel=0.02, hint="Wait only for the server."),
         ],
         worth={"values": 2, "communication": 1},

@@ -17,6 +17,7 @@ from course_lib.checking import (
 )
 
 from .judges import (
+    AS_SCHEDULED,
     FEW_ACTIVATIONS,
     IN_TIME,
     NEAR,
@@ -248,7 +249,7 @@ CHECKS = {
         program=pipeline_program,
         computes=pipeline_computes,
         judges=[whole_schedule, equals_one_process()],
-        expects=[FEW_ACTIVATIONS, IN_TIME],
+        expects=[FEW_ACTIVATIONS, *AS_SCHEDULED, IN_TIME],
         worth={"values": 2, "memory": 1, "time": 1},
         cases=in_many_forms(
             *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals, same_on_all_ranks
 from course_lib.checking.answers import ANYTHING, WHOLE, Judge, Kind, ListOf, sees
 from course_lib.checking.compare import describe
+from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import aspects, tensors_in
 from course_lib.checking.on_ranks.held import held_by
@@ -554,6 +556,30 @@ def holds_few(case: Case, observed: Observed, trace: Trace) -> None:
 
 
 FEW_ACTIVATIONS = Expectation(holds_few, part="memory")
+
+
+def _computed_in_order(sends: bool) -> Callable[[Case, Observed, int], list[tuple[float, float]]]:
+    """Return what a rank's schedule has computed when a message begins, and when one has come."""
+
+    def bounds(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
+        found, done = [], 0.0
+        for action, _ in observed.outputs[rank]["value"]["schedule"][rank]:
+            forward = action == "F"
+            source, to = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
+            if not sends and 0 <= source < case.world_size:
+                found.append((done, done))
+            done += FORWARD if forward else BACKWARD
+            if sends and 0 <= to < case.world_size:
+                found.append((done, math.inf))
+        return found
+
+    return bounds
+
+
+AS_SCHEDULED = [
+    computes_between(_computed_in_order(sends=True), "send", part="time"),
+    computes_between(_computed_in_order(sends=False), "recv", part="time"),
+]
 
 
 def ends_in_time(case: Case, observed: Observed, trace: Trace) -> None:

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -49,6 +50,8 @@ from course_lib.ranks.for_graders import (
 )
 
 MAX_TEXT = 64 * 1024
+_REPORTING = ("course_lib.checking.on_ranks", "autograder.inside")
+_REPORTERS = (("course_lib.checking", "on_ranks"), ("autograder", "inside"))
 
 
 class CappedText(io.StringIO):
@@ -204,6 +207,7 @@ def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
 
     """
     try:
+        _hide_our_code()
         function, sources = handover.unpack(work.function)
         install_sources(sources)
         labels.update(sources.labels)
@@ -216,6 +220,18 @@ def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
     except BaseException as error:
         failure = _described(error, labels)
         return Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch})
+
+
+def _hide_our_code() -> None:
+    """Forget the modules that report on the student's code, which could patch them by name.
+
+    An import then gives the student new copies, which nobody uses.
+    """
+    for name in [name for name in sys.modules if name.startswith(_REPORTING)]:
+        del sys.modules[name]
+    for package, name in _REPORTERS:
+        vars(sys.modules[package]).pop(name, None)
+    sys.modules["__main__"] = ModuleType("__main__")
 
 
 def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -> Any:

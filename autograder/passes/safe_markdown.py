@@ -10,15 +10,22 @@ resulting HTML, and keeps only what a list allows.
 from __future__ import annotations
 
 import re
+import time
 from html import escape
+from typing import Any
 
 from bleach.sanitizer import Cleaner
 from jinja2 import pass_context
 from jinja2.runtime import Context
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-MAX_SOURCE = 50_000
+MAX_SOURCE = 20_000
 """Largest number of characters to convert; a longer text is shown as it was typed."""
+MAX_TAGS = 1000
+"""Largest number of tags to convert, because nested tags take quadratic time."""
+MAX_SECONDS = 5.0
+"""Processor time to convert all cells of a page; later texts are shown as they were typed."""
+_USED = "seconds of safe_markdown"
 _TAGS = {
     *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "ul", "ol", "li"),
     *("em", "strong", "b", "i", "del", "code", "pre", "kbd", "sub", "sup", "a", "img"),
@@ -57,17 +64,25 @@ class _Renderer(IPythonRenderer):
 
 def safe_html(source: str) -> str:
     """Return Markdown as HTML without scripts, styles, forms or addresses to load."""
-    if len(source) > MAX_SOURCE:
-        return f"<pre>{escape(source)}</pre>"
+    if len(source) > MAX_SOURCE or source.count("<") > MAX_TAGS:
+        return _as_typed(source)
     try:
         renderer = _Renderer(escape=False, exclude_anchor_links=True)
         made = MarkdownWithMath(renderer=renderer).render(source)
         return str(_cleaner.clean(made))
     except Exception:  # the parser may raise anything, but the text must always be shown
-        return f"<pre>{escape(source)}</pre>"
+        return _as_typed(source)
 
 
 @pass_context
 def markdown2html(context: Context, source: str) -> str:
     """Return safe HTML: the Jinja filter that replaces nbconvert's filter of the same name."""
-    return safe_html(source)
+    page: dict[str, Any] = context.get("resources") or {}
+    start = time.process_time()
+    made = safe_html(source) if page.get(_USED, 0.0) < MAX_SECONDS else _as_typed(source)
+    page[_USED] = page.get(_USED, 0.0) + time.process_time() - start
+    return made
+
+
+def _as_typed(source: str) -> str:
+    return f"<pre>{escape(source)}</pre>"

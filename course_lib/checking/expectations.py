@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from course_lib.checking.cases import Case, Expectation, Observed, Wrong
+from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import numbers_apart
 from course_lib.checking.on_ranks.effects import tensors_in
-from course_lib.checking.traffic import operations, received, sent, told
+from course_lib.checking.traffic import name_of, operations, received, sent, told
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside
 from course_lib.ranks.trace.event import Event
@@ -228,6 +228,58 @@ def time_within(
             )
 
     return Expectation(run)
+
+
+def computes_between(
+    bounds: Callable[[Case, Observed, int], Sequence[tuple[float, float]]],
+    *kinds: str,
+    part: str = COMMUNICATION,
+) -> Expectation:
+    """Expect computation and communication in the order of the check's program.
+
+    A rank reports its computation itself, and could report all of it at the most favourable moment.
+    So for each operation, the program says how much must have been computed before its launch, and
+    how much at most at its end.
+
+    This is checked only on a virtual clock.
+
+    Args:
+        bounds: ``bounds(case, observed, rank)``: for each operation, in the order of their launch,
+            the least seconds at its launch, and the most at its end.
+        kinds: the kinds of these operations.
+        part: the part of the points that is lost.
+
+    """
+
+    def run(case: Case, observed: Observed, trace: Trace) -> None:
+        if observed.network is None:
+            return
+        for rank in range(case.world_size):
+            busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+
+            def computed(until: float, busy: Sequence[Event] = busy) -> float:
+                return sum(max(0.0, min(e.end, until) - e.start) for e in busy)
+
+            events = operations(trace, rank, kinds)
+            for event, (least, most) in zip(events, bounds(case, observed, rank), strict=False):
+                early, late = computed(event.start), computed(event.end)
+                short, error = early < least - 1e-9 - 1e-6 * least, 1e-9 + 1e-6 * most
+                if not short and late <= most + error:
+                    continue
+                unit, scale = unit_of(max(early, late, least))
+                when, had, need = (
+                    ("is launched after", early, f"at least {scale * least:.4g}")
+                    if short
+                    else ("ends after", late, f"at most {scale * most:.4g}")
+                )
+                raise Wrong(
+                    f"rank {rank}: {name_of(event)} {when} {scale * had:.4g} {unit} of "
+                    f"computation, expected {need} {unit}",
+                    "In this check's program, computation comes before the communication that "
+                    "needs it, and waits for what it needs. Leave compute() as it is.",
+                )
+
+    return Expectation(run, part=part)
 
 
 def overlaps(kind: str, fraction: float) -> Expectation:

@@ -203,6 +203,7 @@ def form_of(case: Case) -> dict[str, Any]:
     """Return the case's form as a plain value, for its ranks."""
     form = case.form
     return {
+        "seed": None,
         "groups": [list(members) for members in form.groups],
         "layout": form.layout,
         "iterable": form.iterable,

@@ -25,7 +25,7 @@ from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_commo
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
-from course_lib.checking.traffic import after_the_barrier, told
+from course_lib.checking.traffic import after_the_barrier, name_of
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
 from course_lib.ranks.trace.timeline import unit_of
@@ -342,7 +342,7 @@ def _outside_the_group(case: Case, trace: Trace | None) -> str:
         if event.kind not in ("send", "recv") and not set(event.group) <= set(group):
             return (
                 f"Rank {event.rank} communicates with ranks {', '.join(map(str, event.group))} in "
-                f"{told([event])[4:]}. Only ranks {', '.join(map(str, group))} are in its group: "
+                f"{name_of(event)}. Only ranks {', '.join(map(str, group))} are in its group: "
                 "pass group=group to every call."
             )
     return ""
@@ -352,7 +352,7 @@ def _expect_all_waited_for(trace: Trace) -> None:
     for event in trace.operations:
         if not event.waited:
             raise Wrong(
-                f"rank {event.rank} never waits for the handle of {told([event])[4:]}",
+                f"rank {event.rank} never waits for the handle of {name_of(event)}",
                 "With async_op=True, or isend and irecv, a call returns at once and its tensors "
                 "are not ready: keep the handle, and call .wait() before you use them.",
             )

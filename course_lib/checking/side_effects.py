@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
-from course_lib.checking.on_ranks.effects import GENERATORS, tensors_in
+from course_lib.checking.on_ranks.effects import states_from, tensors_in
 
 SENTENCES = {
     "changed": (
@@ -82,7 +82,7 @@ Effect = tuple[str, Wrong]
 
 
 def effects_of(
-    told: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int
+    told: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int, seed: int
 ) -> list[Effect]:
     """Return what the function on this rank changed and must not change, most helpful effect first.
 
@@ -92,6 +92,7 @@ def effects_of(
         value: the value that the rank's program returned.
         may_change: the keys of `own` that the function may change or return.
         rank: the number of the rank.
+        seed: the seed with which the rank's generators began.
 
     Raises:
         Wrong: `told` does not have the form of a rank's report.
@@ -100,7 +101,7 @@ def effects_of(
     watched = own if isinstance(own, dict) else {"its input": own}
     watched = {name: each for name, each in watched.items() if name not in may_change}
     try:
-        found = list(_effects(told, watched, own, value))
+        found = list(_effects(told, watched, own, value, seed))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError):
         raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
     made = []
@@ -126,7 +127,7 @@ def raise_first(effects: Sequence[Sequence[Effect]], *, explaining: bool) -> Non
 
 
 def _effects(
-    told: Any, watched: Mapping[str, Any], own: Any, value: Any
+    told: Any, watched: Mapping[str, Any], own: Any, value: Any, seed: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the code of each effect, and the name of what the effect changed.
 
@@ -160,9 +161,8 @@ def _effects(
                 yield code, name
         if inference:
             yield "inference", name
-    for name in GENERATORS:
-        before, after = told["generators"][name]
-        if before != after:
+    for name, state in states_from(seed).items():
+        if told["generators"][name] != state:
             yield "random", name
     if told["gradients"] is not True:
         yield "grad_mode", "disabled"

@@ -75,8 +75,10 @@ def task(
     """
 
     def dressed(case: Case, generator: torch.Generator) -> list[Any]:
-        form = form_of(case)
-        drawn = [{"form": form, "own": own} for own in _drawn(inputs, case, generator)]
+        every = _drawn(inputs, case, generator)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        form = {**form_of(case), "seed": seed}
+        drawn = [{"form": form, "own": own} for own in every]
         if case.after is None:
             return drawn
         before = dressed(case.after, generator)
@@ -154,7 +156,12 @@ class _TaskJudge:
                 name = f"rank {rank}" if case.world_size > 1 else ""
                 expect_form(value, judge.form_of(case, own, rank), name)
         effects = [
-            effects_of(left, own[rank], value, may_change=self.may_change, rank=rank)
+            effects_of(
+                *(left, own[rank], value),
+                may_change=self.may_change,
+                rank=rank,
+                seed=inputs[rank]["form"]["seed"],
+            )
             for rank, (value, left) in enumerate(opened)
         ]
         raise_first(effects, explaining=True)

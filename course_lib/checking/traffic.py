@@ -75,15 +75,24 @@ def told(events: Sequence[Event]) -> str:
     groups: dict[tuple[str, int | None, str], list[int]] = {}
     for event in events:
         groups.setdefault((event.kind, event.peer, event.where), []).append(event.bytes)
-    lines = []
-    for (kind, peer, where), sizes in list(groups.items())[:_SAID]:
-        size = format_bytes(min(sizes))
-        if max(sizes) > min(sizes):
-            size += f" to {format_bytes(max(sizes))}"
-        whom = "" if peer is None else {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
-        whom = whom if isinstance(whom, str) else whom.get(kind, f" with root {peer}")
-        place = f" ({where})" if where else ""
-        lines.append(f"{len(sizes)} × {kind}{whom}, {size}{place}")
+    lines = [
+        f"{len(sizes)} × {_in_words(*named, sizes)}"
+        for named, sizes in list(groups.items())[:_SAID]
+    ]
     if rest := sum(map(len, list(groups.values())[_SAID:])):
         lines.append(f"{counted(rest, 'more operation')}")
     return "; ".join(lines) or "nothing"
+
+
+def name_of(event: Event) -> str:
+    """Return one operation in words: what, to whom, its bytes, on which line."""
+    return _in_words(event.kind, event.peer, event.where, [event.bytes])
+
+
+def _in_words(kind: str, peer: int | None, where: str, sizes: Sequence[int]) -> str:
+    size = format_bytes(min(sizes))
+    if max(sizes) > min(sizes):
+        size += f" to {format_bytes(max(sizes))}"
+    named = {"send": f" to rank {peer}", "recv": f" from rank {peer}"}
+    whom = "" if peer is None else named.get(kind, f" with root {peer}")
+    return f"{kind}{whom}, {size}" + (f" ({where})" if where else "")

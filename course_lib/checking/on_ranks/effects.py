@@ -1,17 +1,19 @@
 """Report what a function leaves behind; this runs on the rank and judges nothing.
 
 The report comes from a process that belongs to the student's code, which may report anything. So it
-contains facts and no verdicts: the input's tensors as they are now, addresses, and states before
-and after the call. `side_effects`, where the verdict is made, compares the facts with what was
-sent. To falsify every fact is as much work as to change nothing: a student who sends back copies
-made before the call could have worked on copies.
+contains facts and no verdicts: the input's tensors as they are now, addresses, states of random
+generators, and what there was before and after the call. `side_effects`, where the verdict is made,
+compares the facts with what was sent. To falsify tensors and states is as much work as to change
+nothing: a student who sends back copies made before the call could have worked on copies. Counts,
+such as those of hooks, only the rank can know. So a rank hides this package from the student's code
+(`autograder.inside.examinee`), which is a hurdle and no proof.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,17 +29,22 @@ class Watch:
     Args:
         watched: name → the value that must not change. Its tensors are collected at once, so
             later changes of the containers do not matter.
+        seed: seeds the generators of random numbers, so that their state after the call is known
+            where the verdict is made; ``None`` to leave them as they are.
 
     """
 
-    def __init__(self, watched: Mapping[str, Any]) -> None:
+    def __init__(self, watched: Mapping[str, Any], seed: int | None) -> None:
         # An earlier case may have changed these settings, and may have ended with an exception.
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         self._tensors = {name: list(tensors_in(value)) for name, value in watched.items()}
         self._parameters: dict[str, tuple[Sequence[Tensor], bool, dict[str, Any]]] = {}
         self._modules: dict[str, tuple[nn.Module, dict[str, Any]]] = {}
-        self._states = {name: _state_of(name) for name in GENERATORS}
+        if seed is not None:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
 
     def add_module(self, name: str, module: nn.Module) -> None:
         """Watch what a training step must not change: mode, structure, hooks."""
@@ -66,7 +73,9 @@ class Watch:
                 for name, (module, before) in self._modules.items()
             },
             "generators": {
-                name: [before, _state_of(name)] for name, before in self._states.items()
+                "torch": _digest(torch.get_rng_state()),
+                "Python": _digest(random.getstate()),
+                "NumPy": _digest(np.random.get_state()),
             },
             "history": any(tensor.requires_grad for tensor in tensors_in(output)),
             "gradients": torch.is_grad_enabled(),
@@ -137,18 +146,17 @@ def _beyond_autograd(parameter: Tensor) -> bool:
     return parameter.is_inference() or (gradient is not None and gradient.is_inference())
 
 
-def _numpy_state() -> bytes:
-    kind, words, *rest = np.random.get_state()
-    return repr((kind, *rest)).encode() + np.asarray(words).tobytes()
+def states_from(seed: int) -> dict[str, str]:
+    """Return name of a generator → the state that `Watch.told` reports if nobody has drawn."""
+    return {
+        "torch": _digest(torch.Generator().manual_seed(seed).get_state()),
+        "Python": _digest(random.Random(seed).getstate()),
+        "NumPy": _digest(np.random.RandomState(seed).get_state()),
+    }
 
 
-GENERATORS: dict[str, Callable[[], bytes]] = {
-    "torch": lambda: torch.get_rng_state().numpy().tobytes(),
-    "Python": lambda: repr(random.getstate()).encode(),
-    "NumPy": _numpy_state,
-}
-"""Name of a generator → a function that returns its state."""
-
-
-def _state_of(name: str) -> str:
-    return hashlib.sha256(GENERATORS[name]()).hexdigest()
+def _digest(state: Any) -> str:
+    if isinstance(state, Tensor):
+        state = [state.numpy()]
+    words = [each.tobytes() if isinstance(each, np.ndarray) else each for each in state]
+    return hashlib.sha256(repr(words).encode()).hexdigest()

@@ -47,7 +47,7 @@ class Given:
         self.device = _device()
         self.group = _my_group(form["groups"])
         # Watch only after the groups are made: PyTorch may draw random numbers for their names.
-        self.watch = Watch(watched)
+        self.watch = Watch(watched, form["seed"])
 
     def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return the group of this rank, for a function that works in several groups at once.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from autograder.examination.case import CaseRanks
 from autograder.examination.check import Examined, examine
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
@@ -21,9 +22,10 @@ from course_lib.checking.mutants import Solution
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
+from tests.helpers.sandbox_processes import processes
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in
 
-SETUP = "import gc, sys, time, torch, torch.distributed as dist"
+SETUP = "import ctypes, fcntl, gc, mmap, os, sys, time, torch, torch.distributed as dist"
 
 
 def examined(place: SandboxedPlace, check: Check, *cells: str) -> Examined:
@@ -117,6 +119,161 @@ def f(number):
 """
 
 
+IN_FILES = """
+def f(number):
+    file, libc = open(torch.__file__, "rb"), ctypes.CDLL(None, use_errno=True)
+    page = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    word = ctypes.c_void_p(torch.frombuffer(page, dtype=torch.uint8).data_ptr())
+    def sees(): {sees}
+    if dist.get_rank() == 0:
+        for bit in range(13):
+            if number >> bit & 1:
+                {says}
+            time.sleep(0.1 - time.time() % 0.1)
+        return number
+    found = 0
+    for bit in range(13):
+        found |= bool(sees()) << bit
+        time.sleep(0.1 - time.time() % 0.1)
+    return found
+"""
+HIDDEN = {
+    "flock": ("fcntl.flock(file, 6)", "fcntl.flock(file, 6)"),
+    "a POSIX lock": ("fcntl.lockf(file, 5)", "fcntl.lockf(file, 5)"),
+    "a lease": ("fcntl.fcntl(file, 1024, 0)", "fcntl.fcntl(file, 1024, 0)"),
+    "a watch": ("os.read(libc.inotify_init(), 1)", "open(torch.__file__)"),
+    "processes of the machine": ("print(open('/proc/stat').read())", "sum(range(10**6))"),
+    "memory of the machine": ("return open('/proc/meminfo').read()", "bytes(50 << 20)"),
+}
+"""How rank 1 sees a bit, and how rank 0 says it. `test_the_kernel_refuses_what_cells_share` has the
+calls themselves."""
+
+
+@pytest.mark.parametrize(("sees", "says"), HIDDEN.values(), ids=HIDDEN.keys())
+def test_no_number_travels_beside_the_network(place: SandboxedPlace, sees: str, says: str) -> None:
+    source = IN_FILES.format(sees=sees, says=says)
+    assert not examined(place, TOLD, source).report.passed
+
+
+REFUSED = """
+def f(number):
+    libc, refused = ctypes.CDLL(None, use_errno=True), []
+    file = open(torch.__file__, "rb")
+    def tried(call):
+        try:
+            return call() == -1
+        except OSError:
+            return True
+    page = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    at = torch.frombuffer(page, dtype=torch.uint8).data_ptr()
+    word = int.from_bytes(page[:4], "little")
+    wait = ctypes.c_char_p(bytes(16))
+    calls = [
+        lambda: fcntl.flock(file, 5), lambda: fcntl.lockf(file, 5),
+        lambda: fcntl.fcntl(file, 37, bytes(32)), lambda: fcntl.fcntl(file, 1024, 0),
+        lambda: fcntl.fcntl(file, 1026, 2), lambda: fcntl.fcntl(file, 1036, bytes(8)),
+        lambda: libc.inotify_init(), lambda: libc.inotify_init1(0), lambda: os.memfd_create("x"),
+        lambda: libc.shmget(0, 4096, 0o1600), lambda: libc.semget(0, 1, 0o1600),
+        lambda: libc.msgget(0, 0o1600), lambda: libc.mq_open(b"/x", 66, 0o600, None),
+        lambda: libc.socket(40, 1, 0), lambda: libc.socket(38, 5, 0),
+        lambda: libc.mincore(ctypes.c_void_p(at), 4096, bytes(1)), lambda: libc.sysinfo(bytes(200)),
+        lambda: libc.syscall(202, ctypes.c_void_p(at), 1, 1, None, None, 0),
+        lambda: os.preadv(file.fileno(), [bytearray(9)], 0, os.RWF_NOWAIT),
+    ]
+    return {"refused": [tried(call) for call in calls], "still": still()}
+
+def still():
+    names = [name for name in os.listdir("/proc") if not name.isdigit()]
+    before = [open(f"/proc/{name}").read() for name in names if os.path.isfile(f"/proc/{name}")]
+    time.sleep(0.1 + sum(range(10**6)) * 0)
+    after = [open(f"/proc/{name}").read() for name in names if os.path.isfile(f"/proc/{name}")]
+    return before == after and not os.listdir("/proc/sys") and os.cpu_count() > 0
+"""
+SHARED = task(
+    "f",
+    inputs=numbers,
+    program=lambda f, mine, given: f(mine["number"]),
+    judges=[equals(lambda case, inputs, me: {"refused": [True] * 19, "still": True})],
+    cases=[Case("1 rank", 1, {"below": 9})],
+)
+
+
+def test_the_kernel_refuses_what_cells_share(place: SandboxedPlace) -> None:
+    report = examined(place, SHARED, REFUSED).report
+    assert report.passed, str(report)
+
+
+def test_ranks_have_no_notebook_to_talk_to(
+    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells: list[int] = []
+    run = CaseRanks.run
+
+    def counted(self: CaseRanks, deadline: Any) -> Any:
+        assert place._sandbox is not None
+        cells.append(len(processes(place._sandbox.pid)["cells"]))
+        return run(self, deadline)
+
+    monkeypatch.setattr(CaseRanks, "run", counted)
+    source = "import subprocess\nsubprocess.Popen(['sleep', '99'])\ndef f():\n    pass"
+    assert examined(place, TIMED, source).report.passed
+    assert cells == [2] * len(TIMED.cases)
+
+
+EXCHANGED = task(
+    "f",
+    inputs=lambda case, generator: [{"x": torch.ones(3)}] * case.world_size,
+    program=lambda f, mine, given: {"x": f(mine["x"])},
+    judges=[equals(lambda case, inputs, me: {"x": torch.ones(3)})],
+    cases=[Case("2 ranks", 2)],
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.send(empty, 1) if me == 0 else dist.recv(big, 0)",
+        "dist.broadcast(empty if me == 0 else big, 0)",
+        "dist.all_reduce(empty if me == 0 else big)",
+        "dist.all_gather([big, big], empty) if me == 0 else dist.all_gather([big, big], big)",
+    ],
+)
+def test_a_tensor_without_values_brings_no_memory_of_the_examiner(
+    place: SandboxedPlace, call: str
+) -> None:
+    source = (
+        "def f(x):\n    me, big = dist.get_rank(), torch.zeros(10**6)\n"
+        f"    empty = torch.empty(10**6, device='meta')\n    {call}\n    return x.clone()"
+    )
+    reason = examined(place, EXCHANGED, source).report.reason
+    assert "on the device meta has no values" in reason or "Rank 0 raised" in reason, reason
+    honest = source.replace(", device='meta'", "")
+    assert examined(place, EXCHANGED, honest).report.passed
+
+
+NOISY = """
+class Noise:
+    def __reduce__(self):
+        return exec, ({said!r},)
+noise = Noise()
+def f(x):
+    return noise and x
+"""
+
+
+@pytest.mark.parametrize("noise", ["b'garbage of more than sixteen bytes'", "b'DDPf' * 99"])
+def test_what_a_rank_sends_right_after_its_start_is_the_students(
+    place: SandboxedPlace, noise: str
+) -> None:
+    said = (
+        "import os\nfor fd in range(3, 32):\n    try: os.write(fd, " + noise + ")\n"
+        "    except OSError: pass"
+    )
+    report = examined(place, EXCHANGED, NOISY.format(said=said)).report
+    assert "cannot be read" in report.reason or "Rank 0 ended" in report.reason, str(report)
+    assert examined(place, EXCHANGED, "def f(x):\n    return x.clone()").report.passed
+
+
 @pytest.mark.parametrize("source", IN_TIME.values(), ids=IN_TIME.keys())
 def test_no_number_travels_for_nothing(place: SandboxedPlace, source: str) -> None:
     report = examined(place, TOLD, FIND + source).report
@@ -175,6 +332,60 @@ def test_more_than_it_computes_does_not_count(place: SandboxedPlace) -> None:
     assert examined(place, TIMED, "def f():\n    pass").report.passed
 
 
+LATE = """
+def hook_buckets(buckets, group=None):
+    def finish():
+        works = []
+        for params in buckets:
+            for param in params:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
+            flat = torch.cat([param.grad.flatten() for param in params])
+            works.append((params, flat, dist.all_reduce(flat, group=group, async_op=True)))
+        {owed}
+        for params, flat, work in works:
+            work.wait()
+            flat /= dist.get_world_size(group)
+            for param, part in zip(params, flat.split([p.numel() for p in params])):
+                param.grad.copy_(part.view_as(param))
+    {patch}
+    return finish
+"""
+
+
+@needs_sources
+def test_computation_is_judged_in_the_order_of_the_program() -> None:
+    """Buckets launched after backward earn no points for overlap, whenever a rank computes."""
+    folder = SOURCES / "05_bucketing_and_overlap"
+    check = checks_of(folder)["hook_buckets"]
+    timed = tuple(case for case in check.cases if case.parameters.get("timed") and not case.after)
+    check = replace(check, cases=timed[:1])
+    patch = (
+        "from course_lib.ranks.costs import computation\n    owed = []\n"
+        "    computation._local.compute = lambda seconds, flops: owed.append(seconds)"
+    )
+    fractions = {}
+    with SandboxedPlace(masked_from(hidden_of(folder).MASKED)) as masked:
+        for name, lines in {
+            "control": {"owed": "pass", "patch": "pass"},
+            "owed last": {
+                "owed": "[client().spend(each) for each in owed]; owed.clear()",
+                "patch": patch,
+            },
+            "in advance": {
+                "owed": "works and owed and [client().spend(each) for each in owed]",
+                "patch": patch.replace(
+                    "owed.append(seconds)", "owed.append(seconds) or client().spend(seconds)"
+                ),
+            },
+        }.items():
+            report = examined(masked, check, FIND + LATE.format(**lines)).report
+            fractions[name] = report.fraction
+            print(name, report.fraction, report.reason)
+    assert fractions["control"] == 0.6
+    assert max(fractions.values()) == fractions["control"], fractions
+
+
 # Effects --------------------------------------------------------------------------------------
 
 EFFECTS = task(
@@ -186,6 +397,14 @@ EFFECTS = task(
     judges=[equals(lambda case, inputs, me: {"twice": 2 * inputs[me]["x"]})],
     cases=[Case("1 rank", 1)],
 )
+
+
+def with_parameter(f: Any, mine: Any, given: Given) -> Any:
+    parameter = torch.nn.Parameter(mine["x"])
+    given.watch.add_parameters("the parameters", [parameter])
+    return {"twice": f(parameter)}
+
+
 CHANGES = {
     "changes x": "y = 2 * x; x.zero_(); return y",
     "shares memory with x": "return x.mul_(2)",
@@ -197,7 +416,6 @@ CHANGES = {
 SILENT = """
 def silence():
     effects = sys.modules["course_lib.checking.on_ranks.effects"]
-    given = sys.modules["course_lib.checking.on_ranks.given"]
     for name, member in list(vars(effects.Watch).items()):
         if not name.startswith(("__init__", "__", "add_")) and callable(member):
             setattr(effects.Watch, name, lambda *a, **k: {answer})
@@ -222,6 +440,40 @@ def test_effects_are_found_by_what_comes_back(place: SandboxedPlace, words: str,
     assert words in reason
 
 
+HIDES = """
+def hide():
+    from course_lib.checking.on_ranks import effects, given
+    import __main__
+    __main__.encode = lambda value: effects.encode({})
+    effects._digest = lambda state: ""
+    effects._hooks_on = lambda parameter: 0
+    effects._state_of = lambda name: ""
+    given = sys.modules["course_lib.checking.on_ranks.given"]
+    given.Watch.told = lambda *_: {}
+"""
+WITH_PARAMETER = replace(
+    EFFECTS,
+    program=replace(EFFECTS.program, program=with_parameter),  # type: ignore[type-var]
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        ("random numbers of the torch generator", "torch.rand(1)"),
+        ("random numbers of the Python generator", "import random; random.random()"),
+        ("leaves hooks on the parameters", "x.register_hook(lambda g: g)"),
+    ],
+)
+def test_effects_are_not_hidden_by_patching_our_code(
+    place: SandboxedPlace, words: str, body: str
+) -> None:
+    hidden = f"{HIDES}\ndef f(x):\n    hide()\n    {body}\n    return (2 * x).detach()"
+    control = hidden.replace("    hide()\n", "")
+    for source in (control, hidden):
+        assert words in examined(place, WITH_PARAMETER, source).report.reason
+
+
 # The same, of assignments ---------------------------------------------------------------------
 
 
@@ -244,9 +496,9 @@ PATCHED = {
     ),
     "06_compression": (
         "the function changes x",
-        "import sys\n    Watch = sys.modules['course_lib.checking.on_ranks.effects'].Watch\n"
+        "from course_lib.checking.on_ranks.effects import Watch\n"
         "    Watch.effects = Watch.told = lambda *_: {}",
-        "an answer that cannot be read",
+        "the function changes x",
     ),
 }
 

@@ -10,7 +10,7 @@ def test_gradients_and_float32_are_there_again():
     try:
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
-        Watch({})
+        Watch({}, None)
         assert torch.is_grad_enabled()
         assert torch.get_default_dtype() == torch.float32
     finally:
