@@ -211,6 +211,25 @@ def fastest_all_reduce(nbytes: float, world_size: int, network: Network) -> str:
     return min(times, key=lambda name: times[name])
 
 
+def best_all_reduce_time(
+    nbytes: float,
+    world_size: int,
+    between: Network,
+    inside: Network | None = None,
+    node_size: int = 8,
+) -> float:
+    """Return the seconds of the fastest all-reduce: any of `ALL_REDUCE_TIMES`, or two levels.
+
+    Two levels are among the choices if `inside`, the network of a node, is given and nodes of
+    `node_size` ranks hold all `world_size` ranks. `between` then has the bandwidth of one rank.
+    """
+    times = [time(nbytes, world_size, between) for time in ALL_REDUCE_TIMES.values()]
+    if inside is not None and world_size % node_size == 0:
+        shape = (node_size, world_size // node_size)
+        times.append(hierarchical_all_reduce_time(nbytes, *shape, inside, between))
+    return min(times)
+
+
 # --- rates ----------------------------------------------------------------------------------------
 
 

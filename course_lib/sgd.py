@@ -5,9 +5,9 @@
 
 The model w is to minimise the mean loss over N examples, F(w) = 1/N * sum_i f_i(w). Gradient
 descent needs all N gradients for one step. Mini-batch SGD takes a batch of B examples and steps
-along *their* mean gradient, with learning rate η:
+along *their* mean gradient, with learning rate α:
 
-    g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - η * g_B
+    g_B = 1/B * sum_{i in batch} ∇f_i(w)          w ← w - α * g_B
 
 On average over all draws of a batch, g_B is the full gradient ∇F(w), but a single draw misses it.
 With σ² = 1/N * sum_i |∇f_i - ∇F|², the spread of single gradients, the mean squared error of a
@@ -68,7 +68,7 @@ def minibatches(
 
 @torch.no_grad()
 def sgd_step(params: Iterable[Tensor], lr: float) -> None:
-    """Update in place, w ← w - η * g, with g from `.grad` and η = `lr`.
+    """Update in place, w ← w - α * g, with g from `.grad` and α = `lr`.
 
     The result is equal bit for bit to `torch.optim.SGD(params, lr)` without momentum or weight
     decay. Parameters whose `.grad` is None took no part in the loss and are not changed. Gradients

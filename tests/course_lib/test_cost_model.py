@@ -339,3 +339,17 @@ def test_a_latency_below_zero_is_none():
     link = fit_link([(100, 0.5), (1000, 10.0), (2000, 20.0)])
     assert link.latency == 0
     assert link.bandwidth == pytest.approx(100, rel=0.5)
+
+
+def test_the_best_all_reduce_is_no_slower_than_any_and_has_two_levels() -> None:
+    inside, between = Link(5e-6, 450e9), Link(10e-6, 50e9)
+    for nbytes in (1e3, 1e6, 1e9):
+        flat = cost_model.best_all_reduce_time(nbytes, 64, between)
+        assert flat == min(
+            time(nbytes, 64, between) for time in cost_model.ALL_REDUCE_TIMES.values()
+        )
+        both = cost_model.best_all_reduce_time(nbytes, 64, between, inside)
+        assert both == min(
+            flat, cost_model.hierarchical_all_reduce_time(nbytes, 8, 8, inside, between)
+        )
+    assert both < flat
