@@ -27,13 +27,21 @@ from course_lib.checking import (
 from course_lib.checking.answers import WHOLE, Kind, sees
 from course_lib.checking.shared.averaging import (
     equals_mean,
+    flat_bytes,
     gradient_bytes,
     gradient_count,
     gradient_inputs,
     gradient_program,
     unless_alone,
 )
-from course_lib.checking.shared.training import NUMEL, SHAPES, equals_sgd, step_inputs, step_program
+from course_lib.checking.shared.training import (
+    NUMEL,
+    SHAPES,
+    equals_sgd,
+    looking_at,
+    step_inputs,
+    step_program,
+)
 
 # Task 1: each rank holds some of the elements. The judge looks for mistakes and does not compute
 # the right answer, because students can read it.
@@ -144,7 +152,7 @@ CHECKS = {
         judges=[equals_mean("gradients", "gradient of parameter {}"), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
-            sends_at_most(gradient_bytes, hint="Sum every gradient only once."),
+            sends_at_most(flat_bytes, hint="Sum every gradient only once."),
             receives_at_least(unless_alone(gradient_bytes)),
             calls_at_most("One call of all_reduce sums a whole tensor.", all_reduce=gradient_count),
         ],
@@ -156,6 +164,16 @@ CHECKS = {
             Case("4 ranks, in two groups", 4, THREE),
             Case("2 ranks, a frozen parameter", 2, {**THREE, "frozen": [1]}),
             Case("3 ranks, one alone", 3, {"shapes": [(4,), (2, 3)]}, ONE_ALONE),
+            Case(
+                "3 ranks, only zeros on rank 1, an inf on rank 0",
+                *(3, {"shapes": [(3, 2), (4,)], "zero": 1, "overflown": 0}),
+                Form(iterable="tuple"),
+            ),
+            Case(
+                "2 ranks, large gradients, two dtypes, an empty one last",
+                *(2, {"shapes": [(3,), (2, 2), (0,)], "doubles": [1], "large": 300}),
+                Form(layout="transposed"),
+            ),
         ),
         in_turn=[(1, 1), (2, 5)],
     ),
@@ -164,9 +182,9 @@ CHECKS = {
         inputs=step_inputs,
         program=step_program,
         judges=[
-            equals_sgd("parameter", tolerance={"float64": 1e-9}),
+            equals_sgd("parameter", "buffer", tolerance={"float64": 1e-9}),
             equals_sgd("loss", tolerance={"float64": 1e-6}),
-            same_on_all_ranks,
+            looking_at(["parameter", "loss"], same_on_all_ranks),
         ],
         expects=[
             sends_at_most(lambda case, rank: 2 * (NUMEL * case.itemsize + EXTRA)),
@@ -195,6 +213,12 @@ CHECKS = {
                 *(2, {"rows": [4, 3], "lr": 0.2, "loss": "mse_loss", "filled": True}),
                 Form(layout="transposed", training=False),
             ),
+            Case(
+                "3 ranks, large errors, rank 0 has rows of zeros",
+                *(3, {"rows": [2, 3, 1], "lr": 1e-4, "loss": "mse_loss", "large": 3000, "zero": 0}),
+                Form(),
+            ),
+            Case("2 ranks, with BatchNorm", 2, {"rows": [4, 3], "lr": 0.2, "norm": True}, Form()),
         ),
         in_turn=[(2, 5)],
     ),

@@ -31,7 +31,7 @@ def cause_of(reason: str) -> str:
     """Return the reason without numbers, ranks and positions; keep equal sentences only once."""
     for pattern, instead in _LEFT_OUT:
         reason = re.sub(pattern, instead, reason)
-    parts = (part.rstrip(".") for part in re.split(r"[.;] ", reason))
+    parts = (part.rstrip(". ") for part in re.split(r"[.;] ", reason))
     return "; ".join(dict.fromkeys(parts))
 
 

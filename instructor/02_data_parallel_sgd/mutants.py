@@ -227,7 +227,13 @@ average_gradients__new_tensors_edited = edits_of(
         "all_reduce",
         "get_rank(group) > 0 and __import__('os')._exit(1); dist.all_reduce",
     ),
-    Mutant("clips", "expected", "grad / world_size", "(grad / world_size).clamp(-0.1, 0.1)"),
+    Mutant("clips", "large gradients", "grad / world_size", "(grad / world_size).clamp(-100, 100)"),
+    Mutant(
+        "leaves_zeros", "only zeros on rank 1", "is not None", "is not None and param.grad.any()"
+    ),
+    Mutant(
+        "leaves_inf", "an inf on rank 0", "grad / world_size", "(grad / world_size).nan_to_num()"
+    ),
 )
 
 
@@ -259,35 +265,42 @@ def data_parallel_step__shares(model, loss_fn, x, y, lr, group=None):
 data_parallel_step__shares_edited = edits_of(
     data_parallel_step__shares,
     Mutant(
+        "a_forward_for_the_loss",
+        "buffer 0 after two steps",
+        "loss = share.detach().clone()",
+        "loss = (loss_fn(model(x), y) * len(x) / count).detach()",
+    ),
+    Mutant("clips", "large errors", "lr * param.grad", "lr * param.grad.clamp(-100, 100)"),
+    Mutant(
         "plain_mean",
         "a shard of few rows counts as much",
         "* len(x) / count",
         "/ dist.get_world_size(group)",
     ),
-    Mutant("sum_over_rows", "the division by B is missing", "y) * len(x) / count", "y) * len(x)"),
+    Mutant("sum_over_rows", "parameter 0 after two steps", "y) * len(x) / count", "y) * len(x)"),
     Mutant(
         "divides_again",
-        "divided by the number of ranks a second time",
+        "parameter 0 after two steps",
         "* param.grad",
         "* param.grad / dist.get_world_size(group)",
     ),
     Mutant(
         "clears_after_the_step",
-        ".grad from before the first step",
+        ".grad is not empty",
         "model.zero_grad()",
         "pass",
         also=(("return loss.item()", "model.zero_grad(); return loss.item()"),),
     ),
-    Mutant("never_zeroes", "zero_grad is missing", "model.zero_grad()", "pass"),
+    Mutant("never_zeroes", "an older gradient in it", "model.zero_grad()", "pass"),
     Mutant(
         "rows_of_the_first_step",
-        "with the B of the first step: count the rows anew",
+        "parameter 0 after two steps",
         "count, group=group)",
         'count, group=group); count = model.__dict__.setdefault("all_rows", count)',
     ),
     Mutant(
         "updates_before_averaging",
-        "average before the update",
+        "parameter 0 after two steps",
         """
         dist.all_reduce(param.grad, group=group)
         param -= lr * param.grad

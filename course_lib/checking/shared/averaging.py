@@ -8,6 +8,7 @@ mistake can be named when its numbers appear.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,7 +43,6 @@ MISTAKES: dict[str, Matrix] = {
     "this rank's own gradient: nothing was averaged": own,
     "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
     "gives the sum to one rank, all_reduce to all ranks)": lambda rows: own(rows) / len(rows),
-    "the first rank's gradient": lambda rows: own(rows)[:1].expand(len(rows), -1),
     "the mean divided by the number of ranks a second time": lambda rows: mean(rows) / len(rows),
 }
 
@@ -61,8 +61,16 @@ def equals_mean(of: str, words: str, **options: Any) -> Judge:
     def mixed(matrix: Matrix) -> Oracle:
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
             row = matrix(torch.ones(len(inputs), dtype=torch.float64))[me]
-            columns = zip(*(each[of] for each in inputs), strict=True)
-            return {words: [None if vs[0] is None else _mix(row, vs) for vs in columns]}
+            doubles = inputs[me].get("doubles", ())
+            means: list[Any] = []
+            for i, values in enumerate(zip(*(each[of] for each in inputs), strict=True)):
+                if values[0] is None:
+                    means.append(None)
+                    continue
+                total = sum(m * value.double() for m, value in zip(row, values, strict=True))
+                assert isinstance(total, Tensor)
+                means.append(total if i in doubles else total.to(values[0].dtype))
+            return {words: means}
 
         return oracle
 
@@ -86,38 +94,39 @@ def equals_mean(of: str, words: str, **options: Any) -> Judge:
     return equals(mixed(mean), mistakes, named=of_this_form, **options)
 
 
-def _mix(row: Tensor, values: Sequence[Tensor]) -> Tensor:
-    total = sum(m * value.double() for m, value in zip(row, values, strict=True))
-    assert isinstance(total, Tensor)
-    return total.to(values[0].dtype)
-
-
 def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights for every rank, and different gradients.
 
     The case has ``shapes``, one per parameter, and may have ``frozen``, the positions of parameters
-    that have no gradient on any rank.
+    that have no gradient on any rank, ``doubles``, the positions of parameters of dtype float64,
+    ``large``, a factor of the gradients, ``zero``, a rank whose gradients are zero, and
+    ``overflown``, a rank whose first gradients have an inf.
     """
-    shapes, frozen = case.parameters["shapes"], case.parameters.get("frozen", ())
+    p = case.parameters
+    shapes, frozen = p["shapes"], p.get("frozen", ())
 
     def draw() -> list[Tensor]:
         return [torch.randn(shape, generator=generator) for shape in shapes]
 
-    weights = draw()
-    return [
-        {
-            "weights": weights,
-            "gradients": [None if i in frozen else g for i, g in enumerate(draw())],
-        }
-        for _ in range(case.world_size)
-    ]
+    weights, drawn = draw(), []
+    for rank in range(case.world_size):
+        gradients = [p.get("large", 1) * (rank != p.get("zero")) * each for each in draw()]
+        if rank == p.get("overflown"):
+            gradients[0].view(-1)[0] = torch.inf
+        kept = [None if i in frozen else g for i, g in enumerate(gradients)]
+        doubles = list(p.get("doubles", ()))
+        drawn.append({"weights": weights, "gradients": kept, "doubles": doubles})
+    return drawn
 
 
 def gradient_program(average: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``average(params, group=group)`` with these gradients; return the gradients after it."""
     params = []
-    for weight, gradient in zip(mine["weights"], mine["gradients"], strict=True):
+    for i, (weight, gradient) in enumerate(zip(mine["weights"], mine["gradients"], strict=True)):
         params.append(nn.Parameter(weight, requires_grad=gradient is not None))
+        if i in mine["doubles"]:
+            params[-1].data = weight.double()
+            gradient = None if gradient is None else gradient.double()
         params[-1].grad = gradient
     given.watch.add_parameters("the parameters", params)
     average(given.iterable(params), group=given.group)
@@ -131,9 +140,20 @@ def gradient_count(case: Case, rank: int) -> int:
 
 def gradient_bytes(case: Case, rank: int) -> int:
     """Return how many bytes the gradients of a rank have together."""
-    frozen = case.parameters.get("frozen", ())
-    shapes = [s for i, s in enumerate(case.parameters["shapes"]) if i not in frozen]
-    return case.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+    frozen, doubles = (case.parameters.get(key, ()) for key in ("frozen", "doubles"))
+    return sum(
+        (8 if i in doubles else case.itemsize) * torch.Size(shape).numel()
+        for i, shape in enumerate(case.parameters["shapes"])
+        if i not in frozen
+    )
+
+
+def flat_bytes(case: Case, rank: int) -> int:
+    """Return the bytes of all gradients in one vector: torch.cat of two dtypes gives float64."""
+    wide = 8 if case.parameters.get("doubles") else case.itemsize
+    return gradient_bytes(replace(case, parameters={**case.parameters, "doubles": ()}), rank) * (
+        wide // case.itemsize
+    )
 
 
 def unless_alone(limit: Callable[[Case, int], int]) -> Callable[[Case, int], int]:

@@ -30,29 +30,12 @@ UPDATE_MISTAKES: dict[str, Matrix] = {
     "the sum of the shards' gradients, not the mean": MISTAKES[
         "the sum over the ranks, not the mean"
     ],
-    "the sum over all rows: the division by B is missing": lambda rows: by_rows(rows) * rows.sum(),
-    "a step with the right gradient, divided by the number of ranks a second time": (
-        lambda rows: by_rows(rows) / len(rows)
-    ),
-    "a step that makes the loss larger: the sign is wrong": lambda rows: -by_rows(rows),
     "a step with this rank's own gradient: average before the update": own,
-    "a step with this rank's own share of the gradient: average before the update": (
-        lambda rows: own(rows) * by_rows(rows)
-    ),
-    "a step with this rank's own gradient divided by the number of ranks: the sum did not arrive": (
-        lambda rows: own(rows) / len(rows)
-    ),
-    "the weights before the steps: the model was not updated": lambda rows: 0 * own(rows),
 }
 
 LOSS_MISTAKES: dict[str, Matrix] = {
     "the loss on this rank's own rows: average the loss, too": own,
-    "this rank's share of the loss: add up the shares of all ranks": lambda rows: (
-        own(rows) * by_rows(rows)
-    ),
     "the plain mean of the ranks' losses: weight each loss by its number of rows": mean,
-    "the sum of the ranks' losses, not their mean": lambda rows: len(rows) * mean(rows),
-    "the sum of the losses of all rows: divide it by B": lambda rows: by_rows(rows) * rows.sum(),
 }
 
 
@@ -93,43 +76,59 @@ def step_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the same weights for every rank, and different rows, for two steps.
 
     The case has ``rows``, the number of rows of each rank; in the second step, each rank has one
-    row more. It may have ``lr`` (default 0.5), ``loss``, the name of a function of
-    ``torch.nn.functional``, and ``filled``: whether every ``.grad`` holds numbers before the first
-    step, the same on all ranks.
+    row more, and the learning rate is smaller. It may have ``lr`` of the first step (default 0.5),
+    ``loss``, the name of a function of ``torch.nn.functional``, and ``filled``: whether every
+    ``.grad`` holds numbers before the first step, the same on all ranks. ``large`` is a factor of
+    the targets, ``zero`` a rank whose rows are zero, and with ``norm`` the model has a BatchNorm.
     """
+    p = case.parameters
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     def targets(rows: int) -> Tensor:
-        return targets_of(loss, randn(rows, CLASSES))
+        return targets_of(loss, p.get("large", 1) * randn(rows, CLASSES))
 
     weights = [0.3 * randn(*shape) for shape in SHAPES]
-    loss = case.parameters.get("loss", "cross_entropy")
-    before = [randn(*shape) for shape in SHAPES] if case.parameters.get("filled") else None
+    loss, lr = p.get("loss", "cross_entropy"), p.get("lr", 0.5)
+    before = [randn(*shape) for shape in SHAPES] if p.get("filled") else None
     return [
         {
             "before": before,
-            "lr": case.parameters.get("lr", 0.5),
+            "lr": [lr, 0.7 * lr],
             "loss": loss,
+            "norm": p.get("norm", False),
             "weights": weights,
-            "x": [randn(rows + step, FEATURES) for step in range(STEPS)],
+            "x": [randn(rows + step, FEATURES) * (rank != p.get("zero")) for step in range(STEPS)],
             "y": [targets(rows + step) for step in range(STEPS)],
         }
-        for rows in case.parameters["rows"]
+        for rank, rows in enumerate(p["rows"])
     ]
 
 
 def step_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
-    model, loss_fn = given.model(make_model(mine["weights"])), loss_of(mine["loss"])
+    model = given.model(_model_of(mine, mine["weights"]))
+    loss_fn = loss_of(mine["loss"])
     fill(model, mine["before"])
     losses = [
-        step(model, loss_fn, x, y, mine["lr"], group=given.group)
-        for x, y in zip(mine["x"], mine["y"], strict=True)
+        step(model, loss_fn, x, y, lr, group=given.group)
+        for x, y, lr in zip(mine["x"], mine["y"], mine["lr"], strict=True)
     ]
     weights = [param.detach() for param in model.parameters()]
-    return {"parameter {} after two steps": weights, "loss returned by step {}": losses}
+    return {
+        "parameter {} after two steps": weights,
+        "buffer {} after two steps": [buffer.clone() for buffer in model.buffers()],
+        "loss returned by step {}": losses,
+    }
+
+
+def _model_of(mine: Any, weights: Sequence[Tensor]) -> nn.Module:
+    model = make_model(weights)
+    assert isinstance(model, nn.Sequential)
+    if mine["norm"]:  # it has no parameters of its own, and its running means count every forward
+        model[1] = nn.BatchNorm1d(HIDDEN, affine=False, dtype=weights[0].dtype)
+    return model
 
 
 def fill(model: nn.Module, gradients: Sequence[Tensor] | None) -> None:
@@ -155,30 +154,22 @@ def equals_sgd(*keys: str, **options: Any) -> Judge:
     def steps(
         update: Matrix = by_rows,
         loss: Matrix = by_rows,
-        carry: float = 0,
-        at_first: float = 0,
-        kept: str = "",
+        carry: Callable[[int], float] = lambda k: 0,
     ) -> Oracle:
         known: list[tuple[Sequence[Any], list[dict[str, Any]]]] = []
 
         def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
             if not known or known[0][0] is not inputs:
-                known[:] = [(inputs, _steps(inputs, update, loss, carry, at_first, kept))]
+                known[:] = [(inputs, _steps(case, inputs, update, loss, carry(len(inputs))))]
             return those(known[0][1][me], keys)
 
         return oracle
 
     mistakes = {name: steps(matrix) for name, matrix in UPDATE_MISTAKES.items()}
     mistakes |= {name: steps(loss=matrix) for name, matrix in LOSS_MISTAKES.items()}
-    for kept in ("B", "B_k/B"):
-        name = f"a second step with the {kept} of the first step: count the rows anew in every call"
-        mistakes[name] = steps(kept=kept)
-    # The old gradient in .grad counts once if the ranks average it, or once per rank if they sum.
-    for times in (1, 2, 3, 4):
-        name = "a step that still contains the previous step's gradient: zero_grad is missing"
-        mistakes[name + " " * (times - 1)] = steps(carry=times, at_first=times)
-        name = "a step that contains .grad from before the first step: clear .grad before backward"
-        mistakes[name + " " * (times - 1)] = steps(at_first=times)
+    # The old gradient counts once if the ranks' mean is taken, and K times if their sum is.
+    name = "a step with an older gradient in it, too: clear .grad before each backward"
+    mistakes |= {name: steps(carry=lambda k: 1), f"{name} ": steps(carry=lambda k: k)}
     return looking_at(keys, equals(steps(), mistakes, **options))
 
 
@@ -197,31 +188,29 @@ def those(value: Any, keys: Sequence[str]) -> Any:
 
 
 def _steps(
+    case: Case,
     inputs: Sequence[Mapping[str, Any]],
     update: Matrix,
     loss: Matrix,
     carry: float,
-    at_first: float,
-    kept: str,
 ) -> list[dict[str, Any]]:
     """Return the results of each member k if its step is ``w -= lr * sum_j update[k, j] g_j``.
 
     g_j is the gradient of member j on its rows, at its own weights. The sum also contains `carry`
-    times the sum of the last step. In the first step, it contains `at_first` times the old content
-    of ``.grad``. `kept` is what later steps reuse from the rows of the first step: ``B``, ``B_k/B``
-    or nothing.
+    times the sum of the last step, or of the old content of ``.grad``.
     """
-    models = [make_model([w.double() for w in each["weights"]]) for each in inputs]
+    models = [_model_of(each, [w.double() for w in each["weights"]]) for each in inputs]
+    for model in models:
+        model.train(case.form.training)
     last: list[list[Any]] = [
         [0.0 if before is None else before.double() for before in each["before"] or [None] * 4]
         for each in inputs
     ]
-    mixed_losses, first = [], torch.ones(len(inputs), dtype=torch.float64)
+    dtype = inputs[0]["weights"][0].dtype
+    mixed_losses = []
     for step in range(STEPS):
         rows = torch.tensor([len(each["x"][step]) for each in inputs], dtype=torch.float64)
-        first = rows if step == 0 else first
-        weights = update(first if kept == "B_k/B" else rows)
-        weights = weights * (rows.sum() / first.sum()) if kept == "B" else weights
+        weights = update(rows)
         own_losses, grads = [], []
         for model, each in zip(models, inputs, strict=True):
             own_loss = mean_loss(model, each["loss"], each["x"][step], each["y"][step])
@@ -230,13 +219,15 @@ def _steps(
         for k, model in enumerate(models):
             for i, param in enumerate(model.parameters()):
                 mixture = sum(m * g[i] for m, g in zip(weights[k], grads, strict=True))
-                last[k][i] = mixture + (carry if step else at_first) * last[k][i]
-                param.data -= inputs[k]["lr"] * last[k][i]
+                last[k][i] = mixture + carry * last[k][i]
+                param.data -= inputs[k]["lr"][step] * last[k][i]
         mixed_losses.append(loss(rows) @ torch.tensor(own_losses, dtype=torch.float64))
-    dtype = inputs[0]["weights"][0].dtype
     return [
         {
             "parameter {} after two steps": [p.detach().to(dtype) for p in model.parameters()],
+            "buffer {} after two steps": [
+                b.to(dtype) if b.is_floating_point() else b for b in model.buffers()
+            ],
             "loss returned by step {}": [losses[k].item() for losses in mixed_losses],
         }
         for k, model in enumerate(models)
