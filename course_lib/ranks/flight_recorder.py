@@ -26,7 +26,7 @@ from typing import Any
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.lines import innermost, named
-from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.explain.waiting import Absence, waits_in
 from course_lib.ranks.explain.words import counted, names, one_or_many
 from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
 from course_lib.ranks.processes.board_views import (
@@ -63,12 +63,9 @@ _DTYPES = {
     "Long": "int64",
     "Bool": "bool",
 }
-_NOT_YET = {
-    "which ended without taking part": "which had not taken part when it wrote its dump",
-    "which ended without sending": "which had not sent when it wrote its dump",
-    "which ended without receiving": "which had not received when it wrote its dump",
-}
-"""The words for a rank that has ended → the words for a rank that has written a dump."""
+_NOT_YET = Absence(
+    *(f"had not {what} when it wrote its dump" for what in ("taken part", "sent", "received"))
+)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -126,10 +123,8 @@ def explain(dumps: Mapping[int, Mapping[str, Any]]) -> str:
         last = max(last, *(member for group in _members(dump).values() for member in group), 0)
     missing = sorted(set(range(last + 1)) - dumps.keys())
     views = [_view(rank, dumps.get(rank, {}), dumps) for rank in range(last + 1)]
-    error: RanksError | None = find_mismatch(views) or find_deadlock(views)
+    error: RanksError | None = find_mismatch(views) or find_deadlock(views, absence=_NOT_YET)
     report = "No rank waits for another in these dumps." if error is None else str(error)
-    for ended, not_yet in _NOT_YET.items():
-        report = report.replace(ended, not_yet)
     if missing:
         there = one_or_many(missing, "is no dump", "are no dumps")
         report += (

@@ -15,7 +15,8 @@ from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.calls import Call, CallOptions
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
-from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.explain.arguments import argument_hint
+from course_lib.ranks.explain.errors import RankError, RanksError
 from course_lib.ranks.output.summary import html_table, one_line
 from course_lib.ranks.simulated.threads import Computation, Policy
 from course_lib.ranks.trace.trace import Trace
@@ -176,6 +177,8 @@ class Ranks:
         try:
             return self._engine.run(Call(fn, args, kwargs, CallOptions(self.timeout, check_nan)))
         except RanksError as error:
+            if isinstance(error, RankError):
+                error.add_detail(argument_hint(fn, args, kwargs))
             self.error = error
             raise
         except KeyboardInterrupt as interrupt:

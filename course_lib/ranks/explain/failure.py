@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import (
     CollectiveMismatch,
     RankError,
@@ -157,9 +156,6 @@ def rank_error(
         original=original,
     )
     error.__cause__ = original
-    # If no line of the user's code ran, the function did not begin: its arguments did not fit.
-    if failure.kind == "TypeError" and not failure.where:
-        error.add_detail(argument_hint(failure.message))
     if failure.kind == "RuntimeError" and failure.message.startswith(_NO_VIEW):
         error.add_detail(_RESHAPE_COPIES)
     error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError
 from course_lib.ranks.explain.words import names_inside, one_or_many, spans
 
+_ON_RANKS = ("rank", "world_size", "device", "dist", "torch")
+"""The variables with which every ``%%ranks`` cell starts."""
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -28,6 +31,16 @@ def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[
         error.add_detail(
             f"Only {names_inside(chosen)} {verb} this cell (%%ranks {spans(chosen)}). A "
             "collective needs all ranks of its group: run the cell on all of them."
+        )
+
+
+def hint_after(result: Any) -> None:
+    """Print what to do after a plain cell that uses a name which only the ranks have."""
+    name = getattr(result.error_in_exec, "name", None)
+    if isinstance(result.error_in_exec, NameError) and name in _ON_RANKS:
+        print(
+            f"{name!r} is there in cells that run on the ranks: begin the cell with %%ranks.",
+            file=sys.stderr,
         )
 
 

@@ -27,7 +27,7 @@ from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
-from course_lib.ranks.notebook.hints import add_hints
+from course_lib.ranks.notebook.hints import add_hints, hint_after
 from course_lib.ranks.notebook.options import UsageError, choose, make_ranks
 from course_lib.ranks.output.printer import label, show_bundle
 from course_lib.ranks.ranks import Ranks
@@ -41,6 +41,7 @@ def load_ipython_extension(ipython: Any) -> None:
     ipython.register_magic_function(magics.line, "line", "ranks")
     ipython.register_magic_function(magics.cell, "cell", "ranks")
     ipython.register_magic_function(magics.debug, "line", "ranks_debug")
+    ipython.events.register("post_run_cell", hint_after)
 
 
 class _Magics:

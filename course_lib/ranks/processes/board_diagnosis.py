@@ -19,7 +19,15 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
-from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, stuck
+from course_lib.ranks.explain.waiting import (
+    ENDED,
+    Absence,
+    Skipped,
+    Unmatched,
+    Waiting,
+    deadlock,
+    stuck,
+)
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, RankView, Wait
 
@@ -98,14 +106,18 @@ def _unmatched(ranks: Sequence[RankView]) -> list[Unmatched]:
     ]
 
 
-def find_deadlock(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
+def find_deadlock(
+    ranks: Sequence[RankView], now: float | None = None, absence: Absence = ENDED
+) -> DeadlockError | None:
     """Return the explained deadlock if the board shows one, else ``None``.
 
     The board cannot be read in one instant. So a deadlock counts only if a later reading shows the
     same and nothing has changed in between: `DeadlockWatch` reads twice.
     """
     waiting = stuck_ranks(ranks)
-    return deadlock(waiting, board_states(ranks, now), _unmatched(ranks)) if waiting else None
+    if not waiting:
+        return None
+    return deadlock(waiting, board_states(ranks, now), _unmatched(ranks), absence)
 
 
 def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:

@@ -1,5 +1,6 @@
 """A function that cannot take its arguments is told what `run` does with them."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ def raises_inside() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "options", "hint"),
     [
+        (functools.partial(spawned, 1), (), {}, "dist.get_world_size() the number of ranks"),
         (spawned, (), {}, "inside f, dist.get_rank() returns the rank"),
         (spawned, (1,), {}, "dist.get_world_size() the number of ranks"),
         (plain, (), {"timeout": 5}, "'timeout' is an option of Ranks, not of run"),
@@ -54,4 +56,12 @@ def test_the_function_s_own_calls_get_no_hint() -> None:
 
 def test_every_option_of_ranks_is_known() -> None:
     assert set(OPTIONS) == {*inspect.signature(Ranks).parameters} - {"world_size"}
-    assert argument_hint("unsupported operand type(s) for +: 'int' and 'str'") == ""
+
+
+def test_a_call_that_can_begin_gets_no_hint() -> None:
+    def takes(a: int, *more: int, b: int = 1, **others: int) -> None: ...
+
+    for args, options in (((1,), {}), ((1, 2, 3), {"timeout": 5}), ((), {"a": 1})):
+        assert argument_hint(takes, args, options) == ""
+    assert argument_hint(print, (1,), {}) == ""
+    assert "every argument" in argument_hint(takes, (), {"b": 2})

@@ -177,6 +177,13 @@ def test_a_cell_on_every_rank(shared: Kernel) -> None:
     assert shared.run("%%ranks 0-1\nx.sum().item();").text == ""
 
 
+def test_a_plain_cell_that_uses_a_name_of_the_ranks_gets_a_hint(shared: Kernel) -> None:
+    outcome = shared.run("x = 1\nprint(rank)")
+    assert "NameError" in outcome.error
+    assert "begin the cell with %%ranks" in outcome.text
+    assert "%%ranks" not in shared.run("nowhere").text
+
+
 def test_errors_in_such_a_cell_name_its_lines(shared: Kernel) -> None:
     shared.run("%%ranks\nkept = torch.ones(2)")
     error = shared.run("%%ranks\nif rank == 1:\n    y = 1\n    y / 0\ndist.barrier()").error
