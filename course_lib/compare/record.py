@@ -38,6 +38,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib.pipeline_parallel import Pipeline
+from course_lib.sharded_optimizer import PartialGradient
 
 _IN_FRONT = re.compile(r"^((module|_orig_mod|_fsdp_wrapped_module)(\.|$))+")
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
@@ -233,7 +234,8 @@ class _Recorder:
         self.began, self.runs = True, {}
         for each, param in self._parameters():
             self._keep("weight", each, param)
-            if param.grad is not None and self.step == 0:
+            sharded = isinstance(param.grad, PartialGradient)
+            if param.grad is not None and not sharded and self.step == 0:
                 self._keep("left over", each, param.grad)
 
     def _before(self, name: str) -> Callable[..., Any]:
@@ -291,8 +293,11 @@ class _Recorder:
         params = dict(self._parameters())
         first = [key.name for key in self.record.tensors if key[:2] == (self.step, "share")]
         for each in dict.fromkeys([*first, *reversed(params)]):
-            if params[each].grad is not None:
-                self._keep("gradient", each, params[each].grad)  # type: ignore[arg-type]
+            gradient = params[each].grad
+            if isinstance(gradient, PartialGradient):
+                gradient = gradient.held()
+            if gradient is not None:
+                self._keep("gradient", each, gradient)
         for group in self.optimizer.param_groups if self.optimizer else ():
             plain = {k: v for k, v in group.items() if _is_option(v)}
             for each in self._names(group["params"]):
