@@ -94,14 +94,21 @@ def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
 
 
 def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``params`` of the case's ``shapes``, and gradients for each push of its ``events``."""
+    """Draw ``params`` of the case's ``shapes``, and gradients for each push of its ``events``.
+
+    Gradients may be larger by ``size``; those of the pushes ``zeros`` are zero.
+    """
     own, shapes = dict(case.parameters), case.parameters["shapes"]
 
     def draw() -> list[Tensor]:
         return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
 
-    pushes = sum(kind == "push" for kind, _ in own["events"])
-    return [{**own, "params": draw(), "gradients": [draw() for _ in range(pushes)]}]
+    pushes, size = sum(kind == "push" for kind, _ in own["events"]), own.get("size", 1)
+    gradients = [[size * each for each in draw()] for _ in range(pushes)]
+    for push in own.get("zeros", ()):
+        for gradient in gradients[push]:
+            gradient.zero_()
+    return [{**own, "params": draw(), "gradients": gradients}]
 
 
 NONSENSE = 1e3
@@ -208,7 +215,8 @@ def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
         return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
 
     for rank in range(case.world_size):
-        targets = [draw() for _ in range(own["order"].count(rank))]
+        size = own["sizes"].get(rank, 1)  # zero targets give zero gradients of the product
+        targets = [[size * each for each in draw()] for _ in range(own["order"].count(rank))]
         told = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
         seconds = own["seconds"].get(rank, 0.0)
         made.append({"values": draw(), "targets": targets, "seconds": seconds, **told})
@@ -247,6 +255,7 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
     return {
         "weights at gradient {}": seen,
         "weights at the end (those received last)": weights(),
+        "requires_grad of parameter {}": [param.requires_grad for param in params],
     }
 
 
@@ -303,7 +312,11 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
         if me == server:
             return {"server's weights": w.to(dtype)}
         end = seen[-1] if seen else own[me].to(dtype)
-        return {"weights at gradient {}": seen, "weights at the end (those received last)": end}
+        return {
+            "weights at gradient {}": seen,
+            "weights at the end (those received last)": end,
+            "requires_grad of parameter {}": [True] * len(case.parameters["shapes"]),
+        }
 
     return oracle
 
@@ -327,7 +340,10 @@ def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
         return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
 
     start = draw()
-    return [{**own, "values": start, "goals": draw()} for _ in range(case.world_size)]
+    made = [{**own, "values": start, "goals": draw()} for _ in range(case.world_size)]
+    if own["inner"] == "along":  # one rank stays where it is
+        made[-1]["goals"] = [torch.zeros_like(value) for value in start]
+    return made
 
 
 def rounds_program(diloco: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
@@ -405,15 +421,10 @@ def _heavy_ball(
 
 def trained_by(
     outer: Outer = _nesterov,
-    scale: Callable[[int, int], float] = lambda k, all_ranks: 1.0,
-    after: float = 0,
+    scale: Callable[[int], float] = lambda k: 1.0,
     rate: float | None = None,
-    late: bool = False,
 ) -> Oracle:
-    """Return the oracle of DiLoCo, or, with an argument, of a mistake.
-
-    `late` means that w̃ begins as a rank's weights after its first inner step.
-    """
+    """Return the oracle of DiLoCo, or, with an argument, of a mistake."""
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
         own = inputs[me]
@@ -423,9 +434,8 @@ def trained_by(
         held, m, found = w[0], torch.zeros_like(w[0]), {}
         for n in range(1, own["steps"] + 1):
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
-            held = w if late and n == 1 else held
-            if n % own["every"] == after % own["every"]:
-                change = scale(len(inputs), case.world_size) * (held - w.mean(0))
+            if n % own["every"] == 0:
+                change = scale(len(inputs)) * (held - w.mean(0))
                 held, step, m = outer(held, change, own["momentum"], m)
                 held = held - (own["outer_lr"] if rate is None else rate) * step
                 w = held.expand_as(w)
@@ -449,23 +459,12 @@ equals_diloco = equals(
         "the plain mean of the weights: take an outer step towards this mean": trained_by(
             lambda held, change, momentum, m: (held, change, m), rate=1.0
         ),
-        "a step of Δ alone: Nesterov's step is Δ + μ m": trained_by(
-            lambda held, change, momentum, m: (held, change, momentum * m + change)
-        ),
         "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before: "
         "Nesterov's step is Δ + μ m with the new m": trained_by(_heavy_ball),
-        "an outer step from weights that were copied after the first inner step: copy them when "
-        "diloco is called": trained_by(late=True),
         "an outer step away from the mean: subtract Δ, which is old minus new": trained_by(
-            scale=lambda k, all_ranks: -1.0
+            scale=lambda k: -1.0
         ),
-        "the sum of the changes over the ranks, not their mean": trained_by(
-            scale=lambda k, all_ranks: float(k)
-        ),
-        "the sum of the group's changes divided by the number of all ranks: divide by the number "
-        "of ranks in the group": trained_by(scale=lambda k, all_ranks: k / all_ranks),
-        "an outer learning rate of 1": trained_by(rate=1.0),
-        "no outer step at all": trained_by(after=0.5),
+        "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
     },
 )
 """Judge the weights around every outer step, and that nothing else was touched."""

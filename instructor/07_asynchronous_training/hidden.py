@@ -17,7 +17,7 @@ def serving(name, text, shapes, lr, **options):
 
 def working(name, server, seconds, updates, shapes, lr):
     own = {"server": server, "seconds": seconds, "order": order_of(seconds, updates), "lr": lr}
-    told = {"shapes": shapes, "loss": "product", "before": True}
+    told = {"shapes": shapes, "loss": "product", "before": True, "sizes": {}}
     return Case(name, len(seconds) + 1, {**own, **told})
 
 
@@ -35,7 +35,7 @@ HIDDEN = {
         of_events("no event", ""),
     ),
     "async_server": in_both_forms(
-        serving("four workers", "2 4 6 8 +8 8 +6 +8 8 +4 4 6 +2 +4 2 8", [(2,), (2, 2)], 0.2),
+        serving("four workers", "2 4 6 8 +8 8 +6 +8 8 +4 4 6 +2 +4 2 8", [(2,), (0, 2)], 0.2),
         serving("very stale", "1 2 +2 2 +2 2 +2 2 +2 2 +2 +1 1 +1 1 2", [(3, 3)], 0.6),
     ),
     "work": in_both_forms(

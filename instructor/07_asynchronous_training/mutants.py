@@ -163,7 +163,7 @@ async_server__as_a_class_edited = edits_of(
         "self.weights",
     ),
     Mutant("not_aware", "a step that does not divide by 1 + τ", "alpha=lr / (1 + age)", "alpha=lr"),
-    Mutant("adds_the_staleness", "take γ/(1 + τ)", "alpha=lr / (1 + age)", "alpha=lr / 1 + age"),
+    Mutant("adds_the_staleness", "weights of pull", "alpha=lr / (1 + age)", "alpha=lr / 1 + age"),
     Mutant("divides_by_staleness", "divide by 1 + τ, as τ may be 0", "/ (1 + age", "/ max(age, 1"),
     Mutant(
         "one_too_stale",
@@ -216,6 +216,17 @@ async_server__as_a_class_edited = edits_of(
     ),
     Mutant("through_float32", "weights of pull", ".sub_(g, alpha=lr", ".sub_(g.float(), alpha=lr"),
     Mutant("one_function", "expected two functions (pull, push)", ".pull, server.push", ".push"),
+    Mutant("clips", "weights of pull", "w.sub_(g,", "w.sub_(g.clamp(-100, 100),"),
+    Mutant(
+        "leaves_out_zeros",
+        "staleness of push",
+        "age = self.updates - self.seen[worker]",
+        """
+        age = self.updates - self.seen[worker]
+        if not any(g.any() for g in gradients):
+            return age
+        """,
+    ),
 )
 
 
@@ -313,6 +324,23 @@ work__vector_functions_edited = edits_of(
         "vector_to_parameters(incoming, params)",
         also=(("loss().backward()", "incoming.zero_(); loss().backward()"),),
     ),
+    Mutant(
+        "skips_zeros",
+        "waits in recv",
+        "loss().backward()",
+        """
+        loss().backward()
+        if not any(p.grad.any() for p in params):
+            continue
+        """,
+        VIRTUAL,
+    ),
+    Mutant(
+        "freezes",
+        "requires_grad of parameter",
+        "loss().backward()",
+        "loss().backward(); params[0].requires_grad_(False)",
+    ),
 )
 
 
@@ -378,10 +406,10 @@ backup_server__by_sets_edited = edits_of(
         "[g.clone() for g in gradients]",
         "list(gradients)",
     ),
-    Mutant("mean_over_the_numbers", "one mean over all numbers: take the mean with dim=0", "0", ""),
+    Mutant("mean_over_the_numbers", "weights of pull", "0", ""),
     Mutant(
         "one_gradient_of_each",
-        "a step with each worker's last gradient only",
+        "weights of pull",
         "arrived = list(params), set(), []",
         "arrived = list(params), set(), {}",
         also=(
@@ -421,30 +449,11 @@ backup_server__running_sum_edited = edits_of(
     Mutant("sum", "a step with the sum of the gradients", "/ wait_for", ""),
     Mutant(
         "as_many_as_workers",
-        "a worker may push twice",
+        "weights of pull",
         "= wait_for",
         "= min(wait_for, len(versions))",
     ),
     Mutant("never_clears", "weights of pull", "each.zero_()", "pass"),
-    Mutant(
-        "weights_at_once",
-        "a step with each gradient when it comes",
-        """
-        state["count"] += 1
-        if state["count"] == wait_for:
-            for w, each in zip(weights, total, strict=True):
-                w -= lr * each / wait_for
-        """,
-        """
-        for w, each in zip(weights, total, strict=True):
-            w -= lr * each / wait_for
-            each.zero_()
-        state["count"] += 1
-        if state["count"] == wait_for:
-            for w, each in zip(weights, total, strict=True):
-                pass
-        """,
-    ),
     Mutant(
         "one_memory_for_all_servers",
         "push 1 counts: expected True",
@@ -544,7 +553,7 @@ diloco__by_hand_edited = edits_of(
     ),
     Mutant(
         "remembers_late",
-        "weights that were copied after the first inner step",
+        "weights after step",
         "buffers = [torch.zeros_like(p) for p in start]",
         "buffers = [torch.zeros_like(p) for p in start]; begun = []",
         also=(
