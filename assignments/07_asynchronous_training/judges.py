@@ -124,10 +124,10 @@ def follow_script(
     server from the same function serves the same workers, so the servers must not share anything.
     Each gradient is overwritten after its push, as its owner may do.
     """
+    memory = addresses(mine["params"])
     pull, push = _server(make(given.iterable(mine["params"])))
     other_pull, other_push = _server(make([torch.zeros_like(param) for param in mine["params"]]))
     pulled, answers, left, after = [], [], list(mine["gradients"]), []
-    memory = addresses(mine["params"])
     for kind, worker in mine["events"]:
         other_pull(worker)
         other_push(worker, [torch.ones_like(param) for param in mine["params"]])

@@ -34,9 +34,7 @@ from course_lib.ranks.explain.words import counted
 
 Side = Literal["out", "in"]
 """The side of a layer that the ranks share."""
-Mistake = Literal[
-    "", "own term", "mean", "residual", "K biases", "K times", "bias/K", "assigned", "copy"
-]
+Mistake = Literal["", "own term", "mean", "residual", "K biases", "K times", "bias/K"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
 _BESIDE = "numbers that the module keeps in memory in addition to its parameters"
@@ -53,9 +51,10 @@ def layer_inputs(cut: Side) -> Inputs:
 
     A case has the sizes ``out`` and ``in``, ``rows`` (the shape of x before its last dimension) and
     ``bias`` (whether there is one). It may have ``before``, which fills the gradients of weight and
-    bias with ones before backward. ``dx`` is the gradient of x that comes from elsewhere. All
-    numbers are whole multiples of a unit. Their dtype rounds hardly any sum of products, but a
-    smaller dtype rounds the numbers themselves.
+    bias with ones before backward, and ``zeros``, a member whose part of dY, or of x, is zero.
+    ``dx`` is the gradient of x that comes from elsewhere. All numbers are whole multiples of a
+    unit. Their dtype rounds hardly any sum of products, but a smaller dtype rounds the numbers
+    themselves.
     """
 
     def inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -72,6 +71,8 @@ def layer_inputs(cut: Side) -> Inputs:
             parts = {name: whole[name].tensor_split(len(members), -1) for name in _PARTS[cut]}
             for me, rank in enumerate(members):
                 own = {name: part[me].clone() for name, part in parts.items()}
+                if me == p.get("zeros"):
+                    own[_PARTS[cut][0]].zero_()
                 found[rank] = {**whole, **own, "bias": bias if p["bias"] else None}
                 found[rank]["training"] = case.form.training
                 found[rank]["before"] = p.get("before", False)
@@ -178,7 +179,7 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
         }
         for name in ("output", "later output", "bias", "gradient of bias") if cut == "out" else ():
             found[name] = found[name].tensor_split(k, -1)[me]
-        if own["before"] and mistake != "assigned":
+        if own["before"]:
             for name in ("gradient of weight", "gradient of bias"):
                 found[name] = found[name] + 1
         right: dict[str, Any] = {
@@ -187,8 +188,7 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
         none = dict.fromkeys(("bias", "gradient of bias") if own["bias"] is None else ())
         counted = ("weight",) if own["bias"] is None else ("weight", "bias")
         numbers = sum(right[name].numel() for name in counted)
-        copied = sum(own[name].numel() for name in counted) if mistake == "copy" else numbers
-        right |= {**none, _HELD: False, _NUMBERS: numbers, _BESIDE: float(copied - numbers)}
+        right |= {**none, _HELD: False, _NUMBERS: numbers, _BESIDE: 0.0}
         return right
 
     return oracle
@@ -229,6 +229,9 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
       its first rank in the second, and so on
     - ``nobody``: positions of parameters that no rank uses in the second step
     - ``before``: whether ``.grad`` has values at the start
+    - ``zeros``: a member of the group whose gradients are all zero
+    - ``size``: a factor of all gradients
+    - ``halved``: whether the learning rate is halved after each step
     """
     p = case.parameters
 
@@ -246,8 +249,10 @@ def optimizer_inputs(case: Case, generator: torch.Generator) -> list[dict[str, A
                 unused = me == (0 if step % 2 else len(members) - 1)
                 missing = {*frozen, *(p.get("unused", ()) if unused else ())}
                 missing |= set(p.get("nobody", ()) if step == 1 else ())
-                grads.append([None if i in missing else g for i, g in enumerate(draw())])
+                size = 0 if me == p.get("zeros") else p.get("size", 1)
+                grads.append([None if i in missing else size * g for i, g in enumerate(draw())])
             mine = {"weights": weights, "gradients": grads, "frozen": frozen}
+            mine["halved"] = p.get("halved", False)
             mine |= {"again": p.get("again", ()), "before": p.get("before", False)}
             found[rank] = {**mine, "optimizer": p["optimizer"]}
     return found
@@ -284,6 +289,8 @@ def optimizer_program(sharded_optimizer: Callable[..., Any], mine: Any, given: G
         step()
         if any(param.requires_grad == (i in mine["frozen"]) for i, param in enumerate(params)):
             raise RuntimeError("step() changes requires_grad of a parameter: leave it as it is")
+        for group in (group for each in made if mine["halved"] for group in each.param_groups):
+            group["lr"] /= 2
     updated = [t for each in made for group in each.param_groups for t in group["params"]]
     state = [v for each in made for per in each.state.values() for v in per.values()]
     return {
@@ -298,13 +305,10 @@ def _one_process(
     scale: Callable[[int], float] = lambda k: 1 / k,
     mine: bool = False,
     anew: bool = False,
-    packed: bool = False,
 ) -> Oracle:
     """Return the oracle: the sum of K gradients times `scale(K)` in one optimizer, or a mistake.
 
-    `mine`: only this rank's gradients. `anew`: a new optimizer for each step. `packed`: a gradient
-    that is None takes no space, so that the gradients after it move forward, and zeros fill the
-    end.
+    `mine`: only this rank's gradients. `anew`: a new optimizer for each step.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -314,31 +318,19 @@ def _one_process(
         optimizer = cls(trained, **options)
         for step in range(case.parameters["steps"]):
             of_ranks = [each["gradients"][step] for each in ([inputs[me]] if mine else inputs)]
-            if packed:
-                of_ranks = [_packed(each, params, inputs[0]["frozen"]) for each in of_ranks]
             for i, param in enumerate(params):
                 terms = [each[i] for each in of_ranks]
                 grads = [torch.zeros_like(param) if g is None else g.double() for g in terms]
                 param.grad = torch.stack(grads).sum(0) * scale(len(inputs))
             optimizer = cls(trained, **options) if anew else optimizer
             optimizer.step()
+            for group in optimizer.param_groups if inputs[0]["halved"] else ():
+                group["lr"] /= 2
         dtype = inputs[0]["weights"][0].dtype
         ended = [param.detach().to(dtype) for param in params]
         return {"parameter {}": ended, OWN_MEMORY: KEPT}
 
     return oracle
-
-
-def _packed(
-    grads: Sequence[Tensor | None], params: Sequence[Tensor], frozen: Sequence[int]
-) -> list[Tensor | None]:
-    """Return the gradients that result if those that are None take no space in the message."""
-    sizes = [0 if i in frozen else param.numel() for i, param in enumerate(params)]
-    flat = torch.zeros(sum(sizes), dtype=torch.float64)
-    there = [g.double().flatten() for g in grads if g is not None]
-    flat[: sum(map(len, there))] = torch.cat([*there, flat[:0]])
-    pieces = zip(flat.split(sizes), params, strict=True)
-    return [piece.view(param.shape) if len(piece) else None for piece, param in pieces]
 
 
 def _without_counts(inner: Judge) -> Judge:
@@ -361,13 +353,8 @@ equals_one_optimizer = _without_counts(
             "the weights of a step with this rank's own gradients": _one_process(
                 lambda k: 1, mine=True
             ),
-            "the mean divided by the number of ranks a second time": _one_process(
-                lambda k: 1 / k**2
-            ),
             "the weights if every step makes a new optimizer: make it once, so that it keeps its "
             "state": _one_process(anew=True),
-            "the weights if a gradient that is None is left out, so that later gradients move "
-            "forward: put zeros in its place": _one_process(packed=True),
         },
     )
 )

@@ -227,6 +227,12 @@ async_server__as_a_class_edited = edits_of(
             return age
         """,
     ),
+    Mutant(
+        "wants_gradients",
+        "a tensor of the input requires a gradient",
+        "return age",
+        "w.requires_grad_(); return age",
+    ),
 )
 
 
@@ -334,12 +340,6 @@ work__vector_functions_edited = edits_of(
             continue
         """,
         VIRTUAL,
-    ),
-    Mutant(
-        "freezes",
-        "requires_grad of parameter",
-        "loss().backward()",
-        "loss().backward(); params[0].requires_grad_(False)",
     ),
 )
 

@@ -28,6 +28,7 @@ HIDDEN = {
                 "frozen": [2],
                 "again": [4, 0, 2],
                 "unused": [1],
+                "halved": True,
             },
         ),
         Case(
@@ -39,7 +40,7 @@ HIDDEN = {
     "pipeline_schedule": in_many_forms(
         *(
             Case(f"{p} stages, {bubble}", p, {"bubble": bubble}, network=NEAR)
-            for p, bubble in ((5, 0.41), (4, 0.75), (6, 0.4))
+            for p, bubble in ((5, 0.41), (4, 0.75), (6, 0.4), (4, 0.1))
         ),
         dtypes=("float32", "float64"),
         groups=False,

@@ -173,9 +173,19 @@ column_parallel__by_function_edited = edits_of(
     ),
     Mutant(
         "without_outputs_no_sum",
-        "Ranks 0, 1 wait for rank 2",
+        "which ended without taking part",
         "apply(x)",
         "apply(x) if len(self.weight) else x",
+    ),
+    Mutant(
+        "skips_zeros",
+        "waits in all_reduce",
+        "total = grad.contiguous()",
+        """
+        if not grad.any():
+            return grad
+        total = grad.contiguous()
+        """,
     ),
 )
 
@@ -386,10 +396,10 @@ row_parallel__by_function_edited = edits_of(
         return sum(parts)
         """,
     ),
-    Mutant("chunks", "✗ 3 ranks, fewer than one each", "columns.tensor_split(k", "columns.chunk(k"),
+    Mutant("chunks", "shapes cannot be multiplied", "columns.tensor_split(k", "columns.chunk(k"),
     Mutant(
         "sets_the_gradient",
-        "add it to the gradient that is in .grad already",
+        "gradient of bias",
         "class Rows(nn.Module):",
         """
         class Plus(torch.autograd.Function):
@@ -635,7 +645,7 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
     ),
     Mutant(
         "leaves_out_what_is_missing",
-        "a gradient that is None is left out",
+        "expected",
         "torch.zeros_like(p) if p.grad is None else p.grad for p in params",
         "p.grad for p in params if p.grad is not None",
     ),
@@ -707,7 +717,7 @@ def pipeline_schedule__by_warm_up(world_size, bubble):
 @passes
 def pipeline_schedule__by_formula(world_size, bubble):
     late = world_size - 1
-    m = max(1, math.ceil(late * (1 - bubble) / bubble)) if late else 1
+    m = max(1, math.ceil(late * (1 - bubble) / bubble - 1e-9)) if late else 1
     ranks = []
     for rank in range(world_size):
         ahead = min(late - rank, m)
@@ -792,4 +802,5 @@ pipeline_schedule__by_formula_edited = edits_of(
         "math.ceil(",
     ),
     Mutant("formula_rounded", "rank 0 has 8 micro-batches, expected 9", "math.ceil", "round"),
+    Mutant("formula_of_rounded_numbers", "rank 0 has 13 micro-batches, expected 12", " - 1e-9", ""),
 )
