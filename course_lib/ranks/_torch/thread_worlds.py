@@ -67,41 +67,21 @@ class World:
         return [{"pg_name": name, "backend_config": BACKEND} for name in self.pg_names.values()]
 
 
-class _ThreadWorlds(threading.local):
-    """Stands in for PyTorch's world; on a thread that has entered its own world, it is that one.
-
-    PyTorch reads its attributes ten times per operation. On a rank's thread they are in the
-    thread's own dictionary, where they are found without running Python code. `__getattr__` runs
-    only on other threads.
-    """
+class _ThreadWorlds:
+    """Stands in for PyTorch's world: has the attributes of the thread's own world, if it has one."""
 
     def __init__(self, ordinary: Any) -> None:
-        self.__dict__.update(_ordinary=ordinary, _entered=None)  # runs once in every thread
+        object.__setattr__(self, "_ordinary", ordinary)
+
+    @property
+    def _here(self) -> Any:
+        return self._ordinary if _local.world is None else _local.world
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._entered or self._ordinary, name)
+        return getattr(self._here, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._entered is None:
-            setattr(self._ordinary, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def enter(self, world: World) -> None:
-        self.__dict__.update(vars(world), _entered=world)
-        # PyTorch keeps a second table of groups by name in C++, one for each thread.
-        for group, name in world.pg_names.items():
-            c10d._register_process_group(name, group)  # type: ignore[arg-type]
-
-    def leave(self) -> None:
-        world = self._entered
-        if world is None:
-            return
-        for name in world.pg_names.values():
-            c10d._unregister_process_group(name)
-        mine = self.__dict__
-        vars(world).update({name: mine.pop(name) for name in vars(world)})
-        mine["_entered"] = None
+        setattr(self._here, name, value)
 
 
 @contextmanager
@@ -268,11 +248,13 @@ def _one_profiler() -> Iterator[None]:
 
 def join_world(context: RankContext, world: World | None = None) -> None:
     """Make this thread a rank; `world` has its groups from earlier calls, if there are any."""
-    worlds: Any = distributed_c10d._world
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
     _local.context = context
-    worlds.enter(World() if world is None else world)
+    _local.world = World() if world is None else world
+    # PyTorch keeps a second table of groups by name in C++, one for each thread.
+    for group, name in _local.world.pg_names.items():
+        c10d._register_process_group(name, group)  # type: ignore[arg-type]
     if not dist.is_initialized():
         _initialize(context)
 
@@ -286,9 +268,9 @@ def _initialize(context: RankContext) -> None:
 
 def leave_world() -> None:
     """Leave this thread's process groups. The world keeps them."""
-    worlds: Any = distributed_c10d._world
-    worlds.leave()
-    _local.context = None
+    world, _local.world, _local.context = _local.world, None, None
+    for name in world.pg_names.values() if world is not None else ():
+        c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
 def is_known(group: Any) -> bool:
@@ -298,6 +280,7 @@ def is_known(group: Any) -> bool:
 
 class _Local(threading.local):
     context: RankContext | None = None
+    world: World | None = None
 
 
 _local = _Local()
