@@ -18,6 +18,15 @@ def number_groups_from(count: int) -> None:
     c10d._world.group_count = count
 
 
+def refuse_other_numbers(rank: int, world_size: int, mine: int, size: int) -> None:
+    """Raise ValueError if a script joins as another rank than `mine` of `size`; -1: not given."""
+    if rank not in (-1, mine) or world_size not in (-1, size):
+        raise ValueError(
+            f"init_process_group(rank={rank}, world_size={world_size}) on rank {mine} of {size}: "
+            "these ranks are already in a process group. Leave out rank and world_size"
+        )
+
+
 def all_groups() -> list[Any]:
     """Return the groups of this process."""
     return list(c10d._world.pg_map)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective
+from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective, pieces
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
 
@@ -141,6 +141,11 @@ class PythonGroup(dist.ProcessGroup):
             seconds = isinstance(timeout, int | float)
             options.timeout = timedelta(seconds=timeout) if seconds else timeout
         self.barrier(options).wait()
+
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> dist.Work:
+        """Gather into the rows of one tensor. PyTorch has this since 2.14."""
+        here = options.rootRank == self.rank()
+        return self.gather([pieces(output, self.size())] if here else [], [tensor], options)
 
     # Point to point ------------------------------------------------------------------------
 
@@ -268,6 +273,17 @@ def _monitored_barrier(before: Any) -> Any:
     return monitored_barrier
 
 
+def _attach_flight_recorder(before: Any) -> Any:
+    """Wrap what attaches PyTorch's recorder to a new group, after 2.14: it needs a C++ backend."""
+
+    @functools.wraps(before)
+    def attach(group: Any, *rest: Any) -> None:
+        if not isinstance(group, PythonGroup):
+            before(group, *rest)
+
+    return attach
+
+
 def _ours(group: Any) -> PythonGroup | None:
     """Return the group, or the default group for ``None``, if it is a `PythonGroup`."""
     meant = dist.group.WORLD if group is None else group
@@ -284,6 +300,8 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
     "get_backend_config": _get_backend_config,
     "monitored_barrier": _monitored_barrier,
 }
+if hasattr(distributed_c10d, "_maybe_attach_flight_recorder"):
+    STAND_INS["_maybe_attach_flight_recorder"] = _attach_flight_recorder
 """Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from course_lib.ranks._torch.process_world import refuse_other_numbers
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.calls import CallOptions
 
@@ -68,7 +69,10 @@ class World:
 
 
 class _ThreadWorlds:
-    """Stands in for PyTorch's world: has the attributes of the thread's own world, if it has one."""
+    """Stands in for PyTorch's world: it has the attributes of the thread's world, if there is one.
+
+    Otherwise, it has those of the world of the process.
+    """
 
     def __init__(self, ordinary: Any) -> None:
         object.__setattr__(self, "_ordinary", ordinary)
@@ -95,7 +99,8 @@ def thread_worlds() -> Iterator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
             for name, stand_in in STAND_INS.items():
-                stack.enter_context(_replaced(module, name, stand_in))
+                if hasattr(module, name):
+                    stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
@@ -125,11 +130,21 @@ def _init_process_group(before: Any) -> Any:
     """Wrap ``init_process_group``: on a rank it does nothing, or rejoins a world that it left."""
 
     @functools.wraps(before)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *more: Any,
+        **named: Any,
+    ) -> None:
         context = _local.context
-        if context is None or args[:1] == (BACKEND,):
-            before(*args, **kwargs)
-        elif not dist.is_initialized():
+        if context is None or backend == BACKEND:
+            before(backend, init_method, timeout, world_size, rank, *more, **named)
+            return
+        refuse_other_numbers(rank, world_size, context.rank, context.world_size)
+        if not dist.is_initialized():
             _initialize(context)
 
     return init_process_group

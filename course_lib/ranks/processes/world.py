@@ -42,6 +42,7 @@ from course_lib.ranks._torch.process_world import (
     name_of,
     number_groups_from,
     put_back,
+    refuse_other_numbers,
     replace_new_group,
     tables_of,
 )
@@ -221,20 +222,11 @@ class World:
         *more: Any,
         **named: Any,
     ) -> None:
-        """Stand in for ``dist.init_process_group``, because these ranks have already joined.
-
-        Simulated ranks that are threads of this rank have their own backend and their own world.
-        """
+        """Stand in for ``dist.init_process_group``, because these ranks have already joined."""
         if is_registered(backend) and backend != "metered":
             self._init(backend, init_method, timeout, world_size, rank, *more, **named)
             return
-        mine = self.recorder.rank
-        if rank not in (-1, mine) or world_size not in (-1, self._size):
-            raise ValueError(
-                f"init_process_group(rank={rank}, world_size={world_size}) on rank {mine} of "
-                f"{self._size}: these ranks are already in a process group. Leave out rank and "
-                "world_size"
-            )
+        refuse_other_numbers(rank, world_size, self.recorder.rank, self._size)
         if not dist.is_initialized():
             self._join()
 

@@ -6,6 +6,9 @@ CPU time (``time.process_time``, ``time.thread_time``) remains the real CPU time
 An imported file that copied a clock before the call (``from time import sleep``) keeps the real
 clock. Functions that are sent from a notebook find the virtual one. The standard library gets the
 real clocks, too, because pools and event loops wait for the system, which uses real time.
+
+A virtual clock stands still while Python runs. So a loop until a time has come would never end.
+After many looks at a clock that stands still, each further look lets a little time pass.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from course_lib.ranks._torch.thread_worlds import current
+
+_WAITING = 100_000
+"""Looks at an unchanged clock, about a tenth of a second, after which a rank waits for the time."""
+_TICK = 1e-4
+"""Seconds of virtual time that pass with each further look."""
 
 
 class Clock(Protocol):
@@ -40,12 +48,23 @@ def _waits_itself(caller: FrameType) -> bool:
 def virtual_time() -> Iterator[None]:
     """Make the clocks of the module `time` virtual on the threads that are ranks."""
     started = time.time()
+    looks: dict[int, tuple[float, int]] = {}
 
-    def instead(real: Callable[..., Any], of_rank: Callable[[Clock], Any]) -> Callable[..., Any]:
+    def look(rank: int, clock: Clock) -> float:
+        now = clock.now()
+        before, count = looks.get(rank, (now, 0))
+        count = count + 1 if now == before else 1
+        if count > _WAITING:
+            clock.sleep(_TICK)
+            now = clock.now()
+        looks[rank] = now, count
+        return now
+
+    def instead(real: Callable[..., Any], of: Callable[[float], Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def clock() -> Any:
             context = None if _waits_itself(sys._getframe(1)) else current()
-            return real() if context is None else of_rank(context.endpoint)
+            return real() if context is None else of(look(context.rank, context.endpoint))
 
         return clock
 
@@ -61,19 +80,19 @@ def virtual_time() -> Iterator[None]:
         else:
             context.endpoint.sleep(seconds)
 
-    clocks: dict[str, Callable[[Clock], Any]] = {
-        "perf_counter": lambda rank: rank.now(),
-        "monotonic": lambda rank: rank.now(),
-        "time": lambda rank: started + rank.now(),
-        "perf_counter_ns": lambda rank: round(rank.now() * 1e9),
-        "monotonic_ns": lambda rank: round(rank.now() * 1e9),
-        "time_ns": lambda rank: round((started + rank.now()) * 1e9),
+    clocks: dict[str, Callable[[float], Any]] = {
+        "perf_counter": float,
+        "monotonic": float,
+        "time": lambda now: started + now,
+        "perf_counter_ns": lambda now: round(now * 1e9),
+        "monotonic_ns": lambda now: round(now * 1e9),
+        "time_ns": lambda now: round((started + now) * 1e9),
     }
     before = {name: getattr(time, name) for name in (*clocks, "sleep")}
     with ExitStack() as stack:
         for name, function in before.items():
             stack.callback(setattr, time, name, function)
-        for name, of_rank in clocks.items():
-            setattr(time, name, instead(before[name], of_rank))
+        for name, of in clocks.items():
+            setattr(time, name, instead(before[name], of))
         setattr(time, "sleep", sleep)  # noqa: B010  # mypy wants the real one's signature
         yield

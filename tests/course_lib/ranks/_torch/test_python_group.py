@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -134,3 +137,43 @@ def test_a_root_that_does_not_exist_is_named(on: Any, root: int) -> None:
         with pytest.raises(RankError, match=f"broadcast with root rank {root}: .* numbers 0 to 2"):
             ranks.run(lambda: dist.broadcast(torch.ones(1), src=root))
         ranks.run(dist.barrier)
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="PyTorch has it since 2.14")
+@pytest.mark.parametrize("kind", KINDS[1:])  # gloo itself cannot do it
+@pytest.mark.parametrize("length", [1, 3])
+def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length: int) -> None:
+    def program(length: int) -> list[float]:
+        rank = dist.get_rank()
+        rows = torch.zeros(3, length) if rank == 1 else None
+        gather: Any = dist.gather_single  # type: ignore[attr-defined]
+        gather(torch.arange(float(length)) + 10 * rank, rows, dst=1)
+        return [] if rows is None else rows.flatten().tolist()
+
+    with Ranks(3, **kind) as ranks:
+        expected = [10.0 * rank + i for rank in range(3) for i in range(length)]
+        assert ranks.run(program, length) == [[], expected, []]
+
+
+WITH_RECORDER = """
+import torch, torch.distributed as dist
+from course_lib.ranks import Ranks
+
+def total():
+    dist.new_group([0])
+    dist.all_reduce(x := torch.ones(1))
+    return x.item()
+
+for on in ("cpu", "simulated"):
+    with Ranks(2, on=on) as ranks:
+        assert ranks.run(total) == [2.0, 2.0]
+"""
+
+
+@pytest.mark.large
+def test_pytorch_s_flight_recorder_may_be_on() -> None:
+    """PyTorch 2.15 attached it to every group, also to those of Python, where it failed."""
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+    command = [sys.executable, "-c", WITH_RECORDER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

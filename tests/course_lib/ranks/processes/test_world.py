@@ -167,9 +167,12 @@ def test_what_every_script_ends_with_ends_the_call_only(ranks: Ranks) -> None:
     assert works(ranks)
 
 
-def test_a_wrong_rank_or_size_is_refused(ranks: Ranks) -> None:
+@pytest.mark.parametrize("given", [{"rank": 0, "world_size": 9}, {"world_size": 5}, {"rank": 7}])
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_wrong_rank_or_size_is_refused(ranks: Ranks, on: str, given: dict[str, int]) -> None:
+    these = ranks if on == "cpu" else Ranks(K, on="simulated")
     with pytest.raises(RankError, match="these ranks are already in a process group"):
-        ranks.run(lambda: dist.init_process_group(rank=0, world_size=9))
+        these.run(lambda: dist.init_process_group("gloo", **given))
 
 
 def test_the_environment_is_that_of_torchrun(ranks: Ranks) -> None:

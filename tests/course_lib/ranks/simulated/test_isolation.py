@@ -183,6 +183,21 @@ def test_sleep_and_clocks_are_virtual() -> None:
     assert "test_isolation.py" in sleeping.where
 
 
+def test_a_loop_until_a_time_ends_and_takes_that_time() -> None:
+    """It never ended, for the clock stood still; the report looked for an endless loop."""
+
+    def fn() -> float:
+        until = time.perf_counter() + 0.5
+        while dist.get_rank() == 1 and time.perf_counter() < until:
+            pass
+        dist.barrier()
+        return time.perf_counter()
+
+    network = Network(latency=0, bandwidth=1e9)
+    for now in Ranks(2, on="simulated", network=network, timeout=60).run(fn):
+        assert now == pytest.approx(0.5, abs=1e-3)
+
+
 def test_a_rank_that_polls_while_it_sleeps_lets_others_run() -> None:
     def fn() -> float:
         if dist.get_rank() == 0:
