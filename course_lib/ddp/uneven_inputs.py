@@ -24,6 +24,12 @@ import torch.distributed as dist
 
 from course_lib.collectives import Group, place_in
 
+_ALONE = (
+    "A rank that has left the loop of `with model.join():` repeats only what DDP itself sends. So "
+    "nothing else in the loop may communicate: no optimizer whose step() does, no metric that is "
+    "reduced. Move that behind the block, or give all ranks equally many batches."
+)
+
 
 class Activity:
     """The ranks that still had inputs at the last forward.
@@ -56,7 +62,12 @@ class Activity:
         """
         flags = torch.zeros(self._world_size, dtype=torch.int32, device=self._device)
         flags[self.rank] = int(active)
-        dist.all_reduce(flags, group=self.group)
+        try:
+            dist.all_reduce(flags, group=self.group)
+        except BaseException as error:
+            if not active:
+                error.add_note(_ALONE)  # if the ranks wait for one another, a report shows it
+            raise
         now = [rank for rank, flag in enumerate(flags.tolist()) if flag]
         if now:
             self.active = now

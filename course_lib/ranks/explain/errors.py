@@ -14,7 +14,7 @@ waits for whom, a traceback, a hint.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from course_lib.ranks.explain.stack_frames import StackFrame
@@ -71,6 +71,16 @@ class RanksError(RuntimeError):
         """Add a paragraph to the report, with facts that only a caller knows."""
         self.detail = "\n\n".join(filter(None, [self.detail, text]))
         self.args = (self._report(),)
+
+    def add_notes(self, notes: Iterable[str]) -> None:
+        """Add, once each, what code that waited has noted on the exception that ended its wait.
+
+        Such code may know why ranks wait for one another or disagree. It calls ``add_note`` on
+        whatever is raised in it, and raises it again.
+        """
+        if isinstance(self, DeadlockError | MismatchError):
+            for note in dict.fromkeys(notes):
+                self.add_detail(note)
 
     def _render_traceback_(self) -> list[str]:
         """Show only the report in a notebook: the traceback has only lines of this package."""

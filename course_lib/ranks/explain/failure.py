@@ -56,6 +56,8 @@ class Failure:
     """The exception itself, if it can be sent."""
     frames: tuple[StackFrame, ...] = ()
     """The lines of the user's code that led to it, outermost first, with their variables."""
+    notes: tuple[str, ...] = ()
+    """What was added to it with ``add_note``."""
 
     def original(self) -> BaseException | None:
         """Return the exception as it was raised, if it could be sent; else ``None``."""
@@ -90,7 +92,13 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         mismatch=isinstance(error, CollectiveMismatch),
         pickled=pickled,
         frames=frames_of(error, labels),
+        notes=notes_on(error),
     )
+
+
+def notes_on(error: BaseException) -> tuple[str, ...]:
+    """Return what was added to an exception with ``add_note``."""
+    return tuple(getattr(error, "__notes__", ()))
 
 
 def _without_libraries(

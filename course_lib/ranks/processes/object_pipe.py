@@ -125,7 +125,7 @@ class Answer:
     head: AnswerHead
     log: Read
     value: Read
-    """Reads the result, or the `Failure`."""
+    """Reads the result, the `Failure`, or the notes on what ended a given-up call."""
 
     def events(self) -> list[Event]:
         """Return the log. It is unpickled only here, because most logs are never read."""

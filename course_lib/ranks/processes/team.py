@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import Pipe
@@ -23,7 +23,7 @@ from typing import Any
 
 from course_lib.ranks.calls import Call, CallOptions, pack_call
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import interrupted
 from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
 from course_lib.ranks.output.printer import Printer, RankOutput
@@ -34,7 +34,7 @@ from course_lib.ranks.processes.board_views import RankPhase
 from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import Answer, CallHead, ObjectPipe
+from course_lib.ranks.processes.object_pipe import GIVEN_UP, Answer, CallHead, ObjectPipe
 from course_lib.ranks.processes.surroundings import Surroundings
 from course_lib.ranks.processes.watch import TeamWatch
 from course_lib.ranks.stopping import uninterrupted
@@ -278,6 +278,8 @@ class Team:
             if isinstance(error, KeyboardInterrupt):
                 self.interrupted = self.watch.states()
             self.reusable = self._give_up()
+            if isinstance(error, RanksError):
+                error.add_notes(self._notes())
             raise
         # All ranks have answered. If no communication is left behind, they can be used again.
         failures = self.watch.failures()
@@ -328,6 +330,14 @@ class Team:
             self._network.forget()
         self.board.clear()
         return True
+
+    def _notes(self) -> Iterator[str]:
+        """Yield the notes on the exceptions that ended the call on its ranks."""
+        for member in self.members:
+            if member.failure is not None:
+                yield from member.failure.notes
+            elif member.answer is not None and member.answer.head.kind == GIVEN_UP:
+                yield from member.answer.value()
 
     def end(self) -> None:
         """End the processes and remove what they left."""

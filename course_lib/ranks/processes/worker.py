@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks.calls import join_call, pack_result
-from course_lib.ranks.explain.failure import describe
+from course_lib.ranks.explain.failure import describe, notes_on
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.memory import pack, path_of
 from course_lib.ranks.output.displays import send_displays_to
@@ -153,8 +153,8 @@ def _run_call(
             # Not in a separate function or a ``with`` block: the signal's handler may run at its
             # beginning or end, and its exception would leave `_current` unchanged.
             _current = 0
-    except GivenUp:
-        kind, value, end = GIVEN_UP, None, time.monotonic()
+    except GivenUp as stopped:
+        kind, value, end = GIVEN_UP, notes_on(stopped), time.monotonic()
     except BaseException as error:
         kind, value, end = FAILURE, describe(error, labels), time.monotonic()
     # Also needed if a wait in compiled code was ended, or if user code replaced the exception.

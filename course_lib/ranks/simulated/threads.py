@@ -5,6 +5,7 @@ The process is the host of the simulated ranks; see `course_lib.ranks.host`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import sys
@@ -26,7 +27,7 @@ from course_lib.ranks.calls import CallOptions, join_call, pack_result
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import Failure, describe, timed_out
+from course_lib.ranks.explain.failure import Failure, describe, notes_on, timed_out
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
@@ -133,6 +134,7 @@ class Run:
         self.show = show
         self.halt = halt
         self.results: dict[int, Packed] = {}
+        self.notes: list[str] = []
         self.failures: dict[int, tuple[float, Failure]] = {}
         self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = labels
@@ -181,6 +183,9 @@ class Run:
         in_order = sorted(self.failures, key=lambda rank: (self.failures[rank][0], rank))
         outcome.failures = {rank: self.failures[rank][1] for rank in in_order}
         outcome.error = error or explain_leftovers(self.fabric)
+        if outcome.error is not None:
+            failed = (failure.notes for failure in outcome.failures.values())
+            outcome.error.add_notes([*self.notes, *itertools.chain(*failed)])
         lost = [rank for rank in range(self.world_size) if rank not in self.results]
         if lost and not outcome.failures and outcome.error is None:
             outcome.error = RanksError(
@@ -282,8 +287,8 @@ class Run:
                 self.ranks[rank].finish()
                 self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
-        except Stopped:
-            pass
+        except Stopped as stopped:
+            self.notes += notes_on(stopped)
         except BaseException as error:
             raised = True
             if not self.baton.stopping:

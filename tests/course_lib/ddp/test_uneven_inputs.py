@@ -8,6 +8,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
+from course_lib.ranks import DeadlockError, MismatchError
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import SMALL_CAP, batches, mlp, own_shards, sgd, state_of
 
@@ -87,3 +88,22 @@ def test_the_mean_over_the_ranks_that_still_have_batches(ranks_of, on, counts, b
         for tensor, first, expected in zip(replica, replicas[0], state_of(net), strict=True):
             assert torch.equal(tensor, first)
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def other_communication(own_group: bool) -> None:
+    """Reduce a metric inside the block, which ranks that have left it do not."""
+    group = dist.new_group() if own_group else None
+    wrapped = DistributedDataParallel(nn.Linear(6, 3))
+    with wrapped.join():
+        for _ in range(1 + dist.get_rank()):
+            loss = wrapped(torch.ones(2, 6)).sum()
+            loss.backward()
+            wrapped.finish_gradient_synchronization()
+            dist.all_reduce(loss.detach(), group=group)
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+@pytest.mark.parametrize(("own_group", "error"), [(True, DeadlockError), (False, MismatchError)])
+def test_a_report_says_why_other_communication_hangs_in_a_join(ranks_of, on, own_group, error):
+    with pytest.raises(error, match=r"`with model\.join\(\):` repeats only what DDP itself"):
+        ranks_of(on, 3).run(other_communication, own_group)
