@@ -12,7 +12,7 @@ test compares the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -245,6 +245,8 @@ class Collective:
     """Position of the argument that is a bare tensor in the shorter form."""
     one_by_one: str = ""
     """The method for a single operation, for backends that lack the method for several."""
+    variant: str = ""
+    """A word that all ranks of one call must have in common, beside the kind."""
     old_method: str = ""
     """Name of the method in releases before 2.13."""
 
@@ -353,6 +355,10 @@ COLLECTIVES = (
         result=lambda arguments: None,
     ),
 )  # fmt: skip
+
+
+MONITORED_BARRIER = replace(COLLECTIVES[-1], variant="monitored")
+"""A barrier in which ranks that call ``barrier`` do not take part, as with gloo."""
 
 
 def sent_to_others(kind: str, puts: Sequence[torch.Tensor], me: int) -> int | None:

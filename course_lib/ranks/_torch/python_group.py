@@ -17,7 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from course_lib.ranks._torch.collective_table import COLLECTIVES, Collective, pieces
+from course_lib.ranks._torch.collective_table import (
+    COLLECTIVES,
+    MONITORED_BARRIER,
+    Collective,
+    pieces,
+)
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
 
@@ -135,12 +140,12 @@ class PythonGroup(dist.ProcessGroup):
         return [torch.device("cpu"), torch.device("cuda")]
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Call `barrier`, which is always monitored here and always names all missing ranks."""
+        """Wait for all ranks. A barrier is always monitored here, and names all missing ranks."""
         options = dist.BarrierOptions()
         if timeout is not None:
             seconds = isinstance(timeout, int | float)
             options.timeout = timedelta(seconds=timeout) if seconds else timeout
-        self.barrier(options).wait()
+        _method(MONITORED_BARRIER)(self, options).wait()
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> dist.Work:
         """Gather into the rows of one tensor. PyTorch has this since 2.14."""

@@ -117,7 +117,7 @@ class MeteredProcessGroup(PythonGroup):
         root = self._peer(f"{kind.name} with root", options.rootRank) if kind.to_one else None
         if me.options.check_nan:
             refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
-        reduction = reduction_of(options.reduceOp) if kind.reduces else ""
+        reduction = reduction_of(options.reduceOp) if kind.reduces else collective.variant
         signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
         where = me.locate()
         seq = me.board.enter_collective(me.rank, self._place(), signature, where)

@@ -156,7 +156,9 @@ class SimulatedProcessGroup(PythonGroup):
         result = collective.result(arguments)
         works = []
         for puts, gets in collective.operations(arguments, self.size()):
-            reduction = _reduction(options.reduceOp, [*puts, *gets]) if kind.reduces else ""
+            tensors = [*puts, *gets]
+            variant = collective.variant
+            reduction = _reduction(options.reduceOp, tensors) if kind.reduces else variant
             works.append(self._post(kind.name, puts, gets, result, peer=root, op=reduction))
             if (limit := options.timeout.total_seconds()) > 0:
                 works[-1].limit(limit)

@@ -83,7 +83,7 @@ def test_a_group_from_before_a_failure_is_refused() -> None:
 def test_a_module_that_keeps_the_group_of_the_rank_that_imported_it() -> None:
     program = """
 import torch, torch.distributed as dist
-from course_lib.ranks import Ranks
+from course_lib.ranks import MismatchError, Ranks
 
 def fn():
     from torch.distributed.nn.functional import all_gather, all_reduce
@@ -131,6 +131,15 @@ def test_a_gloo_group_is_simulated() -> None:
     ranks = Ranks(3, on="simulated")
     assert ranks.run(fn) == [[4.0], [2.0], [4.0]]
     assert ranks.trace.calls(0)["barrier"] == 1
+
+
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_monitored_barrier_waits_for_no_plain_one(on: str) -> None:
+    def program() -> None:
+        dist.monitored_barrier() if dist.get_rank() == 1 else dist.barrier()
+
+    with Ranks(3, on=on) as ranks, pytest.raises(MismatchError, match=r"1 +barrier monitored"):
+        ranks.run(program)
 
 
 def test_a_monitored_barrier_is_one() -> None:
