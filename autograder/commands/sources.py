@@ -15,8 +15,8 @@ from autograder.collection.collecting import notebooks_of
 from autograder.collection.listing import SourceError
 from autograder.course import data_folder, load_config
 from autograder.files import write_whole
-from autograder.passes.rebuild import rebuild
 from autograder.passes.vet import MAX_NOTEBOOK, text_of
+from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\

@@ -17,13 +17,13 @@ from autograder.examination.booth import tapes_played_in
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.leaderboard.entries import DISQUALIFIED, FAILED, TIMED, UNFINISHED, Entry
-from autograder.passes.rebuild import rebuild
 from autograder.passes.vet import text_of
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.capstone import Race, Score, TapeError, draw, referee
 from course_lib.checking import Case, Check
 from course_lib.checking.judges import form_of
 from course_lib.learner.notebooks import EXPLORE
+from course_lib.learner.what_counts import rebuild
 from course_lib.ranks import RanksError, RankTimeout
 
 _MAX_FILE = 50 * 2**20

@@ -38,10 +38,10 @@ from autograder.course import handed_out
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, all_filled_in, examine_notebook
-from autograder.passes.rebuild import rebuild
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.settings import Settings
 from course_lib.checking import Case
+from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.failure import exit_reason
 
 _STATUS = 3

@@ -34,12 +34,13 @@ from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
 from autograder.passes.canary import Canaries, CanaryError
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
-from autograder.passes.rebuild import rebuild, released_notebook
+from autograder.passes.rebuild import released_notebook
 from autograder.passes.vet import damage, vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
+from course_lib.learner.what_counts import pictures_in, rebuild
 
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +54,7 @@ def rebuilt(folders: Folders, path: Path) -> nbformat.NotebookNode:
 
     """
     released = released_notebook(folders.release / path.parent.name, path.stem)
-    return rebuild(released, nbformat.read(path, as_version=4))
+    return rebuild(released, nbformat.read(path, as_version=4), pictures_in(path.parent))
 
 
 def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Settings) -> Verdict:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 from course_lib.learner.diary import find_desk
 from course_lib.learner.installed import SHARED
 
@@ -85,10 +87,30 @@ def cells(notebook: Path) -> list[Cell]:
         found = json.loads(notebook.read_bytes())["cells"]
         return [{**cell, "source": "".join(cell["source"])} for cell in found]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Unknown(
-            f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
-            "get a good copy"
-        ) from error
+        raise _damaged(notebook) from error
+
+
+def read(notebook: Path) -> nbformat.NotebookNode:
+    """Return a notebook in nbformat's newest format.
+
+    Raises:
+        Unknown: the file is not a notebook; the message names it.
+
+    """
+    try:
+        found: nbformat.NotebookNode = nbformat.reads(
+            notebook.read_bytes().decode("utf-8-sig"), as_version=4
+        )
+        return found
+    except Exception as error:  # nbformat raises errors of any type on a damaged file
+        raise _damaged(notebook) from error
+
+
+def _damaged(notebook: Path) -> Unknown:
+    return Unknown(
+        f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
+        "get a good copy"
+    )
 
 
 def role(cell: Cell) -> dict[str, Any]:

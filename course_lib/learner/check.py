@@ -1,8 +1,8 @@
 """``course check 03_collectives``: run all cells and checks of a copy in a new process.
 
 The result of a notebook depends on which cells were run, and in which order. This command runs
-every cell once, from top to bottom, as a grader would. It skips only the cells for free
-exploration.
+every cell that counts once, from top to bottom, as the grader does: `what_counts` is the rule of
+both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nbformat import NotebookNode
+
 from course_lib.learner import _course
-from course_lib.learner._course import Task, cells, is_check, role
+from course_lib.learner._course import Task
 from course_lib.learner.installed import find_course
-from course_lib.learner.notebooks import EXPLORE
 from course_lib.learner.start import add_desk, desk_of
+from course_lib.learner.what_counts import is_check, is_run, rebuild
 
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
@@ -56,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"You have no copy of {name} yet. Make one: course start {name}", file=sys.stderr)
             return 2
         tasks = _course.tasks(course, name)
-        steps = plan(notebook, course, name, _chosen(tasks, arguments.tasks))
+        released = _course.read(_course.notebook_of(course, name))
+        rebuilt = rebuild(released, _course.read(notebook))
+        steps = plan(rebuilt, released, _chosen(tasks, arguments.tasks))
     except _course.Unknown as error:
         print(f"course check: {error}", file=sys.stderr)
         return 2
@@ -70,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
             return status
         outcomes |= told
     print(summary(name, tasks, outcomes))
+    for note in rebuilt.metadata.get("rebuild", ()):
+        print(f"  Note: {note}.")
     return int(any(outcome["fraction"] < 1 for outcome in outcomes.values()))
 
 
@@ -83,38 +89,29 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     return [task for task in checked if not said or task.name in said]
 
 
-def plan(notebook: Path, course: Path, name: str, chosen: list[Task]) -> list[Step]:
-    """Return the steps: the student's code cells, and the released cell of each chosen check.
+def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> list[Step]:
+    """Return the steps: the cells that are run, and each chosen check at its place.
 
-    A check runs at its position in the student's copy. If the student deleted it, it runs at the
-    end. If the student wrote nothing above a check, it does not run: its step has a ``check`` and
-    an empty ``source``.
+    If the student wrote nothing above a check, it does not run: its step has a ``check`` and an
+    empty ``source``.
     """
-    released = cells(_course.notebook_of(course, name))
-    checks = {role(c)["grade_id"]: c["source"] for c in released if is_check(c)}
-    given = {c["source"].strip() for c in released} | {""}
-    left = [task.name for task in chosen]
+    left = {task.name for task in chosen}
+    given = {cell.source.strip() for cell in released.cells} - {""}
     steps: list[Step] = []
     wrote_something = False
-    code = [c for c in cells(notebook) if c.get("cell_type") == "code"]
+    code = [cell for cell in rebuilt.cells if cell.cell_type == "code"]
     for number, cell in enumerate(code, 1):
-        grade_id = role(cell).get("grade_id")
-        if grade_id in checks:
-            if grade_id in left:
-                left.remove(grade_id)
-                source = checks[grade_id] if wrote_something else ""
-                steps.append({"check": grade_id, "source": source, "number": number})
+        if is_check(cell):
+            name = cell.metadata.nbgrader.grade_id
+            if name in left:
+                source = cell.source if wrote_something else ""
+                steps.append({"check": name, "source": source, "number": number})
             wrote_something = False
-        elif EXPLORE not in _tags(cell):
-            wrote_something |= cell["source"].strip() not in given
-            steps.append({"source": cell["source"], "number": number})
-    number = len(code) + 1
-    return steps + [{"check": each, "source": checks[each], "number": number} for each in left]
-
-
-def _tags(cell: dict[str, Any]) -> list[str]:
-    tags = cell["metadata"].get("tags") if isinstance(cell.get("metadata"), dict) else None
-    return tags if isinstance(tags, list) else []
+        elif is_run(cell):
+            # A stub that was emptied is written elsewhere.
+            wrote_something |= cell.source.strip() not in given
+            steps.append({"source": cell.source, "number": number})
+    return steps
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
@@ -125,7 +122,8 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
     """
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "course_lib.learner._notebook_process"],
+        # -P: as in the grader, no file beside the notebook can be imported.
+        [sys.executable, "-P", "-m", "course_lib.learner._notebook_process"],
         stdin=subprocess.PIPE,
         pass_fds=[write],
         env={**os.environ, "MPLBACKEND": "agg"},
