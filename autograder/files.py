@@ -20,3 +20,8 @@ def write_whole(path: Path, text: str, encoding: str = "utf-8", errors: str = "s
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")  # other processes may write it too
     draft.write_text(text, encoding=encoding, errors=errors, newline="")
     draft.replace(path)
+
+
+def shown_path(path: Path, root: Path) -> Path:
+    """Return a path as messages show it: from the course folder, if it lies there."""
+    return path.relative_to(root) if path.is_relative_to(root) else path

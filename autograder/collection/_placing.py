@@ -40,6 +40,13 @@ class Places:
         """Return the time of the submission that counts, if its timestamp gives one."""
         return _time_of(self.submitted(student))
 
+    def first_time(self, student: str, sha256: str) -> datetime | None:
+        """Return when the student handed in exactly these files before, if they did."""
+        folders = [self.earlier(student) / sha256[:12]]
+        if Record(self.record).digest(student) == sha256:
+            folders.append(self.submitted(student))
+        return min((when for each in folders if (when := _time_of(each))), default=None)
+
     @property
     def record(self) -> Path:
         """The file with each student's digest and lateness."""
@@ -65,9 +72,13 @@ class Record:
         """Return the digest of the student's submission that counts, or an empty string."""
         return str(self._taken.get(student, {}).get("sha256", ""))
 
-    def keep(self, student: str, sha256: str, late: int) -> None:
+    def at(self, student: str) -> datetime | None:
+        """Return when the submission that counts was handed in for the last time, if known."""
+        return read_stamp(str(self._taken.get(student, {}).get("handed_in", "")))
+
+    def keep(self, student: str, sha256: str, late: int, at: datetime | None) -> None:
         """Remember the submission that counts now."""
-        entry = {"sha256": sha256, "days_late": late}
+        entry = {"sha256": sha256, "days_late": late, "handed_in": stamp(at) if at else ""}
         if self._taken.get(student) == entry:
             return
         self._taken[student] = entry
@@ -85,7 +96,7 @@ def digest_of(files: dict[str, bytes]) -> str:
 
 def place(
     places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
-    late: int,
+    late: int, at: datetime | None,
 ) -> str:  # fmt: skip
     """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
 
@@ -96,6 +107,8 @@ def place(
         files: name → content, without ``timestamp.txt``.
         when: the time; None if it is unknown, and then the submission counts as the latest.
         late: the number of days late, for the record.
+        at: the time that decides which is the latest; `when` is earlier if the same was handed in
+            before.
 
     """
     target, sha256 = places.submitted(student), digest_of(files)
@@ -104,12 +117,15 @@ def place(
         before = _time_of(target)
         if when is not None and before != when:
             (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
-        record.keep(student, sha256, late)
+        record.keep(student, sha256, late, at)
         return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
     if known:
-        before = _time_of(target)
-        is_older = before is not None and when is not None and when < before
-        if is_older or (places.earlier(student) / sha256[:12]).is_dir():
+        before = record.at(student) or _time_of(target)
+        if before is not None and at is not None:
+            is_older = at < before
+        else:
+            is_older = (places.earlier(student) / sha256[:12]).is_dir()
+        if is_older:
             keep_aside(places, student, files, when)
             return OLDER
         kept = places.earlier(student) / known[:12]
@@ -119,7 +135,7 @@ def place(
         else:
             target.rename(kept)
         _write(target, files, when)
-        record.keep(student, sha256, late)
+        record.keep(student, sha256, late, at)
         told = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
         return told + (
             "; the earlier one was GRADED already, so grade again"
@@ -127,7 +143,7 @@ def place(
             else ""
         )
     _write(target, files, when)
-    record.keep(student, sha256, late)
+    record.keep(student, sha256, late, at)
     return NEW
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -23,7 +26,7 @@ from autograder.collection.times import (
     read_time,
     shown,
 )
-from autograder.collection.vetting import Vetted, graded_cells, vet_hand_in
+from autograder.collection.vetting import Vetted, vet_hand_in
 from autograder.course import data_folder, load_config
 
 EXCHANGE = "/usr/local/share/nbgrader/exchange"
@@ -78,6 +81,7 @@ def collect(
     due: datetime | None = None,
     zone: tzinfo | None = None,
     file_times: bool = False,
+    retime: bool = False,
     write: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Collected:
@@ -92,6 +96,7 @@ def collect(
         due: the deadline; by default the gradebook's.
         zone: the time zone of times that name none; by default the course's.
         file_times: use the files' modification times if nothing else gives a time.
+        retime: correct the times of what was collected before, because its time zone was wrong.
         write: False to change nothing and only report what would be done.
         progress: called with the number of submissions read so far, and their total.
 
@@ -123,7 +128,7 @@ def collect(
         for hand_in, each in vetted:
             each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
         until = own_due.get(student, due)
-        collected.rows += _take(places, record, student, vetted, until, collected, write)
+        collected.rows += _take(places, record, student, vetted, until, collected, write, retime)
         progress(done, len(by_student))
     here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
     for student in students.students:
@@ -159,17 +164,55 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
             )
         path, format = found[0], "exchange"
     entries: Sequence[Entry] = list_source(path)
+    foreign = {}
     if path.name == "inbound":
+        if config.ExchangeCollect.get("check_owner", True):
+            foreign = _owned_by_others(path)
+        entries = [e for e in entries if e.path.partition("/")[0] not in foreign]
         entries = [replace(entry, path=f"inbound/{entry.path}") for entry in entries]
-    if not entries:
+    if not entries and not foreign:
         raise SourceError(f"{path} is empty: there is nothing to collect")
-    return gather(entries, assignment, format)
+    gathered = gather(entries, assignment, format) if entries else Gathered(format, [], [])
+    gathered.refused += [
+        Refused(folder.partition("+")[0], folder, f"belongs to {owner}, not to this student")
+        for folder, owner in foreign.items()
+        if f"+{assignment}+" in folder
+    ]
+    return gathered
+
+
+def _owned_by_others(inbound: Path) -> dict[str, str]:
+    """Return the submissions in the exchange that neither the named student nor we wrote.
+
+    Anybody may write into the exchange, and choose a folder's name.
+    """
+    ours = {_account(0), _account(os.geteuid())}
+    found = {}
+    for folder in inbound.iterdir():
+        owner = owner_of(folder)
+        whose = unicodedata.normalize("NFC", folder.name.partition("+")[0])
+        if owner not in ours and owner.casefold() != whose.casefold():
+            found[folder.name] = owner
+    return found
+
+
+def owner_of(path: Path) -> str:
+    """Return the account to which a file or folder belongs."""
+    return _account(path.lstat().st_uid)
+
+
+def _account(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _by_student(
     gathered: Gathered, students: Roster, collected: Collected
 ) -> dict[str, list[HandIn]]:
     found: dict[str, list[HandIn]] = {}
+    whose: dict[str, str] = {}
     for hand_in in gathered.hand_ins:
         known = students.find(hand_in.system_id, hand_in.name)
         who = hand_in.name or hand_in.system_id
@@ -180,6 +223,12 @@ def _by_student(
         if not student:
             collected.refused.append(Refused(who, "", "has a name that cannot be a student id"))
             continue
+        if not known and whose.setdefault(student, hand_in.name) != hand_in.name:
+            why = f"would have the student id {student}, as {whose[student]!r} has: rename one"
+            collected.refused.append(Refused(who, "", why))
+            continue
+        if not known and hand_in.name == hand_in.system_id != student:
+            hand_in.notes.append(f"{who!r} cannot be a student id, so the id is {student}")
         found.setdefault(student, []).append(hand_in)
     return found
 
@@ -228,6 +277,7 @@ def _take(
     due: datetime | None,
     collected: Collected,
     write: bool,
+    retime: bool,
 ) -> list[Row]:
     """Place the last submission that has a notebook, keep the others aside; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
@@ -239,33 +289,44 @@ def _take(
         collected.refused.append(Refused(student, "", "contains no notebook that can be graded"))
         return []
     rows = []
+    firsts: dict[str, datetime] = {}
     for hand_in, each in good:
-        if hand_in.when is None and record.digest(student) == digest_of(each.files):
+        sha256, at = digest_of(each.files), hand_in.when
+        if hand_in.when is not None:
+            known = None if retime else places.first_time(student, sha256)
+            first = min(filter(None, (hand_in.when, firsts.get(sha256), known)))
+            if first < hand_in.when:
+                each.notes.append("the same was handed in before, so the earlier time counts")
+            hand_in.when = firsts[sha256] = first
+        elif record.digest(student) == sha256:
             hand_in.when = places.time(student)  # the time from an earlier source
-        late = days_late(hand_in.when, due)
+        late = days_late(hand_in.when, due, collected.zone)
         is_last = each is good[-1][1]
         what = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
-            what = place(places, record, student, each.files, hand_in.when, late)
+            what = place(places, record, student, each.files, hand_in.when, late, at)
         elif write:
             keep_aside(places, student, each.files, hand_in.when)
-        elif is_last and record.digest(student) == digest_of(each.files):
+        elif is_last and record.digest(student) == sha256:
             what = "unchanged"
         rows.append(Row(student, hand_in.name, what, hand_in.when, late, "; ".join(each.notes)))
     return rows
 
 
-def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, frozenset[str]]:
-    """Return the `graded_cells` of an assignment's notebooks, by the notebooks' names.
+def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, nbformat.NotebookNode]:
+    """Return an assignment's notebooks as they were handed out, by their names.
 
     Raises:
         SourceError: there is no such assignment.
 
     """
-    directories = [str(config.CourseDirectory.source_directory), "assignments"]
+    directories = [
+        *(str(config.CourseDirectory.release_directory), "assignments"),
+        str(config.CourseDirectory.source_directory),
+    ]
     for directory in directories:
         if found := sorted((root / directory / assignment).glob("*.ipynb")):
-            return {path.stem: graded_cells(nbformat.read(path, as_version=4)) for path in found}
+            return {path.stem: nbformat.read(path, as_version=4) for path in found}
     known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
     told = ", ".join(known) or "none"
     raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {told}")

@@ -15,7 +15,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
-from autograder.collection.roster import read_table
+from autograder.collection.roster import Roster, read_roster, read_table
 from autograder.collection.times import read_time
 
 _COLUMNS = ("assignment", "student_id", "until")
@@ -36,12 +36,17 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
         raise SourceError(
             f"{path} has no column {missing[0]}: it needs the columns {', '.join(_COLUMNS)}"
         )
+    kept = data / "roster.csv"
+    students = read_roster(kept) if kept.is_file() else Roster()
     found = {}
     for number, row in rows:
         cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
         if cells.get("assignment") == assignment:
+            student = cells.get("student_id", "")
+            known = students.find(student, "")
             try:
-                found[cells.get("student_id", "")] = read_time(cells.get("until", ""), zone)
+                until = read_time(cells.get("until", ""), zone)
             except SourceError as error:
                 raise SourceError(f"{path}, line {number}: {error}") from None
+            found[known.student_id if known else student] = until
     return found

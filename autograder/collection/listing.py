@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 MAX_ENTRIES = 50_000
 """Largest number of files in one archive or folder: enough for three hundred students."""
@@ -76,7 +75,7 @@ def list_source(source: Path) -> list[Entry]:
         entries = list(_of_folder(source))
     elif source.is_file():
         try:
-            entries = list_zip(lambda: source.open("rb"))
+            entries = list_zip(source)
         except SourceError as error:
             raise SourceError(f"{source.name} {error}") from error
     else:
@@ -84,27 +83,24 @@ def list_source(source: Path) -> list[Entry]:
     return entries
 
 
-def list_zip(opened: Callable[[], IO[bytes]]) -> list[Entry]:
-    """Return the files in a zip.
-
-    Args:
-        opened: opens the zip for reading; called again for every file that is read.
+def list_zip(source: Path | io.BytesIO) -> list[Entry]:
+    """Return the files in a zip, which stays open as long as one of them may be read.
 
     Raises:
         SourceError: it is no zip, or has too many entries. The message continues the zip's name.
 
     """
     try:
-        with opened() as stream, zipfile.ZipFile(stream) as archive:
-            infos = archive.infolist()
+        archive = zipfile.ZipFile(source)
     except _NOT_READ as error:
         raise SourceError(f"cannot be read as a zip: {error}") from error
+    infos = archive.infolist()
     if len(infos) > MAX_ENTRIES:
         raise SourceError(
             f"holds {len(infos)} files and folders, but at most {MAX_ENTRIES} are accepted"
         )
     return [
-        _of_member(opened, info)
+        _of_member(archive, info)
         for info in infos
         if not info.is_dir() and not _is_junk(_decoded(info))
     ]
@@ -121,7 +117,7 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
     data = entry.read(limit)
     if len(data) > limit:
         raise SourceError(f"is larger than {limit // 2**20} MiB")
-    return list_zip(lambda: io.BytesIO(data))
+    return list_zip(io.BytesIO(data))
 
 
 def _of_folder(folder: Path) -> Iterator[Entry]:
@@ -143,6 +139,7 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
             elif not stat.S_ISREG(info.st_mode):
                 refusal = "is not an ordinary file"
             shown = relative.encode("utf-8", "replace").decode("utf-8")
+            shown = unicodedata.normalize("NFC", shown)
             yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
 
 
@@ -156,7 +153,7 @@ def _file_reader(path: Path) -> Callable[[int], bytes]:
     return read
 
 
-def _of_member(opened: Callable[[], IO[bytes]], info: zipfile.ZipInfo) -> Entry:
+def _of_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     path = _decoded(info)
     kind = stat.S_IFMT(info.external_attr >> 16)
     refusal = _name_refusal(path)
@@ -169,7 +166,7 @@ def _of_member(opened: Callable[[], IO[bytes]], info: zipfile.ZipInfo) -> Entry:
 
     def read(limit: int) -> bytes:
         try:
-            with opened() as stream, zipfile.ZipFile(stream) as archive, archive.open(info) as file:
+            with archive.open(info) as file:
                 return file.read(limit + 1)
         except _NOT_READ as error:
             raise OSError(f"cannot be unpacked: {error}") from error

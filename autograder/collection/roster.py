@@ -13,15 +13,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
 from autograder.files import write_whole
-
-_STUDENT = re.compile(r"[\w@][\w.@+-]{0,99}")
-"""The form of a student id. It is safe as a folder's name and on nbgrader's pages."""
 
 _COLUMNS = {
     "student_id": ("student_id", "student id", "username", "sis login id", "id number"),
@@ -50,11 +48,33 @@ class Student:
     """The time of their submission as the list writes it; empty or ``-`` if there is none."""
 
 
+def is_student_id(text: str) -> bool:
+    """Tell whether a text may be a student id: safe as a folder's name and on nbgrader's pages."""
+    return (
+        0 < len(text) <= 100
+        and all(_is_of_a_word(letter) or letter in "_.@+-" for letter in text)
+        and text[0] not in ".+-"
+    )
+
+
+def usable_id(text: str) -> str:
+    """Return a text without what a student id must not have; empty if nothing is left."""
+    return "".join(c for c in text if _is_of_a_word(c) or c in "_@-")[:100].lstrip("-")
+
+
+def _is_of_a_word(letter: str) -> bool:
+    """Tell whether a character is a letter, a mark that belongs to a letter, or a digit."""
+    return unicodedata.category(letter)[0] in "LMN"
+
+
 class Roster:
     """The students by their id, in the order of the list."""
 
     def __init__(self, students: Iterable[Student] = ()) -> None:
         self.students = {student.student_id: student for student in students}
+        self._alike: dict[str, list[Student]] = {}
+        for student in self.students.values():
+            self._alike.setdefault(student.student_id.casefold(), []).append(student)
         self._systems = {s.system_id: s for s in self.students.values() if s.system_id}
         self._names: dict[str, list[Student]] = {}
         for student in self.students.values():
@@ -66,9 +86,15 @@ class Roster:
         return bool(self.students)
 
     def find(self, system_id: str, name: str) -> Student | None:
-        """Return the student with this number of the system, id of the course, or unique name."""
+        """Return the student with this number of the system, id of the course, or unique name.
+
+        Ids may differ in case, if only one student's then fits.
+        """
         if found := self._systems.get(system_id) or self.students.get(system_id):
             return found
+        alike = self._alike.get(system_id.casefold(), [])
+        if len(alike) == 1:
+            return alike[0]
         named = self._names.get(plain_name(name), [])
         return named[0] if len(named) == 1 else None
 
@@ -85,8 +111,7 @@ class Roster:
 
 def plain_name(name: str) -> str:
     """Return a name without its order, case and punctuation, to compare it: ``Lovelace, Ada``."""
-    words = re.findall(r"\w+", name.replace("_", " ").casefold())
-    return "".join(sorted("".join(words)))
+    return "".join(sorted(filter(_is_of_a_word, name.casefold())))
 
 
 def read_roster(path: Path) -> Roster:
@@ -115,10 +140,11 @@ def read_roster(path: Path) -> Roster:
         if "points possible" in found["name"].lower() or not any(found.values()):
             continue  # Canvas's second line
         student = _student(found)
-        if not _STUDENT.fullmatch(student.student_id):
+        if not is_student_id(student.student_id):
+            instead = usable_id(student.student_id)
             raise SourceError(
                 f"{path}, line {number}: {student.student_id!r} cannot be a student id: use only "
-                "letters, digits and . _ - @ +"
+                "letters, digits and . _ - @ +" + (f", for example {instead}" if instead else "")
             )
         if student.student_id in students:
             raise SourceError(f"{path}, line {number}: {student.student_id} is in the list twice")
@@ -164,21 +190,28 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def decode(data: bytes) -> str:
-    """Decode a text: UTF-8 with or without byte order mark, UTF-16 with one, else GB 18030."""
+    """Decode a text: UTF-8 with or without byte order mark, UTF-16 with one, else GB 18030.
+
+    A letter with an accent is one character in the result, however it was written (NFC).
+    """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("gb18030", "replace")
+        text = data.decode("utf-16", "replace")
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = data.decode("gb18030", "replace")
+    return unicodedata.normalize("NFC", text)
 
 
 def student_id_of(system_id: str, name: str) -> str:
     """Return an id for a student who is in no class list; empty if none can be made.
 
-    In a plain folder, the id is the name of the student's folder. In a system's export, it is name
-    and number, because two students may have the same name.
+    In a plain folder, the id is the name of the student's folder, without what an id must not have.
+    In a system's export, it is name and number, because two students may have the same name.
     """
-    plain = "".join(re.findall(r"\w+", name))
-    made = system_id if name == system_id else f"{plain}-{system_id}".removeprefix("-")
-    return made if _STUDENT.fullmatch(made) else ""
+    if name == system_id:
+        return name if is_student_id(name) else usable_id(name)
+    plain = "".join(filter(_is_of_a_word, name))
+    made = f"{plain}-{system_id}".removeprefix("-")
+    return made if is_student_id(made) else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 from dateutil import parser, tz
@@ -109,11 +109,21 @@ def shown(when: datetime | None, zone: tzinfo | None) -> str:
     return when.astimezone(zone or UTC).strftime("%Y-%m-%d %H:%M %Z") if when else ""
 
 
-def days_late(when: datetime | None, due: datetime | None) -> int:
-    """Return how many days a submission is late; a day that has begun counts as one."""
+def days_late(when: datetime | None, due: datetime | None, zone: tzinfo | None = None) -> int:
+    """Return how many days a submission is late; a day that has begun counts as one.
+
+    Days are the calendar's in `zone`, or in UTC: a day with a change of the clocks is one day.
+    """
     if when is None or due is None:
         return 0
-    return max(0, math.ceil((when - due).total_seconds() / DAY))
+    late = when - due - clock_change(due, when, zone)
+    return max(0, math.ceil(late.total_seconds() / DAY))
+
+
+def clock_change(due: datetime, when: datetime, zone: tzinfo | None) -> timedelta:
+    """Return by how much the clocks of `zone` went back between two times; less than 0: forward."""
+    offsets = [moment.astimezone(zone or UTC).utcoffset() or timedelta() for moment in (due, when)]
+    return offsets[0] - offsets[1]
 
 
 def gradebook_due(config: Config, assignment: str) -> datetime | None:

@@ -24,7 +24,7 @@ from autograder.collection.times import (
     shown,
 )
 from autograder.course import data_folder, load_config
-from autograder.files import write_whole
+from autograder.files import shown_path, write_whole
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
@@ -105,6 +105,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             due=due,
             zone=zone,
             file_times=arguments.file_times,
+            retime=bool(arguments.timezone),
             write=write,
             progress=_progress,
         )
@@ -140,7 +141,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool, all:
         return
     path = data_folder(root, load_config(root)) / "collected" / f"{assignment}.csv"
     _write_table(path, rows, collected)
-    print(f"the whole table: {path.relative_to(root)}; next: autograder grade {assignment}")
+    print(f"the whole table: {shown_path(path, root)}; next: autograder grade {assignment}")
 
 
 def _summary(collected: Collected) -> str:

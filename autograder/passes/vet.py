@@ -8,14 +8,14 @@ nothing stops the grading, and `notes` says what was done.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ MAX_FILES = 200
 MAX_FILE = 10 * 2**20
 MAX_ALL = 50 * 2**20
 MAX_NOTEBOOK = 50 * 2**20
+MAX_READ = 5_000  # cells of a notebook
 _MAX_DIGITS = 300
 _MAX_NOTES = 20
 _NOTEBOOK = "the notebook"
-_ENCODED = "is in "
-"""The start of a note that is only about the encoding; nothing else of the notebook is lost."""
 _MENDED = "mended"
 """The key in a repaired notebook's metadata under which it says what was done."""
 
@@ -78,6 +77,7 @@ def set_aside(path: Path, folder: Path) -> None:
 
 def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None:
     kept = size = many = 0
+    beside: list[Path] = []
     for path, info in sorted(_below(folder)):
         if path in notebooks:
             continue
@@ -95,8 +95,12 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
         else:
             kept += 1
             size += info.st_size
+            beside.append(path)
             continue
         set_aside(path, folder)
+    released = folder.parents[2] / "release" / folder.name
+    names = (str(path.relative_to(folder)) for path in beside)
+    told += notes_on_files(name for name in names if not (released / name).exists())
     if many:
         told.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
 
@@ -120,25 +124,50 @@ def _is_timestamp(path: Path, size: int) -> bool:
         return False
 
 
+def notes_on_files(names: Iterable[str]) -> list[str]:
+    """Return a note on each kept file that a notebook might need; only its pictures are shown."""
+    return [
+        f"{name[:80]!r} is not there when the notebook is graded: only what is in its cells counts"
+        for name in names
+        if name.endswith((".py", ".csv", ".json"))
+    ]
+
+
 # The notebook ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read of a notebook.
+
+    Attributes:
+        problem: why it is replaced, or an empty string.
+        content: what can be read; None if nothing can.
+        whole: whether nothing of the content is damaged.
+
+    """
+
+    problem: str
+    content: Any = None
+    whole: bool = False
 
 
 def _vet_notebook(path: Path, told: list[str]) -> None:
     info = os.lstat(path)
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
-        problem, content = "is a link", None
+        found = _Read("is a link")
     elif info.st_size > MAX_NOTEBOOK:
-        problem, content = f"is larger than {MAX_NOTEBOOK // 2**20} MiB", None
+        found = _Read(f"is larger than {MAX_NOTEBOOK // 2**20} MiB")
     else:
-        problem, content = _read(path.read_bytes())
-    if not problem:
-        told += _told_before(path, content)
+        found = _read(path.read_bytes())
+    if not found.problem:
+        told += _told_before(path, found.content)
         return
-    done = "an empty notebook" if content is None else "its readable part"
-    note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
+    done = "an empty notebook" if found.content is None else "its readable part"
+    note = f"{_NOTEBOOK} {found.problem}. It was set aside, and {done} was graded in its place"
     told.append(note)
     set_aside(path, path.parent)
-    mended: Any = content if problem.startswith(_ENCODED) else _repaired(content)
+    mended: Any = found.content if found.whole else _repaired(found.content)
     mended["metadata"][_MENDED] = note
     path.write_text(json.dumps(mended), encoding="utf-8")
 
@@ -158,16 +187,15 @@ def text_of(data: bytes) -> str:
 def _encoded_oddly(data: bytes) -> str:
     encoding = json.detect_encoding(data)
     if encoding != "utf-8":
-        return f"{_ENCODED}{encoding} and not in plain UTF-8"
+        return f"is in {encoding} and not in plain UTF-8"
     try:
         data.decode()
     except UnicodeDecodeError:
-        return f"{_ENCODED}an encoding other than UTF-8, and some letters are lost"
+        return "is in an encoding other than UTF-8, and some letters are lost"
     return ""
 
 
-def _read(data: bytes) -> tuple[str, Any]:
-    """Return a notebook's problem, or an empty string, and the content that can be read."""
+def _read(data: bytes) -> _Read:
     long_numbers = 0
 
     def number(digits: str) -> int:
@@ -181,32 +209,66 @@ def _read(data: bytes) -> tuple[str, Any]:
     try:
         content = json.loads(text, parse_int=number)
     except (ValueError, RecursionError):
-        return _cut_off(text)
+        return _around_damage(text)
     if long_numbers:
-        return f"has a number with more than {_MAX_DIGITS} digits", content
+        return _Read(f"has a number with more than {_MAX_DIGITS} digits", content)
+    cells = _cells_of(content)
+    if cells is None or not isinstance(content.get("metadata"), dict):
+        return _Read("is damaged", content)
+    if content.get("nbformat") != 4:  # nbformat takes minutes to convert a large one
+        return _Read(f"has the old format {str(content.get('nbformat'))[:3]}", content)
+    if len(cells) > MAX_READ:
+        return _Read(f"has more than {MAX_READ} cells", content)
+    if not all(map(_is_cell, cells)):
+        return _Read("is damaged", content)
     try:
-        nbformat.reads(json.dumps(content), as_version=4)
-        ordinary = isinstance(content.get("metadata"), dict) and (
-            content.get("nbformat") != 4 or all(map(_is_cell, content["cells"]))
-        )
+        # nbgrader reads it again, so whatever nbformat refuses is damage. Outputs do not count.
+        bare = [{**cell, "outputs": []} if "outputs" in cell else cell for cell in cells]
+        nbformat.reads(json.dumps({**content, "cells": bare}), as_version=4)
     except Exception:  # nbformat may raise anything, and nbgrader would stop at the error
-        ordinary = False
-    return (_encoded_oddly(data) if ordinary else "is damaged"), content
+        return _Read("is damaged", content)
+    return _Read(_encoded_oddly(data), content, whole=True)
 
 
-def _cut_off(text: str) -> tuple[str, Any]:
-    """Return the problem of a notebook that is not JSON, and its cells up to the damage."""
+def _cells_of(content: Any) -> list[Any] | None:
+    """Return the cells of a notebook in format 4, or in an older one that has worksheets."""
+    if not isinstance(content, dict):
+        return None
+    if isinstance(cells := content.get("cells"), list):
+        return cells
+    sheets = content.get("worksheets")
+    if not isinstance(sheets, list):
+        return None
+    found = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
+    return [cell for cells in found if isinstance(cells, list) for cell in cells]
+
+
+_CELL = re.compile(r'\{\s*"(?:attachments|cell_type|execution_count|id|metadata|outputs|source)"')
+"""The beginning of a cell, as editors write it."""
+_MOST_DAMAGE = 200
+"""Largest number of places from which reading is tried again."""
+
+
+def _around_damage(text: str) -> _Read:
+    """Return the cells of a notebook that is not JSON, except those that are damaged."""
     cells: list[Any] = []
+    decoder, damaged = json.JSONDecoder(), 0
     place = re.search(r'"cells"\s*:\s*\[\s*', text)
-    at, decoder = (place.end() if place else len(text)), json.JSONDecoder()
-    with contextlib.suppress(ValueError, RecursionError):
-        while at < len(text):
+    at = place.end() if place else len(text)
+    while at < len(text) and damaged < _MOST_DAMAGE:
+        try:
             cell, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            damaged += 1
+            following = _CELL.search(text, at + 1)
+            at = following.start() if following else len(text)
+            continue
+        if isinstance(cell, dict) and "cell_type" in cell:
             cells.append(cell)
-            at = re.compile(r"\s*,?\s*").match(text, at).end()  # type: ignore[union-attr]
+        at = re.compile(r"\s*,?\s*").match(text, at).end()  # type: ignore[union-attr]
     if not cells:
-        return "is not JSON", None
-    return f"ends or is damaged after its cell {len(cells)}", {"cells": cells}
+        return _Read("is not JSON")
+    return _Read(f"is damaged, and {len(cells)} of its cells can be read", {"cells": cells})
 
 
 def _is_cell(cell: Any) -> bool:
@@ -227,12 +289,12 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 def _repaired(content: Any) -> dict[str, Any]:
     """Return a notebook with the readable cells; the next pass restores the others."""
-    cells = content.get("cells") if isinstance(content, dict) else None
     kept: list[dict[str, Any]] = []
-    for cell in cells if isinstance(cells, list) else ():
+    for cell in (_cells_of(content) or [])[:MAX_READ]:
         if not isinstance(cell, dict) or (source := _source(cell)) is None:
             continue
         kind = cell.get("cell_type")
+        kind = "markdown" if kind in ("heading", "html") else kind  # of older formats
         kind = kind if kind in ("code", "markdown", "raw") else "raw"
         metadata = cell.get("metadata")
         mark = metadata.get("nbgrader") if isinstance(metadata, dict) else None
@@ -242,6 +304,8 @@ def _repaired(content: Any) -> dict[str, Any]:
             "metadata": {"nbgrader": mark} if isinstance(mark, dict) else {},
             "source": source,
         }
+        if kind == "markdown" and isinstance(cell.get("attachments"), dict):
+            clean["attachments"] = cell["attachments"]
         if kind == "code":
             clean |= {"outputs": [], "execution_count": None}
         kept.append(clean)

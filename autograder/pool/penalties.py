@@ -8,7 +8,7 @@ milliseconds each.
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, timedelta
 from pathlib import Path
 
 from nbformat.v4 import new_notebook
@@ -17,7 +17,7 @@ from nbgrader.preprocessors import AssignLatePenalties
 from traitlets.config import Config
 
 from autograder.collection.extensions import read_extensions
-from autograder.collection.times import course_zone
+from autograder.collection.times import clock_change, course_zone
 
 
 def renew_penalties(config: Config, data: Path, assignment: str) -> int:
@@ -32,15 +32,22 @@ def renew_penalties(config: Config, data: Path, assignment: str) -> int:
         SourceError: the file of extensions cannot be read.
 
     """
-    own_due = read_extensions(data, assignment, course_zone(data))
+    zone = course_zone(data)
+    own_due = read_extensions(data, assignment, zone)
     url = str(config.CourseDirectory.db_url)
     if url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:///")).is_file():
         return 0
     with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
         for submission in gradebook.assignment_submissions(assignment):
-            due, until = submission.assignment.duedate, own_due.get(submission.student.id)
-            naive = until.astimezone(UTC).replace(tzinfo=None) if until else None
-            submission.extension = naive - due if naive and due else None
+            due, when = (
+                each.replace(tzinfo=UTC) if each else None
+                for each in (submission.assignment.duedate, submission.timestamp)
+            )
+            until = own_due.get(submission.student.id, due)
+            extension = until - due if until and due else timedelta()
+            if until and when:  # nbgrader counts hours; a day of 25 hours is one day
+                extension += clock_change(until, when, zone)
+            submission.extension = extension or None
         gradebook.db.commit()
         before = _penalties(gradebook, assignment)
     for (student, notebook), (late, penalty) in before.items():

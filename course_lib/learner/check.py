@@ -23,7 +23,7 @@ from course_lib.learner import _course
 from course_lib.learner._course import Task
 from course_lib.learner.installed import find_course
 from course_lib.learner.start import add_desk, desk_of
-from course_lib.learner.what_counts import is_check, is_run, rebuild
+from course_lib.learner.what_counts import is_check, is_run, names_defined, rebuild
 
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
@@ -58,25 +58,40 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"You have no copy of {name} yet. Make one: course start {name}", file=sys.stderr)
             return 2
         tasks = _course.tasks(course, name)
-        released = _course.read(_course.notebook_of(course, name))
-        rebuilt = rebuild(released, _course.read(notebook))
-        steps = plan(rebuilt, released, _chosen(tasks, arguments.tasks))
+        chosen = _chosen(tasks, arguments.tasks)
+        status, outcomes, notes = check_notebook(course, name, notebook, chosen)
     except _course.Unknown as error:
         print(f"course check: {error}", file=sys.stderr)
         return 2
+    if status:
+        return status
+    print(summary(name, tasks, outcomes))
+    for note in notes:
+        print(f"  Note: {note}.")
+    return int(any(outcome["fraction"] < 1 for outcome in outcomes.values()))
+
+
+def check_notebook(
+    course: Path, name: str, notebook: Path, chosen: list[Task]
+) -> tuple[int, dict[str, Any], list[str]]:
+    """Return the exit status of the run, the outcome of each check, and notes on the notebook.
+
+    Raises:
+        Unknown: the file is not a notebook.
+
+    """
+    released = _course.read(_course.notebook_of(course, name))
+    rebuilt = rebuild(released, _course.read(notebook))
+    steps = plan(rebuilt, released, chosen)
     written = [step for step in steps if step["source"]]
     outcomes = {
         step["check"]: NOT_WRITTEN for step in steps if not step["source"] and "check" in step
     }
+    status = 0
     if any("check" in step for step in written):
-        status, told = run_steps(written, notebook.resolve().parent)
-        if status:
-            return status
-        outcomes |= told
-    print(summary(name, tasks, outcomes))
-    for note in rebuilt.metadata.get("rebuild", ()):
-        print(f"  Note: {note}.")
-    return int(any(outcome["fraction"] < 1 for outcome in outcomes.values()))
+        status, found = run_steps(written, notebook.resolve().parent)
+        outcomes |= found
+    return status, outcomes, list(rebuilt.metadata.get("rebuild", ()))
 
 
 def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
@@ -92,26 +107,34 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
 def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> list[Step]:
     """Return the steps: the cells that are run, and each chosen check at its place.
 
-    If the student wrote nothing above a check, it does not run: its step has a ``check`` and an
-    empty ``source``.
+    If the student has not written the functions of a task above its check, the check does not run:
+    its step has a ``check`` and an empty ``source``.
     """
-    left = {task.name for task in chosen}
-    given = {cell.source.strip() for cell in released.cells} - {""}
+    chosen_names = {task.name for task in chosen}
+    given = {cell.source.strip() for cell in released.cells}
+    wanted = _functions_of_tasks(released)
+    written: set[str] = set()
     steps: list[Step] = []
-    wrote_something = False
-    code = [cell for cell in rebuilt.cells if cell.cell_type == "code"]
-    for number, cell in enumerate(code, 1):
-        if is_check(cell):
-            name = cell.metadata.nbgrader.grade_id
-            if name in left:
-                source = cell.source if wrote_something else ""
-                steps.append({"check": name, "source": source, "number": number})
-            wrote_something = False
+    for number, cell in enumerate((c for c in rebuilt.cells if c.cell_type == "code"), 1):
+        if is_check(cell) and (name := cell.metadata.nbgrader.grade_id) in chosen_names:
+            source = cell.source if not wanted[name] or wanted[name] & written else ""
+            steps.append({"check": name, "source": source, "number": number})
         elif is_run(cell):
-            # A stub that was emptied is written elsewhere.
-            wrote_something |= cell.source.strip() not in given
+            if cell.source.strip() not in given:
+                written |= names_defined(cell.source)
             steps.append({"source": cell.source, "number": number})
     return steps
+
+
+def _functions_of_tasks(released: NotebookNode) -> dict[str, set[str]]:
+    """Return each check's name → the names that the stubs above it, of its task, define."""
+    found, names = {}, set[str]()
+    for cell in released.cells:
+        if is_check(cell):
+            found[cell.metadata.nbgrader.grade_id], names = names, set()
+        elif is_run(cell) and cell.metadata.get("nbgrader", {}).get("solution"):
+            names |= names_defined(cell.source)
+    return found
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:

@@ -102,6 +102,32 @@ def is_run(cell: NotebookNode) -> bool:
     return cell.cell_type == "code" and not is_check(cell) and EXPLORE not in tags
 
 
+def graded_cells(notebook: NotebookNode) -> set[str]:
+    """Return the names of the cells of any notebook that are answers or give points."""
+    cells = [cell for cell in notebook.cells if isinstance(cell, dict)]
+    marks = [(_nbgrader(cell), _grade_id(cell)) for cell in cells]
+    return {name for mark, name in marks if name and (mark.get("grade") or mark.get("solution"))}
+
+
+def tasks_in(released: NotebookNode, submitted: NotebookNode) -> set[str]:
+    """Return the names of the released answers and checks that are in a student's notebook."""
+    found = {index for index in _origins(released.cells, submitted.cells) if index is not None}
+    return {_grade_id(released.cells[index]) for index in found} & graded_cells(released)
+
+
+def is_untouched(released: NotebookNode, submitted: NotebookNode) -> bool:
+    """Tell whether nothing that counts was written in a student's notebook."""
+    mine, given = (
+        [cell.source.strip() for cell in rebuild(released, each).cells if _is_students(cell)]
+        for each in (submitted, released)
+    )
+    return mine == given
+
+
+def _is_students(cell: NotebookNode) -> bool:
+    return is_run(cell) or is_answer(cell) or not (_grade_id(cell) or _tags(cell))
+
+
 def pictures_in(folder: Path) -> dict[str, bytes]:
     """Return the pictures in a submission's folder, by relative path; links are not followed."""
     return {

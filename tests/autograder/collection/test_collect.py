@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import stat
+import time
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import nbformat
 import pytest
 
 from autograder.__main__ import main
+from autograder.collection import collecting
 from autograder.collection.collecting import Collected, collect
 from autograder.collection.formats import gather, recognise
 from autograder.collection.listing import Entry, SourceError, list_source
@@ -146,7 +148,7 @@ def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_pa
     )
     assert there == row.when.replace(tzinfo=None), "as nbgrader reads it"
     keep_zone(course / "grading", "UTC")
-    (again,) = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due).rows
+    (again,) = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due, retime=True).rows
     assert again.when == row.when + timedelta(hours=8), "the zone was mended"
     assert "21:00 UTC" in str(again.cells(UTC))
 
@@ -175,7 +177,7 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
     assert {row.student: row.late for row in collected.rows} == {"ada": 0, "grace": 1, "ming": 0}
     assert "not in the class list" in why(collected)
     assert "typed into Canvas" in why(collected)
-    assert "my work.ipynb' was used as the notebook" in str(collected.rows)
+    assert "my work.ipynb' was used as 02" in str(collected.rows)
     stamps = [p.parts[-3] for p in (course / "grading").rglob("timestamp.txt")]
     assert stamps == ["grace"], "Canvas says no time; nobody is late by a guess"
 
@@ -193,8 +195,8 @@ def test_anonymous_and_unpacked(course: Path, tmp_path: Path) -> None:
 def test_the_exchange(course: Path, tmp_path: Path) -> None:
     """Written by nbgrader's own `submit`; the latest counts, the earlier is kept."""
     inbound = tmp_path / "exchange" / "sgd-to-ddp" / "inbound"
-    for time, text in (("09:00", "first"), ("11:00", "last"), ("10:00", "second")):
-        folder = inbound / f"a+b+{ASSIGNMENT}+2026-11-20 {time}:00.123456 UTC+cafe"
+    for clock, text in (("09:00", "first"), ("11:00", "last"), ("10:00", "second")):
+        folder = inbound / f"a+b+{ASSIGNMENT}+2026-11-20 {clock}:00.123456 UTC+cafe"
         folder.mkdir(parents=True)
         (folder / FILE).write_bytes(notebook(text))
         (folder / "timestamp.txt").write_text("1999-01-01 00:00:00 UTC")
@@ -555,3 +557,154 @@ def test_the_command(
     assert autograder("collect", ASSIGNMENT, "nowhere") == 2
     assert "there is no file or folder nowhere" in capsys.readouterr().err
     assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2
+
+
+def solved() -> nbformat.NotebookNode:
+    notebook = nbformat.read(RELEASED / ASSIGNMENT / FILE, as_version=4)
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == "write_shard_bounds":
+            cell.source = "def shard_bounds(length, world_size, rank):\n    return 42, 43"
+    return notebook
+
+
+UNTOUCHED = (RELEASED / ASSIGNMENT / FILE).read_bytes()
+SOLVED = nbformat.writes(solved()).encode()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{ASSIGNMENT}-Copy1.ipynb", f"Copy of {ASSIGNMENT}.ipynb", f"{ASSIGNMENT} copy 2.ipynb"),
+        *(f"{ASSIGNMENT}_final.ipynb", f"{ASSIGNMENT} - Kopie.ipynb", "my solution.ipynb"),
+        *(f"{FILE}.txt", f"{ASSIGNMENT}.json", f"{ASSIGNMENT} (1).ipynb"),
+    ],
+)
+def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
+    course: Path, tmp_path: Path, name: str
+) -> None:
+    for solved_one, untouched in ((name, FILE), (FILE, name)):
+        source = tmp_path / "in" / solved_one / "ada"
+        source.mkdir(parents=True)
+        (source / solved_one).write_bytes(SOLVED)
+        (source / untouched).write_bytes(UNTOUCHED)
+        (row,) = collect(course, ASSIGNMENT, str(source.parent)).rows
+        (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
+        assert b"return 42, 43" in path.read_bytes(), row.notes
+        assert f"ignored: '{untouched}'" in row.notes
+        shutil.rmtree(course / "grading")
+
+
+def test_a_file_that_is_no_notebook_of_this_assignment_is_named(
+    course: Path, tmp_path: Path
+) -> None:
+    for student, files in {
+        "lecture": {FILE: notebook("a lecture")},
+        "helper": {FILE: SOLVED, "helpers.py": b"x = 1"},
+        "data": {FILE: SOLVED, "data.json": b"{}"},
+    }.items():
+        (tmp_path / "in" / student).mkdir(parents=True)
+        for name, data in files.items():
+            (tmp_path / "in" / student / name).write_bytes(data)
+    rows = {row.student: row for row in collect(course, ASSIGNMENT, str(tmp_path / "in")).rows}
+    assert "has none of this assignment's tasks" in rows["lecture"].notes
+    assert "'helpers.py' is not there when the notebook is graded" in rows["helper"].notes
+    assert "'data.json' is not there" in rows["data"].notes
+
+
+def test_names_of_people_everywhere(course: Path, tmp_path: Path) -> None:
+    people = ["Jose\u0301", "अदिति", "วิชัย", "José Núñez", "Lovelace, Ada", "O'Brien", "OBrien"]
+    for name in people:
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / FILE).write_bytes(notebook(name))
+    collected = collect(course, ASSIGNMENT, str(tmp_path / "in"), write=False)
+    assert {row.student for row in collected.rows} == {
+        *("José", "अदिति", "วิชัย", "JoséNúñez", "LovelaceAda", "OBrien")
+    }
+    assert "rename one" in why(collected), "two folders with one id"
+    roster = tmp_path / "r.csv"
+    roster.write_text("student_id,name\nS1234567,José\nada,Ada Lovelace\nADA,Ada Byron\n")
+    students = read_roster(roster)
+    assert students.find("s1234567", "") is students.students["S1234567"]
+    assert students.find("Ada", "") is None, "two would fit"
+    assert students.find("?", "José") is students.students["S1234567"]
+    roster.write_text("student_id\nO'Brien\n")
+    with pytest.raises(SourceError, match="for example OBrien"):
+        read_roster(roster)
+
+
+def test_a_day_is_the_calendars_in_the_courses_zone() -> None:
+    zone = find_zone("America/New_York")
+    due = read_time("2026-10-31 20:00", zone)  # the night in which summer time ends
+    for text, days in (
+        ("2026-10-31 20:00", 0), ("2026-11-01 19:30", 1), ("2026-11-01 20:30", 2)
+    ):  # fmt: skip
+        assert days_late(read_time(text, zone), due, zone) == days
+    due = read_time("2027-03-13 20:00", zone)  # and in which it begins
+    assert days_late(read_time("2027-03-14 20:30", zone), due, zone) == 2
+
+
+def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:
+    due = datetime(2026, 11, 20, tzinfo=UTC)
+    inbound = tmp_path / "x" / "inbound"
+
+    def hand_in(day: int, text: str) -> None:
+        folder = inbound / f"ada+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_bytes(notebook(text))
+
+    def now() -> tuple[str, int]:
+        rows = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange", due=due).rows
+        return submitted(course)["ada"], rows[-1].late
+
+    hand_in(19, "first")
+    hand_in(21, "first")
+    assert now() == ("first", 0)
+    hand_in(22, "second")
+    assert now() == ("second", 3)
+    hand_in(23, "first")
+    assert now() == ("first", 0)
+    assert now() == ("first", 0)
+
+
+def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbound = tmp_path / "x" / "inbound"
+    for when, text in (("2026-11-19", "hers"), ("2026-11-20", "not hers")):
+        folder = inbound / f"ada+{ASSIGNMENT}+{when} 10:00:00 UTC+{when}"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_bytes(notebook(text))
+    owners = {"2026-11-19": "Ada", "2026-11-20": "eve"}
+    monkeypatch.setattr(collecting, "owner_of", lambda p: owners[p.name.rpartition("+")[2]])
+    collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange")
+    assert submitted(course) == {"ada": "hers"}
+    assert "belongs to eve, not to this student" in why(collected)
+
+
+def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
+    course: Path, tmp_path: Path
+) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        for number in range(5000):
+            archive.writestr(f"a/{number:04}.txt", b"x")
+        archive.writestr(f"z/{FILE}", SOLVED)
+    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/work.zip": inner.getvalue()})
+    start = time.process_time()
+    collected = collect(course, ASSIGNMENT, str(source))
+    assert time.process_time() - start < 20
+    (row,) = collected.rows
+    assert "work.zip has 5001 files; 400 were looked at" in row.notes
+    assert len(collected.refused) <= 21 and "more files were refused" in why(collected)
+
+
+def test_grades_may_lie_outside_the_course(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in/ada").mkdir(parents=True)
+    (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
+    monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
+    command = ["autograder", "collect", ASSIGNMENT, str(tmp_path / "in"), "--course", str(course)]
+    monkeypatch.setattr("sys.argv", command)
+    assert main() == 0
+    assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.vet import MAX_FILES, _read, _repaired, notes, vet
+from autograder.passes.vet import MAX_FILES, MAX_READ, _read, _repaired, notes, vet
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.tiers import tier
 from tests.helpers.whole_class import leave_few_cases
@@ -105,7 +106,7 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "latin": (saved_in("latin-1"), 12, "some letters are lost"),
     "10,000 lines": (with_many_lines, 12, ""),
     "10,000 cells": (with_many_cells, 12, "left out"),
-    "cut": (cut_off, 12, "ends or is damaged after its cell"),
+    "cut": (cut_off, 12, "is damaged, and"),
     "link": (link_to_another, 0, "is a link"),
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
 }
@@ -188,6 +189,38 @@ def test_a_second_look_tells_the_same_and_changes_nothing(tmp_path: Path) -> Non
     "data", [b"", b"null", b"[]", b"[" * 100_000, b'{"cells": {}}', b"\xff\xfe", b'{"cells": [[]]}']
 )
 def test_whatever_it_is_a_notebook_comes_out(data: bytes) -> None:
-    problem, content = _read(data)
-    assert problem
-    nbformat.validate(nbformat.from_dict(_repaired(content)))
+    found = _read(data)
+    assert found.problem
+    nbformat.validate(nbformat.from_dict(_repaired(found.content)))
+
+
+def cell_of(kind: str, text: str) -> dict[str, object]:
+    field = "input" if kind == "code" else "source"
+    return {"cell_type": kind, field: [text], "metadata": {}, "outputs": []}
+
+
+def test_damage_in_the_middle_costs_its_own_cell_only() -> None:
+    cells = [nbformat.v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(9)]
+    text = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    at = text.index("n = 4")
+    for damaged in (text[: at - 3] + text[at:], text[:at] + "\\" + text[at + 4 :]):
+        found = _read(damaged.encode())
+        kept = [cell["source"] for cell in _repaired(found.content)["cells"]]
+        assert kept == [f"n = {n}" for n in range(9) if n != 4], found.problem
+
+
+def test_an_old_or_long_notebook_is_read_in_seconds() -> None:
+    old = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": []}
+    many = [cell_of("code", f"n = {n}") for n in range(300_000)]
+    heading = cell_of("heading", "A heading")
+    start = time.process_time()
+    found = _read(json.dumps({**old, "worksheets": [{"cells": [heading, *many]}]}).encode())
+    repaired = _repaired(found.content)
+    assert time.process_time() - start < 10
+    assert "old format 3" in found.problem
+    assert len(repaired["cells"]) == MAX_READ
+    assert [c["cell_type"] for c in repaired["cells"][:2]] == ["markdown", "code"]
+    assert repaired["cells"][1]["source"] == "n = 0"
+    nbformat.validate(nbformat.from_dict(repaired))
+    new = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": many}
+    assert "more than" in _read(json.dumps(new).encode()).problem

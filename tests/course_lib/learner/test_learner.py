@@ -113,7 +113,7 @@ def test_a_check_is_run_where_something_was_written_whatever_became_of_its_cell(
 ) -> None:
     main(["start", NAME])
     assert planned(course, mine) == [("rank", False)]
-    write(mine, assignment(STUB, "x = 1"))  # in a cell of their own
+    write(mine, assignment(STUB, RIGHT))  # in a cell of their own
     assert planned(course, mine) == [("rank", True)]
     changed = assignment(WRONG)
     (check,) = (c for c in changed.cells if "check(" in c.source)

@@ -1,0 +1,260 @@
+"""`course check` and the grader give the same points for whatever an editor or a student did."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import NotebookNode, v4
+
+from autograder.course import Folders, load_config
+from autograder.passes.examine import Exam, examine_notebook
+from autograder.passes.vet import vet
+from autograder.pool.one import blank, rebuilt
+from autograder.settings import Settings
+from course_lib.learner import _course
+from course_lib.learner.check import check_notebook
+from tests.helpers.course_folders import RELEASED, needs_sources
+from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, course_of, solution_in
+
+pytestmark = [needs_sources, pytest.mark.filterwarnings("ignore")]
+Change = Callable[[NotebookNode], Any]
+BOUNDS, AVERAGE, STEP = TASKS
+ALL = frozenset(TASKS)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course with few cases; the desk beside it has the same checks."""
+    root = course_of(tmp_path_factory.mktemp("one rule"), less=True)
+    shutil.copytree(root / "assignments" / ASSIGNMENT, root / "desk" / ASSIGNMENT)
+    return root
+
+
+def by_check(course: Path, notebook: NotebookNode) -> dict[str, float]:
+    path = course / "desk" / ASSIGNMENT / FILE
+    nbformat.write(notebook, path)
+    tasks = [task for task in _course.tasks(course, ASSIGNMENT) if task.checked]
+    status, outcomes, _ = check_notebook(course, ASSIGNMENT, path, tasks)
+    assert status == 0
+    return {task.name: task.points * outcomes[task.name]["fraction"] for task in tasks}
+
+
+def by_grader(course: Path, notebook: NotebookNode) -> dict[str, float]:
+    folders = Folders.of(course, load_config(course))
+    path = folders.submitted / "ada" / ASSIGNMENT / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    vet(ASSIGNMENT, "ada", [str(path)])
+    nb = rebuilt(folders, path)
+    verdict = blank(folders, path, nb, Settings())
+    exam = Exam.of(folders.source / ASSIGNMENT)
+    examine_notebook(nb, exam, verdict, logging.getLogger(__name__))
+    return {check.task: check.score for check in verdict.checks}
+
+
+# What was done to the solved notebook ------------------------------------------------------------
+
+
+def at(nb: NotebookNode, grade_id: str) -> int:
+    names = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in nb.cells]
+    return names.index(grade_id)
+
+
+def stub(task: str) -> str:
+    released = nbformat.read(RELEASED / ASSIGNMENT / FILE, as_version=4)
+    return str(released.cells[at(released, f"write_{task}")].source)
+
+
+def like(cell: NotebookNode, source: str, number: int = 1) -> NotebookNode:
+    """Return a copy as editors make it: the same metadata, another id."""
+    made = copy.deepcopy(cell)
+    made.id, made.source = f"pasted-{number}", source
+    return made
+
+
+def split(nb: NotebookNode) -> None:
+    place = at(nb, f"write_{BOUNDS}")
+    cell = nb.cells[place]
+    right = cell.source
+    cell.source = "import math  # a helper's part"
+    nb.cells.insert(place + 1, like(cell, right))
+
+
+def pasted_below(first: str) -> Change:
+    def change(nb: NotebookNode) -> None:
+        place = at(nb, f"write_{AVERAGE}")
+        cell = nb.cells[place]
+        right, cell.source = cell.source, first or stub(AVERAGE)
+        nb.cells.insert(place + 1, like(cell, right))
+
+    return change
+
+
+def rewritten_copy(nb: NotebookNode) -> None:
+    """Task 1's cell is pasted under task 2's stub, and rewritten there."""
+    place = at(nb, f"write_{AVERAGE}")
+    right, nb.cells[place].source = nb.cells[place].source, stub(AVERAGE)
+    nb.cells.insert(place + 1, like(nb.cells[at(nb, f"write_{BOUNDS}")], right))
+
+
+def solved_again_below(nb: NotebookNode) -> None:
+    """A wrong try with its check, then copies of both below."""
+    place, test = at(nb, f"write_{AVERAGE}"), at(nb, AVERAGE)
+    right, nb.cells[place].source = nb.cells[place].source, WRONG
+    more = [like(nb.cells[place], right), like(nb.cells[test], nb.cells[test].source, 2)]
+    nb.cells[test + 1 : test + 1] = more
+
+
+def all_in_one(*, deleted: bool, tests: bool = False) -> Change:
+    def change(nb: NotebookNode) -> None:
+        places = [at(nb, f"write_{task}") for task in TASKS]
+        nb.cells[places[0]].source = "\n\n\n".join(nb.cells[p].source for p in places)
+        for place, task in reversed([*zip(places, TASKS, strict=True)][1:]):
+            if deleted:
+                del nb.cells[place]
+            else:
+                nb.cells[place].source = stub(task)
+        if tests:
+            nb.cells[:] = [c for c in nb.cells if role(c).get("grade") is not True]
+
+    return change
+
+
+def role(cell: NotebookNode) -> dict[str, Any]:
+    return dict(cell.metadata.get("nbgrader", {}))
+
+
+def moved(task: str, to: int) -> Change:
+    def change(nb: NotebookNode) -> None:
+        nb.cells.insert(to, nb.cells.pop(at(nb, task)))
+
+    return change
+
+
+def merged(nb: NotebookNode) -> None:
+    place = at(nb, f"write_{BOUNDS}")
+    nb.cells[place].source += "\n\n" + nb.cells.pop(at(nb, BOUNDS)).source
+
+
+def without(*keys: str) -> Change:
+    def change(nb: NotebookNode) -> None:
+        for number, cell in enumerate(nb.cells):
+            if "metadata" in keys:
+                cell.metadata = {}
+            if "ids" in keys:
+                cell.id = f"new-{number}"
+
+    return change
+
+
+def in_front(source: str, **metadata: Any) -> Change:
+    def change(nb: NotebookNode) -> None:
+        place = at(nb, f"write_{AVERAGE}")
+        nb.cells.insert(place, v4.new_code_cell(source, metadata=metadata))
+
+    return change
+
+
+def in_the_cell(source: str, task: str = AVERAGE) -> Change:
+    def change(nb: NotebookNode) -> None:
+        cell = nb.cells[at(nb, f"write_{task}")]
+        cell.source = source.replace("SOLUTION", cell.source)
+
+    return change
+
+
+def set_up(more: str) -> Change:
+    """The locked set-up was edited, as editors allow it that know no lock."""
+
+    def change(nb: NotebookNode) -> None:
+        nb.cells[at(nb, "setup")].source += more
+        cell = nb.cells[at(nb, f"write_{BOUNDS}")]
+        cell.source += "\n\nassert math.pi"
+
+    return change
+
+
+def helper_in_a_cell_to_explore(nb: NotebookNode) -> None:
+    explored = next(c for c in nb.cells if c.metadata.get("tags") == ["explore"])
+    cell = nb.cells[at(nb, f"write_{AVERAGE}")]
+    explored.source, cell.source = cell.source, stub(AVERAGE)
+
+
+def as_text(nb: NotebookNode) -> None:
+    place = at(nb, f"write_{BOUNDS}")
+    old = nb.cells[place]
+    nb.cells[place] = v4.new_markdown_cell(old.source, id=old.id, metadata=old.metadata)
+
+
+def own_check(nb: NotebookNode) -> None:
+    nb.cells[at(nb, BOUNDS)].source = "print('12 of 12')"
+
+
+WRONG = f"def {AVERAGE}(params, group=None):\n    pass"
+CHANGES: dict[str, tuple[Change, frozenset[str]]] = {
+    "nothing": (lambda nb: None, ALL),
+    "split solution": (split, ALL),
+    "right copy below a wrong try": (pasted_below(WRONG), ALL),
+    "right copy below the stub": (pasted_below(""), ALL),
+    "copy of another task rewritten": (rewritten_copy, ALL),
+    "solved again below its check": (solved_again_below, ALL),
+    "all in one, others deleted": (all_in_one(deleted=True), ALL),
+    "all in one, stubs left": (all_in_one(deleted=False), ALL),
+    "all in one, checks deleted": (all_in_one(deleted=True, tests=True), ALL),
+    "a solution deleted": (lambda nb: nb.cells.pop(at(nb, f"write_{STEP}")), ALL - {STEP}),
+    "a check deleted": (lambda nb: nb.cells.pop(at(nb, AVERAGE)), ALL),
+    "the set-up deleted": (lambda nb: nb.cells.pop(at(nb, "setup")), ALL),
+    "a check moved to the top": (moved(BOUNDS, 0), ALL - {BOUNDS}),
+    "a solution moved to the end": (moved(f"write_{STEP}", 99), ALL - {STEP}),
+    "solution and check merged": (merged, ALL),
+    "metadata lost": (without("metadata"), ALL),
+    "metadata and ids lost": (without("metadata", "ids"), ALL),
+    "ids lost": (without("ids"), ALL),
+    "an own cell raises": (in_front("1 / 0"), ALL),
+    "an own cell is not Python": (in_front("this is no Python"), ALL),
+    "input": (in_the_cell("SOLUTION\ninput('go on?')"), ALL),
+    "breakpoint": (in_the_cell("SOLUTION\nbreakpoint()"), ALL),
+    "exit": (in_front("exit()"), ALL),
+    "sys.exit": (in_the_cell("SOLUTION\nimport sys; sys.exit(3)"), ALL),
+    "magics of a kernel": (
+        in_the_cell("%matplotlib widget\n%no_such_magic\n%config InlineBackend.x = 1\nSOLUTION"),
+        ALL,
+    ),
+    "a timed cell": (in_the_cell("%%time\nSOLUTION"), ALL),
+    "a shell": (in_front("!echo hello\n!pip --version"), ALL),
+    "top-level await": (in_front("import asyncio\nawait asyncio.sleep(0)"), ALL),
+    "a file beside": (in_the_cell("import beside_the_notebook\nSOLUTION"), ALL - {AVERAGE}),
+    "the set-up edited": (set_up("\nimport math"), ALL),
+    "solution in a cell to explore": (helper_in_a_cell_to_explore, ALL - {AVERAGE}),
+    "own cell tagged to explore": (in_front("1 / 0", tags=["explore"]), ALL),
+    "all tagged to be skipped": (
+        lambda nb: [cell.metadata.update(tags=["skip-execution"]) for cell in nb.cells],
+        ALL,
+    ),
+    "solution as text": (as_text, ALL),
+    "a check of their own": (own_check, ALL),
+    "untouched": (lambda nb: None, frozenset()),
+}
+QUICK = {"split solution", "all in one, stubs left", "input", "magics of a kernel", "untouched"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.large) for n in CHANGES],
+)
+def test_both_give_the_same_points(course: Path, name: str) -> None:
+    change, full = CHANGES[name]
+    released = course / "grading/release" / ASSIGNMENT / FILE
+    notebook = solution_in(course) if name != "untouched" else nbformat.read(released, as_version=4)
+    (course / "desk" / ASSIGNMENT / "beside_the_notebook.py").touch()
+    change(notebook)
+    checked, graded = by_check(course, notebook), by_grader(course, notebook)
+    assert checked == graded
+    assert {task for task, points in graded.items() if points == TASKS[task]} == full
