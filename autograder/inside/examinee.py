@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 import torch.distributed as dist
-from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from autograder.inside import cell, handover, scratch
 from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
 from course_lib.checking.on_ranks.wire import decode, encode
+from course_lib.learner.no_display import without_display
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.for_graders import (
     WIDE,
@@ -112,26 +112,8 @@ def _shell() -> InteractiveShell:
         history.store_inputs = keep
     # The error is reported separately from the output.
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
-    _forgive_magics(shell)
-    # There is no window: %matplotlib changes nothing, with any argument.
-    shell.enable_gui = lambda *_, **__: None  # type: ignore[method-assign]
-    shell.enable_matplotlib = lambda gui=None: (gui, "agg")  # type: ignore[method-assign]
-    shell.ask_exit = lambda: None  # type: ignore[attr-defined]
+    without_display(shell)
     return shell
-
-
-def _forgive_magics(shell: InteractiveShell) -> None:
-    """Make unknown line magics do nothing: a kernel knows more of them, for displays only."""
-    run = shell.run_line_magic
-
-    def forgiving(name: str, line: str, _stack_depth: int = 1) -> Any:
-        try:
-            return run(name, line, _stack_depth + 1)
-        except UsageError as error:
-            print(f"%{name} has no effect while grading: {error}", file=sys.stderr)
-            return None
-
-    shell.run_line_magic = forgiving  # type: ignore[method-assign, assignment]
 
 
 def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from typing import IO, Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from course_lib.learner.no_display import without_display
+
 INTERRUPTED = 130
 
 
@@ -36,6 +38,7 @@ def main() -> int:
         os.environ["IPYTHONDIR"] = home
         config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
         shell = InteractiveShell.instance(config=config)
+        without_display(shell)
         _be_quiet_about_failed_checks(shell)
         shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
         for step in plan["steps"]:
