@@ -1,13 +1,11 @@
 """The formulas against algebra, and against the virtual clock on which the algorithms run."""
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,6 @@ from course_lib.collectives.tuned import ALGORITHMS
 from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.processes.emulated_network import MAX_LAG
 
 NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
 WITH_OVERHEAD = Network(latency=1.3e-3, bandwidth=7e6, overhead=0.4e-3)
@@ -47,9 +44,8 @@ def run_one(name: str) -> None:
     getattr(collectives, name)(torch.ones(LENGTH))
 
 
-@pytest.mark.parametrize("network", [NETWORK, WITH_OVERHEAD], ids=["o = 0", "o > 0"])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", WITH_FORMULA)
+@pytest.mark.parametrize(("k", "network"), [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
 def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
     ranks = Ranks(k, on="simulated", network=network)
     ranks.run(run_one, name)
@@ -72,27 +68,6 @@ def test_an_overhead_is_paid_once_for_each_message_in_a_row(k):
     assert cost_model.central_all_reduce_time(1, k, only) == 2 * (k - 1) + 2
     assert cost_model.direct_all_reduce_time(1, k, only) == 2 * (k - 1) + 2
     assert cost_model.one_shot_all_reduce_time(1, k, only) == k - 1 + 1
-
-
-@pytest.mark.parametrize("algorithm", ["one_shot", "direct", "central", "tree", "ring"])
-def test_an_overhead_costs_the_same_on_emulated_ranks(algorithm):
-    """Real processes are not faster than the model, and the model knows the overhead.
-
-    A rank may count as started up to `MAX_LAG` = 3 ms earlier than the stopwatch.
-    """
-    network = Network(latency=1e-3, bandwidth=1e9, overhead=20e-3)
-    with Ranks(4, on="cpu", network=network, timeout=60) as ranks:
-        seconds = max(ranks.run(stopwatch, algorithm))
-    formula = cost_model.ALL_REDUCE_TIMES[algorithm](48, 4, network)
-    assert seconds > formula - MAX_LAG > 75e-3
-
-
-def stopwatch(algorithm: str) -> float:
-    ALGORITHMS[algorithm](torch.ones(12), None)  # opens the connections
-    dist.barrier()
-    start = time.monotonic()
-    ALGORITHMS[algorithm](torch.ones(12), None)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize("k", [32, 64])
@@ -148,8 +123,7 @@ def test_where_only_neighbours_have_a_cable_the_ring_wins():
     assert times["switch", "direct"] < times["switch", "ring"]
 
 
-@pytest.mark.parametrize("k", [3, 6, 12])
-@pytest.mark.parametrize("nbytes", [48, 48_000, 4_800_000])
+@pytest.mark.parametrize(("k", "nbytes"), [(3, 48), (6, 48_000), (12, 4_800_000)])
 def test_without_an_overhead_direct_or_one_shot_wins_everywhere(k, nbytes):
     network = Network(latency=1e-3, bandwidth=1e8)
     ranks, times = Ranks(k, on="simulated", network=network), {}
@@ -179,9 +153,8 @@ def test_two_levels(nodes, ranks_per_node):
 
 
 @pytest.mark.parametrize("latency", [1e-6, 1.3e-3, 1.0])
-@pytest.mark.parametrize("segments", [1, 2, 3, 8])
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-@pytest.mark.parametrize("overhead", [0.0, 4e-4])
+@pytest.mark.parametrize("segments", [1, 3, 8])
+@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (5, 4e-4)])
 def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency, overhead):
     network = Network(latency, NETWORK.bandwidth, overhead)
     ranks = Ranks(k, on="simulated", network=network)

@@ -9,9 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from multiprocessing import Pipe
-from typing import get_args
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from course_lib import cost_model
 from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.costs.collective_time import collective_time
-from course_lib.ranks.costs.network import AllReduceAlgorithm, Network
+from course_lib.ranks.costs.network import Network
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import MessageChannel, Wait
 from course_lib.ranks.processes.emulated_network import (
@@ -145,13 +143,11 @@ def simulated_ends(
     return {rank: max(e.end for e in events if e.rank == rank) - start for rank in range(k)}
 
 
-@pytest.mark.parametrize("network", [SLOW, BUSY], ids=["o = 0", "o > 0"])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"send", "recv"}))
-def test_emulated_simulated_and_formula_agree(
+@pytest.mark.parametrize(("k", "network"), [(1, SLOW), (3, SLOW), (4, BUSY)])
+def test_an_emulated_collective_ends_when_a_simulated_one_does(
     links_of: LinksOf, kind: str, k: int, network: Network
 ) -> None:
-    """On when each rank is done with each collective; the formula, on the last of them."""
     n, root, links = 840_000, k - 1, links_of(k, network)
     sizes = sizes_of(kind, k, 4 * n, root)
     rooted = root if KINDS[kind].to_one else None
@@ -159,29 +155,9 @@ def test_emulated_simulated_and_formula_agree(
     ends = [links.end(transfer) for transfer in transfers]
     simulated = simulated_ends(k, launch, kind, n, root, network=network)
     assert ends == [exactly(simulated[rank]) for rank in range(k)]
-    nbytes = 0 if kind == "barrier" else 4 * n
-    assert max(ends) == exactly(collective_time(kind, network, k, nbytes, root, 4))
 
 
-@pytest.mark.parametrize("overhead", [0.0, 5e-3])
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", [*get_args(AllReduceAlgorithm)])
-def test_an_all_reduce_takes_the_time_of_its_formula(
-    links_of: LinksOf, algorithm: AllReduceAlgorithm, k: int, overhead: float
-) -> None:
-    n, network = 840_000, replace(SLOW, overhead=overhead, all_reduce=algorithm)
-    links = links_of(k, network)
-    ends = links.collective("all_reduce", [[n]] * k, dict.fromkeys(range(k), 0.0))
-    last = max(links.end(transfer) for transfer in ends)
-    formula = cost_model.ALL_REDUCE_TIMES[algorithm.replace("-", "_")](n, k, network)
-    if (algorithm, k) == ("tree", 3):  # no rank is two messages from the root: see the formula
-        assert formula - 2 * network.time(0) < last <= formula
-    else:
-        assert last == exactly(formula)
-
-
-@pytest.mark.parametrize("overhead", [0.0, 5e-3])
-@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (4, 5e-3)])
 def test_messages_to_all_at_once_take_the_time_of_a_one_shot(
     links_of: LinksOf, k: int, overhead: float
 ) -> None:
@@ -384,8 +360,8 @@ def not_before(ranks: Ranks, fn: Callable[[], object], model: float) -> None:
     assert max(ranks.run(timed, fn)) >= 0.9 * model
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_no_all_reduce_is_faster_than_a_ring(k: int) -> None:
+def test_no_all_reduce_is_faster_than_a_ring() -> None:
+    k = 3
     nbytes = 4_000_000
     model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
     assert collective_time("all_reduce", SLOW, k, nbytes) == pytest.approx(model)
@@ -422,40 +398,6 @@ def test_nor_operations_that_queue_beside_computation() -> None:
     assert model > 0.2
     with Ranks(2, on="cpu", network=SLOW) as ranks:
         not_before(ranks, two_buckets, model)
-
-
-def test_sends_of_one_rank_share_its_link() -> None:
-    nbytes = 2_000_000
-
-    def fan_out() -> None:
-        x = torch.ones(nbytes // 4)
-        if dist.get_rank() == 0:
-            for request in [dist.isend(x, 1), dist.isend(x, 2)]:
-                request.wait()
-        else:
-            dist.recv(x, 0)
-
-    model = SLOW.latency + 2 * nbytes / SLOW.bandwidth
-    with Ranks(3, on="cpu", network=SLOW) as ranks:
-        not_before(ranks, fan_out, model)
-
-
-def test_nor_rows_and_columns_at_the_same_time() -> None:
-    model = 2 * 2_000_000 / SLOW.bandwidth + SLOW.latency
-    with Ranks(4, on="cpu", network=SLOW) as ranks:
-        not_before(ranks, partial(rows_and_columns, 2_000_000), model)
-
-
-def test_a_late_rank_delays_a_collective() -> None:
-    nbytes = 2_000_000
-
-    def late() -> None:
-        time.sleep(0.1 * dist.get_rank())
-        dist.all_reduce(torch.ones(nbytes // 4))
-
-    model = 0.1 + collective_time("all_reduce", SLOW, 2, nbytes)
-    with Ranks(2, on="cpu", network=SLOW) as ranks:
-        not_before(ranks, late, model)
 
 
 def test_values_are_right_and_ddp_runs() -> None:
