@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,7 @@ from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, Trace, per_rank
 from course_lib.ranks.explain import errors
 from course_lib.ranks.explain.failure import timed_out
-from course_lib.ranks.explain.pickling import dumps
-from course_lib.ranks.for_graders import end_soon, pack_call, preload
+from course_lib.ranks.for_graders import end_soon, pack, pack_call, preload
 
 Place = Literal["simulated", "cpu", "gpu"]
 _MAX_PRINTED = 20_000
@@ -54,7 +52,7 @@ class LocalRunner:
         self._on = on
         self._ranks = {} if ranks is None else ranks
         self._own = ranks is None
-        self._sealed: tuple[Check, _Sealed] | None = None
+        self._sealed: tuple[Check, Any] | None = None
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         """Run one case and return what was observed.
@@ -65,7 +63,9 @@ class LocalRunner:
         """
         mine = [encode(value) for value in inputs]
         if self._sealed is None or self._sealed[0] is not check:
-            self._sealed = check, _Sealed.of(check, self._function)
+            # The same for all cases: pickling it takes as long as a short case.
+            inline = partial(pack, inline=sys.maxsize)
+            self._sealed = check, pack_call(check.program, [self._function], {}, 1, inline)[0]
         ranks, printed = self._ranks_of(case, check), io.StringIO()
         touched: list[str] = []
         try:
@@ -110,36 +110,9 @@ class LocalRunner:
             ranks.close()
 
 
-class _Sealed:
-    """A program and a function as pickled bytes; a rank unpickles them to a call of one argument.
-
-    The program and the function are the same for all cases, and pickling them takes as long as a
-    short case. So they are pickled only once.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    @classmethod
-    def of(cls, check: Check, function: Callable[..., Any]) -> _Sealed:
-        """Pickle the check's program and the function; raise TypeError if they cannot be sent."""
-        return cls(pack_call(_examined, (check.program, function), {}, 1, dumps)[0])
-
-    def __reduce__(self) -> Any:
-        return _opened, (self.data,)
-
-
-def _opened(data: bytes) -> Callable[[bytes], bytes]:
-    called, arguments, _ = pickle.loads(data)
-    return partial(called, *arguments)
-
-
-def _examined(program: Callable[..., Any], function: Callable[..., Any], mine: bytes) -> bytes:
+def _run_program(sealed: Any, mine: bytes) -> bytes:
+    program, (function,), _ = sealed.read_last()
     return encode(program(function, decode(mine)))
-
-
-def _run_program(opened: Callable[[bytes], bytes], mine: bytes) -> bytes:
-    return opened(mine)
 
 
 @contextmanager

@@ -11,15 +11,14 @@ import inspect
 import linecache
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from course_lib.ranks.explain.pickling import dumps, find_unsendable
 from course_lib.ranks.explain.words import counted
 
-Bytes = TypeVar("Bytes")
+Bytes = TypeVar("Bytes", covariant=True)
 
 _MAX_SOURCE = 1 << 20
 
@@ -51,31 +50,26 @@ class Call:
 class PerRank(tuple[Any, ...]):
     """Values that differ between ranks, anywhere in the arguments; made by `per_rank`."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        own = getattr(_packing, "own", None)
-        if own is None:  # pickled outside a call: an ordinary tuple
-            return PerRank, (tuple(self),)
-        if len(self) != _packing.world_size:
-            raise _WrongNumber(
-                f"{_packing.name} is per_rank with {counted(len(self), 'value')}, but it needs "
-                f"{counted(_packing.world_size, 'value')}: one for each rank"
-            )
-        own.append(self)
-        return _mine, (len(own) - 1,)
-
 
 class _WrongNumber(ValueError):
     """A `per_rank` does not have exactly one value per rank."""
 
 
-_packing = threading.local()
-"""While a call is packed: ``own``, the `PerRank` found so far, and the facts for error messages."""
-_joining = threading.local()
-"""While a call is unpacked on a rank: ``own``, the values for this rank only."""
+def _check_number(name: str, values: PerRank, world_size: int) -> None:
+    if len(values) != world_size:
+        raise _WrongNumber(
+            f"{name} is per_rank with {counted(len(values), 'value')}, but it needs "
+            f"{counted(world_size, 'value')}: one for each rank"
+        )
 
 
-def _mine(index: int) -> Any:
-    return _joining.own[index]
+class Pack(Protocol[Bytes]):
+    """Makes bytes of an object, as `memory.pack` does."""
+
+    def __call__(
+        self, value: Any, *, elsewhere: Callable[[Any], int | None] | None = None
+    ) -> Bytes:
+        """Return the bytes; see `memory.pack`."""
 
 
 def per_rank(values: Iterable[Any]) -> PerRank:
@@ -95,11 +89,11 @@ def pack_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     world_size: int,
-    pack: Callable[[Any], Bytes],
+    pack: Pack[Bytes],
 ) -> tuple[Bytes, list[Bytes]]:
     """Return the call as bytes: the part that all ranks share, and each rank's own part, if any.
 
-    `pack` makes the bytes, as `explain.pickling.dumps` does.
+    `pack` makes the bytes, as `memory.pack` does.
 
     Raises:
         TypeError: something cannot be sent; the message names it.
@@ -119,27 +113,27 @@ def pack_call(
             f"lambda: asyncio.run({name}())"
         )
     own: list[PerRank] = []
+
+    def found(part: Any) -> int | None:
+        if not isinstance(part, PerRank):
+            return None
+        _check_number("a part of the arguments", part, world_size)
+        own.append(part)
+        return len(own) - 1
+
     try:
-        _packing.own, _packing.world_size = own, world_size
-        _packing.name = "a part of the arguments"
         for name, value in _named(args, kwargs):
-            if isinstance(value, PerRank) and len(value) != world_size:
-                _packing.name = name
-                value.__reduce_ex__(5)
-        try:
-            common = pack((fn, list(args), kwargs))
-        finally:
-            _packing.own = None
+            if isinstance(value, PerRank):
+                _check_number(name, value, world_size)
+        common = pack((fn, list(args), kwargs), elsewhere=found)
         if not own:
             return common, []
         return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
-    except _WrongNumber as error:
-        raise ValueError(str(error)) from None
+    except _WrongNumber:
+        raise
     except Exception as error:
         parts = {"the function": fn, **dict(_named(args, kwargs))}
         raise _cannot_be_sent(parts, error) from error
-    finally:
-        _packing.own = None
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -182,16 +176,12 @@ def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
         ) from None
 
 
-def join_call(common: Callable[[], Any], own: list[Any]) -> functools.partial[Any]:
+def join_call(common: Callable[[list[Any]], Any], own: list[Any]) -> functools.partial[Any]:
     """Return the call, on the rank, as a function without arguments.
 
     `common` unpickles the part that all ranks share, and `own` holds the values for this rank only.
     """
-    _joining.own = own
-    try:
-        fn, args, kwargs = common()
-    finally:
-        _joining.own = None
+    fn, args, kwargs = common(own)
     return functools.partial(fn, *args, **kwargs)
 
 

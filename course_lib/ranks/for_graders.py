@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         install_sources,
         pack_call,
     )
+    from course_lib.ranks.memory import pack
     from course_lib.ranks.placement import nccl_version, place, share
     from course_lib.ranks.processes.fork_client import (
         WIDE,
@@ -62,6 +63,7 @@ __all__ = [
     "here",
     "install_sources",
     "nccl_version",
+    "pack",
     "pack_call",
     "place",
     "preload",
@@ -81,6 +83,7 @@ __getattr__ = later(
         "PythonGroup watched_by": "_torch.python_group",
         "current here": "_torch.thread_worlds",
         "Sources cell_labels cell_sources install_sources pack_call": "calls",
+        "pack": "memory",
         "nccl_version place share": "placement",
         "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",
         "collapse serve": "processes.fork_server",

@@ -9,13 +9,14 @@ page when a reader writes to it. Nothing ever stays in the file system.
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 import os
 import pickle
 import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,15 +88,18 @@ class Packed:
         if self._free is not None:
             self._free()
 
-    def read(self) -> Any:
-        """Return the object, with memory of its own. Each `read` returns a new object."""
+    def read(self, own: Sequence[Any] = ()) -> Any:
+        """Return the object, with memory of its own. Each `read` returns a new object.
+
+        `own` holds the parts that are elsewhere; see `pack`.
+        """
         if self.fd < 0:
-            return unpack(bytearray(self.inline), self.size, self.parts)
+            return unpack(bytearray(self.inline), self.size, self.parts, own)
         try:
             data = map_file(self.fd, self.size, private=True)
         except OSError:  # perhaps a thousand ranks have used up all descriptors: copy at once
             data = _read_all(self.fd, self.size)
-        return unpack(data, self.size, self.parts)
+        return unpack(data, self.size, self.parts, own)
 
     def read_last(self) -> Any:
         """Return the object without a copy. After this call, it must not be read again."""
@@ -105,6 +109,10 @@ class Packed:
 
 class _Packer(Pickler):
     known: Collection[str] = ()
+    elsewhere: Callable[[Any], int | None] | None = None
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return None if self.elsewhere is None else self.elsewhere(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
@@ -192,7 +200,13 @@ def _read_all(fd: int, size: int) -> bytearray:
     return data
 
 
-def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> Packed:
+def pack(
+    value: Any,
+    *,
+    inline: int = _INLINE,
+    known: Collection[str] = (),
+    elsewhere: Callable[[Any], int | None] | None = None,
+) -> Packed:
     """Return `value` as bytes. Tensors arrive on the CPU, without the graph that made them.
 
     Args:
@@ -200,6 +214,8 @@ def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> P
         inline: up to this number of bytes, no file is used.
         known: the notebook's classes that the reader already has, by the names that cloudpickle
             gives them. They are not sent.
+        elsewhere: called with every part of the value; if it returns a number, the part is left
+            out, and the reader takes it from its list of such parts, at this index.
 
     Raises any exception that pickling raises.
 
@@ -209,6 +225,7 @@ def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> P
     try:
         packer = _Packer(spool, protocol=5, buffer_callback=buffers.append)
         packer.known = known
+        packer.elsewhere = elsewhere
         packer.dump(value)
         sizes = [spool.size]
         for buffer in buffers:
@@ -227,15 +244,25 @@ def pack(value: Any, *, inline: int = _INLINE, known: Collection[str] = ()) -> P
     return Packed(spool.size, len(sizes), spool.buffer)
 
 
-def unpack(data: Any, size: int, parts: int) -> Any:
-    """Return the object in `data`, which holds the bytes of a `Packed` of this size and parts."""
+class _Unpacker(pickle.Unpickler):
+    own: Sequence[Any] = ()
+
+    def persistent_load(self, index: int) -> Any:
+        return self.own[index]
+
+
+def unpack(data: Any, size: int, parts: int, own: Sequence[Any] = ()) -> Any:
+    """Return the object in `data`, which holds the bytes of a `Packed` of this size and parts.
+
+    `own` holds the parts that are elsewhere; see `pack`.
+    """
     view = memoryview(data)[:size]
-    if parts == 1:
-        return pickle.loads(view)
-    sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :])
+    sizes = struct.unpack(f"<{parts}Q", view[size - 8 * parts :]) if parts > 1 else (size,)
     at, buffers = sizes[0], []
     for length in sizes[1:]:
         at += -at % _ALIGN
         buffers.append(view[at : at + length])
         at += length
-    return pickle.loads(view[: sizes[0]], buffers=buffers)
+    unpacker = _Unpacker(io.BytesIO(view[: sizes[0]]), buffers=buffers)
+    unpacker.own = own
+    return unpacker.load()

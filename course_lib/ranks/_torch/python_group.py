@@ -305,9 +305,9 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
     "get_backend_config": _get_backend_config,
     "monitored_barrier": _monitored_barrier,
 }
+"""Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""
 if hasattr(distributed_c10d, "_maybe_attach_flight_recorder"):
     STAND_INS["_maybe_attach_flight_recorder"] = _attach_flight_recorder
-"""Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""
 
 
 for _each in COLLECTIVES:

@@ -32,8 +32,8 @@ _COUNT = struct.Struct("<B")  # number of objects in the message
 _HEADER = struct.Struct("<QI?")  # of an object: total bytes, number of parts, whether in a file
 _MAX_FDS = 8
 
-Read = Callable[[], Any]
-"""Unpickles an object that has arrived."""
+Read = Callable[..., Any]
+"""Unpickles an object that has arrived; its argument is that of `Packed.read`."""
 
 
 class ObjectPipe:
