@@ -379,7 +379,7 @@ class Watch:
         for each in error.states:
             if each.running:
                 each = replace(each, where=each.where or notes[each.rank]["line"])
-            elif each.rank in failures:
+            elif each.raised and each.rank in failures:
                 failure = failures[each.rank]
                 each = RankState(each.rank, f"raised {failure.kind}", failure.where)
             states.append(each)

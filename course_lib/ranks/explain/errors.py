@@ -39,6 +39,8 @@ class RankState:
     """For how long, in seconds; ``None`` if it was not measured."""
     running: bool = False
     """Whether it is in code of its own, and in no communication."""
+    raised: bool = False
+    """Whether an exception has ended it, and `doing` does not say which."""
 
     @property
     def line(self) -> str:

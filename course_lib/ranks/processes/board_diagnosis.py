@@ -209,6 +209,7 @@ def board_states(ranks: Sequence[RankView], now: float | None = None) -> list[Ra
                 rank.where if rank.state is not RankPhase.RUNNING else "",
                 max(0.0, now - rank.since) if running else None,
                 running=rank.state is RankPhase.RUNNING,
+                raised=rank.state is RankPhase.RAISED,
             )
         )
     return rows
