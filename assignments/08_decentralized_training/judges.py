@@ -62,6 +62,7 @@ def links_of(graph: str, k: int) -> list[tuple[int, int]]:
         "star": [(0, i) for i in range(1, k)],
         "complete": [(i, j) for j in range(k) for i in range(j)],
         "pairs": [(i, i + 1) for i in range(0, k - 1, 2)],
+        "hypercube": [(i, i ^ bit) for i in range(k) for bit in (1, 2, 4, 8) if i ^ bit < k],
         "alone": [],
     }
     return sorted({(min(a, b), max(a, b)) for a, b in pairs[graph] if a != b})
@@ -219,7 +220,10 @@ def mixed(change: Callable[[Tensor], Tensor] = lambda weights: weights) -> Oracl
 
 
 def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw each rank's parameters of ``shapes``, and targets for each step, one of ``graphs``."""
+    """Draw each rank's parameters of ``shapes``, and targets for each step, one of ``graphs``.
+
+    The targets are larger by ``size``; those of the rank ``zeros`` are zero.
+    """
 
     def draw() -> list[Tensor]:
         shapes = case.parameters["shapes"]
@@ -230,19 +234,20 @@ def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
         steps = matrices(case, rank)
         told = ("lr", "loss", "seconds", "unused", "before")
         options = {key: case.parameters[key] for key in told}
-        targets = [draw() for _ in steps]
+        size = 0 if rank == case.parameters["zeros"] else case.parameters["size"]
+        targets = [[size * each for each in draw()] for _ in steps]
         made.append({"values": draw(), "targets": targets, "matrices": steps, **options})
     return made
 
 
 def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str, Any]:
-    """Take a step with each of the case's matrices."""
+    """Take a step with each of the case's matrices; step t has the learning rate lr / (t + 1)."""
     params = [torch.nn.Parameter(value.clone()) for value in mine["values"]]
     for param in params if mine["before"] else ():
         param.grad = torch.ones_like(param)
     memory, calls = addresses(params), []
     matrices = watched_weights(given, mine["matrices"], params[0])
-    for targets, weights in zip(mine["targets"], matrices, strict=True):
+    for t, (targets, weights) in enumerate(zip(mine["targets"], matrices, strict=True)):
 
         def used(targets: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
             calls.append("loss")
@@ -257,7 +262,7 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
             return sum((p * t).sum() for p, t in used(targets))
 
         loss = product if mine["loss"] == "product" else distance
-        step(given.iterable(params), loss, mine["lr"], weights, group=given.group)
+        step(given.iterable(params), loss, mine["lr"] / (t + 1), weights, group=given.group)
     return {
         "parameter {}": [param.detach().clone() for param in params],
         "calls of loss()": len(calls),
@@ -294,7 +299,7 @@ def stepped(step: Step) -> Oracle:
             def gradient(x: Tensor, target: Tensor = target) -> Tensor:
                 return torch.cat(used) * (target if mine["loss"] == "product" else x - target)
 
-            new = step(weights_of(graph, len(inputs)), x, mine["lr"], gradient, old)
+            new = step(weights_of(graph, len(inputs)), x, mine["lr"] / (t + 1), gradient, old)
             old, x = old + gradient(x), new
         new_weights = x[me].to(mine["values"][0].dtype)
         pieces = torch.split(new_weights, [shape.numel() for shape in shapes])
@@ -312,34 +317,9 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 MISTAKES: dict[str, Step] = {
-    "the result if a parameter that loss() does not use stays unchanged: mix it like the others, "
-    "with the gradient 0": lambda w, x, lr, g, old: torch.where(g(x) == 0, x, w @ x - lr * g(x)),
-    "the weights before the step: write the result into the parameters": (
-        lambda w, x, lr, g, old: x
-    ),
     "W(w - η g): do not mix the gradient": lambda w, x, lr, g, old: w @ (x - lr * g(x)),
     "a step with the gradient at the mixed weights: compute it at the weights before mixing": (
         lambda w, x, lr, g, old: w @ x - lr * g(w @ x)
-    ),
-    "a step without mixing": lambda w, x, lr, g, old: x - lr * g(x),
-    "a step with η/K: use η, since gradients are not averaged here": lambda w, x, lr, g, old: (
-        w @ x - lr / len(w) * g(x)
-    ),
-    "mixing without a step": lambda w, x, lr, g, old: w @ x,
-    "a step with mixed gradients: mix the weights instead": lambda w, x, lr, g, old: (
-        x - lr * w @ g(x)
-    ),
-    "mixing with the mean over all ranks: mix with neighbours only": lambda w, x, lr, g, old: (
-        x.mean(0, keepdim=True) - lr * g(x)
-    ),
-    "mixing twice in a step": lambda w, x, lr, g, old: w @ w @ x - lr * g(x),
-    "mixing without ranks of little weight: hear every rank whose weight is not 0": (
-        lambda w, x, lr, g, old: torch.where(w > 0.1, w, 0) @ x - lr * g(x)
-    ),
-    "a step uphill: the sign of the gradient is wrong": lambda w, x, lr, g, old: w @ x + lr * g(x),
-    "a step with the learning rate 1": lambda w, x, lr, g, old: w @ x - g(x),
-    "a step that multiplies the mixing by η, too: multiply only the gradient": (
-        lambda w, x, lr, g, old: x + lr * (w @ x - x) - lr * g(x)
     ),
     "a step with a gradient that was added to an older one: clear .grad before backward": (
         lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
@@ -347,8 +327,6 @@ MISTAKES: dict[str, Step] = {
     "mixing with a column of the matrix: rank i needs row i": lambda w, x, lr, g, old: (
         w.T @ x - lr * g(x)
     ),
-    "mixing with the right ranks, but with the weights of a column: on rank i, the weight of "
-    "rank j is W[i, j]": lambda w, x, lr, g, old: torch.where(w > 0, w.T, 0) @ x - lr * g(x),
 }
 
 equals_steps = equals(
@@ -443,17 +421,10 @@ def heard_by_one(weights: Tensor) -> int:
     return int(_others(weights).sum(1).max())
 
 
-def sent_by_rank_0(weights: Tensor) -> int:
-    """Return the number of other ranks to which rank 0 sends."""
-    return int(_others(weights).sum(0)[0])
-
-
 def chosen(
     heard: Callable[[Tensor], int] = most_heard,
-    ways: int = 2,
     pieces: int | None = None,
-    whole: Callable[[float], float] = math.ceil,
-    first: int = 0,
+    whole: Callable[[float], int] = math.ceil,
 ) -> Oracle:
     """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
 
@@ -461,9 +432,7 @@ def chosen(
         heard: returns the number of messages of a rank in a step.
         pieces: number of pieces of a tensor in the ring all-reduce, by default K; each message
             carries one piece.
-        ways: number of passes around the ring: an all-reduce has ``ways`` · (K - 1) messages.
         whole: rounds the exact number of steps.
-        first: the position of the first candidate.
 
     """
 
@@ -471,7 +440,7 @@ def chosen(
         given, k = case.parameters, case.parameters["k"]
         latency, per_byte = given["latency"], 1 / given["bandwidth"]
         times: list[tuple[float, int, int | None]] = [
-            (ways * (k - 1) * (latency + given["nbytes"] / (pieces or k) * per_byte), 0, None)
+            (2 * (k - 1) * (latency + given["nbytes"] / (pieces or k) * per_byte), 0, None)
         ]
         for which, graph in enumerate(given["candidates"]):
             weights = weights_of(graph, k)
@@ -481,6 +450,6 @@ def chosen(
                 step = latency + heard(weights) * given["nbytes"] * per_byte
                 times.append((max(1, whole(exact)) * step, which + 1, which))
         seconds, _, best = min(times)
-        return {"seconds": seconds, "which": best if best is None else best + first}
+        return {"seconds": seconds, "which": best}
 
     return oracle

@@ -10,11 +10,19 @@ def graph(name, k, links):
 
 
 def mixing(name, k, graph, shape):
-    return Case(name, k, {"graphs": [graph] * 2, "shape": shape, "seconds": 50e-6})
+    own = {"graphs": [graph] * 2, "shape": shape, "seconds": 50e-6}
+    return Case(name, k, {**own, "size": 300, "zeros": 0})
 
 
 def steps(name, k, graphs, shapes, lr, **options):
-    plain = {"seconds": 0.0, "unused": None, "before": True, "loss": "distance"}
+    plain = {
+        "seconds": 0.0,
+        "unused": None,
+        "before": True,
+        "loss": "product",
+        "size": 300,
+        "zeros": 1,
+    }
     return Case(name, k, {**plain, "graphs": graphs, "shapes": shapes, "lr": lr, **options})
 
 
@@ -41,15 +49,15 @@ HIDDEN = {
     ),
     "decentralized_step": in_both_forms(
         steps(
-            "3 ranks, unused, and .grad is not empty", 3, ["ring"], [(2,), (3, 3)], 0.7, unused=0
+            "3 ranks, unused, and .grad is not empty", 3, ["ring"], [(2,), (3, 3)], 0.007, unused=0
         ),
         steps(
             "7 ranks, two groups, another matrix in each step",
-            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.15),
+            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.002),
         ),
         steps(
             "5 ranks, 60 µs of gradient, one way",
-            *(5, ["one way"] * 2, [(4, 2)], 0.35),
+            *(5, ["one way"] * 2, [(4, 2)], 0.003),
             seconds=60e-6,
         ),
     ),
