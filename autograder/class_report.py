@@ -82,6 +82,7 @@ class ClassReport:
         tasks: the tasks, in the notebook's order.
         guesses: a row for each prediction that somebody made.
         ungraded: students whose submission has no verdict yet.
+        notes: (student, what was put back, joined or left out of their notebook).
 
     """
 
@@ -91,6 +92,7 @@ class ClassReport:
     tasks: tuple[TaskReport, ...]
     guesses: tuple[Guesses, ...]
     ungraded: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...] = ()
 
     def histogram(self) -> list[tuple[str, int]]:
         """Count the students in each tenth of the points; full points are counted separately."""
@@ -131,6 +133,7 @@ def class_report(
         tuple(_task(task, found, median(seconds[task])) for task, found in checks.items()),
         _guesses(path for student in graded for path in notebooks.get(student, ())),
         tuple(sorted(set(verdicts) - set(graded))),
+        tuple((s, printable(n)) for s, found in graded.items() for v in found for n in v.notes),
     )
 
 
@@ -212,6 +215,9 @@ def as_text(report: ClassReport) -> str:
             told = ", ".join(f"{guess} ({count})" for guess, count in each.guesses)
             lines.append(f"  {each.question}: right is {each.actual}; guesses: {told}")
         parts.append("\n".join(lines))
+    if report.notes:
+        lines = [f"  {student}: {note}" for student, note in report.notes]
+        parts.append("\n".join(["unusual in notebooks", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -290,7 +296,10 @@ the table shows the reason that one of these students got.</p>{reasons or "<p>No
             f"<th>guesses (number of students)</th></tr></thead><tbody>{guesses}</tbody></table>"
             if guesses
             else "<p>No submitted notebook shows a scored prediction.</p>"
-        ),
+        )
+        + "<h2>What was unusual in notebooks?</h2><table><tbody>"
+        + "".join(f"<tr><td>{escape(s)}</td><td>{escape(n)}</td></tr>" for s, n in report.notes)
+        + "</tbody></table>",
     )
 
 

@@ -17,7 +17,7 @@ from autograder.collection._placing import Places, Record, digest_of, keep_aside
 from autograder.collection.extensions import read_extensions
 from autograder.collection.formats import Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
-from autograder.collection.roster import Roster, Student, read_roster, student_id_of
+from autograder.collection.roster import Roster, Student, kept_roster, read_roster, student_id_of
 from autograder.collection.times import (
     NoTimeZone,
     course_zone,
@@ -108,15 +108,14 @@ def collect(
     config = load_config(root)
     notebooks = notebooks_of(root, config, assignment)
     data = data_folder(root, config)
-    kept = data / "roster.csv"
-    students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
+    students = read_roster(roster) if roster else kept_roster(data)
     gathered = _gather(config, source, assignment, format)
     due = due or gradebook_due(config, assignment)
     zone = zone or course_zone(data)
     own_due = read_extensions(data, assignment, zone)
     times = {student: _time_in(listed, zone) for student, listed in students.students.items()}
     if write and roster:
-        students.write(kept)
+        students.write(data / "roster.csv")
     places = Places(data, assignment)
     refused = [_by_our_id(each, students) for each in gathered.refused]
     collected = Collected([], refused, [], gathered.format, zone=zone)
@@ -143,8 +142,7 @@ def hand_ins_by_student(
 ) -> tuple[dict[str, list[HandIn]], list[Refused], str]:
     """Return a source's unread files by the course's student ids, the refused, and the format."""
     config = load_config(root)
-    kept = data_folder(root, config) / "roster.csv"
-    students = read_roster(roster or kept) if roster or kept.is_file() else Roster()
+    students = read_roster(roster) if roster else kept_roster(data_folder(root, config))
     gathered = _gather(config, source, assignment, format)
     collected = Collected([], list(gathered.refused), [], gathered.format)
     return _by_student(gathered, students, collected), collected.refused, gathered.format

@@ -15,7 +15,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
-from autograder.collection.roster import Roster, read_roster, read_table
+from autograder.collection.roster import kept_roster, read_table
 from autograder.collection.times import read_time
 
 _COLUMNS = ("assignment", "student_id", "until")
@@ -36,8 +36,7 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
         raise SourceError(
             f"{path} has no column {missing[0]}: it needs the columns {', '.join(_COLUMNS)}"
         )
-    kept = data / "roster.csv"
-    students = read_roster(kept) if kept.is_file() else Roster()
+    students = kept_roster(data)
     found = {}
     for number, row in rows:
         cells = dict(zip(header, (cell.strip() for cell in row), strict=False))

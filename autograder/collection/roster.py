@@ -156,6 +156,12 @@ def read_roster(path: Path) -> Roster:
     return Roster(students.values())
 
 
+def kept_roster(data: Path) -> Roster:
+    """Return the class list that was kept for later commands; empty if there is none."""
+    path = data / "roster.csv"
+    return read_roster(path) if path.is_file() else Roster()
+
+
 def _student(found: Mapping[str, str]) -> Student:
     student_id = found["student_id"] or found["email"].partition("@")[0]
     # Canvas's test student has an id but no login. Moodle writes a number as "Participant 123".

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
-from autograder.collection.roster import Roster, read_roster
+from autograder.collection.roster import kept_roster, read_roster
 from autograder.collection.times import course_zone
 from autograder.course import data_folder, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
@@ -49,8 +49,7 @@ def export(
     """
     config = load_config(root)
     data = data_folder(root, config)
-    kept = roster or data / "roster.csv"
-    students = read_roster(kept) if roster or kept.is_file() else Roster()
+    students = read_roster(roster) if roster else kept_roster(data)
     grades = read_grades(config, data, students, assignments)
     if not grades:
         raise ExportError("the gradebook has no students yet: run autograder grade first")

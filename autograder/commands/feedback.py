@@ -20,15 +20,17 @@ Write grading/feedback/STUDENT/ASSIGNMENT/NOTEBOOK.html for every graded submiss
 what was examined, which case failed first and why, and how many hidden cases there were. It also
 has the points for written questions with your comments, the late penalty, and questions about the
 grade with your answers. No submission can make the page run a script or fetch anything.
-nbgrader generate_feedback writes the same pages; nbgrader release_feedback hands them out through
-the exchange. For Moodle and Canvas, give --zip and the zip of submissions that you collected. The
-pages are then packed into a new zip, whose file names tell the system the student of each page."""
+With --release, the pages of students who used nbgrader submit are handed out through the exchange,
+and the others are named. nbgrader generate_feedback writes the same pages. For Moodle and Canvas,
+give --zip and the zip of submissions that you collected. The pages are then packed into a new zip,
+whose file names tell the system the student of each page."""
 EXAMPLES = """\
 examples:
   autograder feedback
   autograder feedback 02_data_parallel_sgd
   autograder feedback 02_data_parallel_sgd --student ada
-  autograder feedback 02_data_parallel_sgd --zip submissions.zip"""
+  autograder feedback 02_data_parallel_sgd --zip submissions.zip
+  autograder feedback 02_data_parallel_sgd --release"""
 
 
 UPLOAD = {
@@ -114,6 +116,31 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     return to, system, without, sorted(with_page - found.keys())
 
 
+def release(root: Path, assignment: str, student: str) -> list[str]:
+    """Hand the pages out through nbgrader's exchange; return the students whom it cannot reach.
+
+    The exchange finds a student's page by a secret that ``nbgrader submit`` wrote beside the
+    submission. Without this secret, nbgrader's own command stops.
+
+    Raises:
+        FeedbackError: nbgrader could not write into the exchange.
+
+    """
+    config = load_config(root)
+    folders = (data_folder(root, config) / "feedback").glob(f"{student}/{assignment}")
+    wanted = ("submission_secret.txt", "timestamp.txt")
+    found = {each.parent.name: all((each / n).is_file() for n in wanted) for each in folders}
+    without = sorted(name for name, is_there in found.items() if not is_there)
+    if len(without) == len(found):
+        return without
+    config.CourseDirectory.student_id_exclude = ",".join(without)
+    config.CourseDirectory.student_id = "" if student == "*" else student
+    outcome = NbGraderAPI(config=config).release_feedback(assignment)
+    if not outcome["success"]:
+        raise FeedbackError(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
+    return without
+
+
 def _show(done: int, of: int) -> None:
     if sys.stderr.isatty():
         print(
@@ -138,17 +165,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the zip of submissions from Moodle or Canvas; the pages are packed into a zip that "
         "Moodle or Canvas can read",
     )
+    parser.add_argument(
+        "--release", action="store_true", help="hand the pages out through nbgrader's exchange"
+    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     warnings.filterwarnings("ignore", module="nbgrader.api")
-    if arguments.source and not arguments.assignment:
-        print("autograder feedback: --zip needs ASSIGNMENT", file=sys.stderr)
+    if (arguments.source or arguments.release) and not arguments.assignment:
+        print("autograder feedback: --zip and --release need ASSIGNMENT", file=sys.stderr)
         return 2
     try:
         missing = feedback(root, arguments.assignment, arguments.student)
         packed = pack(root, arguments.assignment, arguments.source) if arguments.source else None
+        unreached = (
+            release(root, arguments.assignment, arguments.student) if arguments.release else []
+        )
     except (FeedbackError, SourceError) as error:
         print(f"autograder feedback: {error}", file=sys.stderr)
         return 2
@@ -160,6 +193,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             print(
                 f"  no page could be written for: {', '.join(students)}; grade these students again"
             )
+    if unreached:
+        print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
+        print(f"  hand their pages out from {folder}")
     if packed:
         to, system, without, others = packed
         if without:

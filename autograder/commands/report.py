@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from autograder.class_report import as_page, as_text, class_report
+from autograder.collection.roster import kept_roster
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from autograder.pool.book import current
@@ -34,7 +35,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write and print the report; return the exit status."""
     folders, name = Folders.of(root, load_config(root)), arguments.assignment
     try:
-        there = students(folders, name)
+        roster = kept_roster(folders.data)
+        there = [s for s in students(folders, name) if not roster or s in roster.students]
+        left = sorted(set(students(folders, name)) - set(there))
         notebooks = {student: handed_in(folders, name, student) for student in there}
     except NothingToGrade as error:
         print(f"autograder report: {error}", file=sys.stderr)
@@ -50,5 +53,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     page = folders.data / "report" / f"{name}.html"
     write_whole(page, as_page(report))
     print(as_text(report))
+    if left:
+        print(f"not counted, because they are not in the class list: {', '.join(left)}")
     print(f"as a page: {page}")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.collection.roster import kept_roster
 from autograder.course import Folders, load_config
 from autograder.pool.class_list import (
     Books,
@@ -78,6 +79,12 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             found = []
         cells = (f"{n:{len(head)}}" for head, n in zip(HEADS, row(found), strict=True))
         print("  ".join([f"{name:{width}}", *cells]))
+        roster = kept_roster(folders.data)
+        notes += [
+            f"{name}: {s.student}: not in the class list"
+            for s in found
+            if roster and s.student not in roster.students
+        ]
         notes += [f"{name}: {s.student}: submitted no notebook" for s in found if not s.notebooks]
         notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in found if s.failed]
     if notes:

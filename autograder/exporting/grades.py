@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from autograder.collection.roster import Roster, Student
 from autograder.collection.times import DAY
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
+LEFT = "not in the class list"
 
 
 class ExportError(ValueError):
@@ -27,8 +28,9 @@ class Grade:
     """One student's grade in one assignment.
 
     Attributes:
-        status: ``missing``; ``not graded``, if the student submitted again since; ``to be read``,
-            if a person must grade a question; or ``graded``.
+        status: ``not in the class list``, if the student left the class; ``missing``; ``not
+            graded``, if the student submitted again since; ``to be read``, if a person must grade a
+            question; or ``graded``.
         score: the points less the late penalty, at least 0; None if there are none.
         tasks: points of each task, including written questions that have been read.
 
@@ -54,7 +56,8 @@ def read_grades(
     Args:
         config: nbgrader's configuration.
         data: the class's folder, to find submissions that are not graded yet.
-        roster: the class list. Students who are only in the gradebook come after it.
+        roster: the class list. Students who are only in the gradebook come after it, marked as
+            having left.
         assignments: their names; by default all in the gradebook.
 
     Raises:
@@ -74,11 +77,13 @@ def read_grades(
         students = dict(roster.students)
         for each in gradebook.students:
             students.setdefault(each.id, _student(each))
-        return [
+        found = [
             grade
             for name in assignments or known
             for grade in _of_assignment(gradebook, data, name, list(students.values()))
         ]
+    left = students.keys() - roster.students.keys() if roster else set()
+    return [replace(g, status=LEFT) if g.student.student_id in left else g for g in found]
 
 
 def _student(each: Any) -> Student:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -53,21 +54,27 @@ class _Renderer(IPythonRenderer):
     """nbconvert's renderer, except that a picture without an attachment raises no error."""
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
-        """Return a picture, or only its description if it is an attachment.
-
-        Attachments are lost when the notebook is rebuilt.
-        """
-        if url.startswith("attachment:"):
+        """Return a picture, or only its description if its attachment was left out."""
+        name = url.removeprefix("attachment:")
+        if name != url and name not in self.attachments:
             return escape(text)
         return str(super().image(text, url, title))
 
 
-def safe_html(source: str) -> str:
-    """Return Markdown as HTML without scripts, styles, forms or addresses to load."""
+def safe_html(source: str, attachments: Mapping[str, Any] | None = None) -> str:
+    """Return Markdown as HTML without scripts, styles, forms or addresses to load.
+
+    Args:
+        source: the Markdown.
+        attachments: name → type → base64 of the pictures that it shows.
+
+    """
     if len(source) > MAX_SOURCE or source.count("<") > MAX_TAGS:
         return _as_typed(source)
     try:
-        renderer = _Renderer(escape=False, exclude_anchor_links=True)
+        renderer = _Renderer(
+            escape=False, exclude_anchor_links=True, attachments=dict(attachments or {})
+        )
         made = MarkdownWithMath(renderer=renderer).render(source)
         return str(_cleaner.clean(made))
     except Exception:  # the parser may raise anything, but the text must always be shown
@@ -79,7 +86,9 @@ def markdown2html(context: Context, source: str) -> str:
     """Return safe HTML: the Jinja filter that replaces nbconvert's filter of the same name."""
     page: dict[str, Any] = context.get("resources") or {}
     start = time.process_time()
-    made = safe_html(source) if page.get(_USED, 0.0) < MAX_SECONDS else _as_typed(source)
+    attachments = (context.get("cell") or {}).get("attachments")
+    has_time = page.get(_USED, 0.0) < MAX_SECONDS
+    made = safe_html(source, attachments) if has_time else _as_typed(source)
     page[_USED] = page.get(_USED, 0.0) + time.process_time() - start
     return made
 

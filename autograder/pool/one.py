@@ -35,7 +35,7 @@ from autograder.examination.verdict import Verdict
 from autograder.passes.canary import Canaries, CanaryError
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
 from autograder.passes.rebuild import released_notebook
-from autograder.passes.vet import damage, vet
+from autograder.passes.vet import vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
@@ -252,7 +252,7 @@ def _graded(path: Path, verdict: Verdict, target: Path, unchanged: bool = False)
     return Outcome(
         *(str(path), str(target), verdict.score, verdict.max_score),
         *(verdict.seconds, unchanged),
-        notes=damage(verdict.notes),
+        notes=verdict.notes,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from autograder.collection.listing import SourceError
 from autograder.course import Folders, find_sources, load_config
 from autograder.examination.gpus import gpu_access
+from autograder.passes.vet import damage
 from autograder.pool import slurm
 from autograder.pool.book import book
 from autograder.pool.class_list import (
@@ -201,8 +202,10 @@ def report(outcomes: Sequence[Outcome]) -> int:
     if again:
         print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
+        lost = damage(outcome.notes)
         for note in outcome.notes:
-            print(f"  {_name(outcome)}: {note}. Kept as it was: {_set_aside(outcome)}")
+            where = f". Kept as it was: {_set_aside(outcome)}" if note in lost else ""
+            print(f"  {_name(outcome)}: {note}{where}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):

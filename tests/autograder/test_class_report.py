@@ -42,6 +42,9 @@ def test_it_counts_students_and_groups_reasons() -> None:
     assert [reason.students for reason in ring.reasons] == [("ming", "noor")]
     assert sum(count for _, count in report.histogram()) == 3
     assert report.histogram()[-1] == ("all 8", 1)
+    verdicts["ada"][0].notes.append("cell 4 was joined")
+    report = class_report("a", verdicts, {})
+    assert "ada: cell 4 was joined" in as_text(report) and "cell 4 was joined" in as_page(report)
     text = as_text(report)
     assert "2 × rank 1: got 3.5  (ming, noor)" in text and "not graded yet: eve" in text
 

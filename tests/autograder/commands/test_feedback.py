@@ -244,6 +244,14 @@ def test_a_payload_is_text(number: int) -> None:
     assert 'class="pull-right' not in html
 
 
+def test_a_picture_is_shown_if_it_is_attached_and_else_described() -> None:
+    text = "![a sketch](attachment:a.png)"
+    shown = safe_html(text, {"a.png": {"image/png": "iVBORw0KGgo="}})
+    assert 'src="data:image/png;base64,iVBORw0KGgo="' in shown and 'alt="a sketch"' in shown
+    assert "a sketch" in safe_html(text) and "<img" not in safe_html(text)
+    assert "<svg" not in safe_html(text, {"a.png": {"image/svg+xml": "<svg onload=alert(1)>"}})
+
+
 def test_ordinary_text_stays_what_it_is() -> None:
     html = safe_html(
         "# T\n\n> q\n\n| a |\n|---|\n| $x<y$ |\n\n[l](https://pytorch.org) `a<b` 中文\n\n- 1 < 2\n"

@@ -7,8 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from nbgrader.exchange.default import Exchange
 
+from autograder.commands import feedback
 from autograder.commands.feedback import FeedbackError, pack
+from autograder.course import load_config
 from tests.helpers.course_folders import ROOT
 
 ASSIGNMENT = "02_data_parallel_sgd"
@@ -93,3 +96,20 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None
 def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:
     with pytest.raises(FeedbackError, match="--zip needs a zip from Moodle or Canvas"):
         pack(course, ASSIGNMENT, exported(course, ["ada/hw.ipynb", "bob/hw.ipynb"]))
+
+
+def test_the_exchange_gets_the_pages_of_those_who_used_it(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nbgrader's own command ends in a traceback for the whole class at the first other page."""
+    monkeypatch.setattr(Exchange, "ensure_root", lambda self: None)
+    config = load_config(course)
+    config.Exchange.root = str(course / "exchange")
+    monkeypatch.setattr(feedback, "load_config", lambda root: config)
+    data = course / "grading/feedback"
+    for name, text in (("submission_secret.txt", "s3cret"), ("timestamp.txt", "2026-11-20 UTC")):
+        (data / "ada" / ASSIGNMENT / name).write_text(text)
+    assert feedback.release(course, ASSIGNMENT, "*") == ["bob"]
+    (page,) = (course / "exchange").rglob("*.html")
+    assert page.read_text() == "for ada"
+    assert feedback.release(course, ASSIGNMENT, "bob") == ["bob"]

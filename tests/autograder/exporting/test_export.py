@@ -77,7 +77,7 @@ def test_plain_has_everything(course: Path) -> None:
     status = {r["student_id"]: r["status"] for name, r in rows.items() if name[0] == NAME}
     assert status == {
         **{"ada": "graded", "ming": "to be read", "grace": "not graded", "nobody": "missing"},
-        "late-comer": "not graded",
+        "late-comer": "not in the class list",
     }
     assert rows[NAME, "late-comer"]["score"] == ""
     assert rows[NAME, "nobody"]["score"] == ""
@@ -184,7 +184,8 @@ def test_the_command(
 
     assert autograder("export") == 0
     out = capsys.readouterr().out
-    assert "1 graded, 1 to be read, 2 not graded, 1 missing; with a late penalty: 1" in out
+    counts = "1 graded, 1 to be read, 1 not graded, 1 missing, 1 not in the class list"
+    assert f"{counts}; with a late penalty: 1" in out
     assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     assert autograder("export", "no_such") == 2
     assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
