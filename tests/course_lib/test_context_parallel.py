@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from course_lib.context_parallel import positions_of, ring_attention
 from course_lib.ranks import Device, Network, RankError, Ranks
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
@@ -50,9 +51,9 @@ def put_together(results: list[Any], length: int) -> list[Tensor]:
     return together
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("zigzag", [True, False])
+@over("length", LENGTHS)
+@over("causal", [True, False])
+@over("zigzag", [True, False])
 @pytest.mark.parametrize(
     ("on", "k"), [*in_tiers(WORLDS), ("nccl", 2), pytest.param("nccl", 3, marks=pytest.mark.large)]
 )
@@ -65,8 +66,8 @@ def test_results_and_gradients_are_those_of_the_whole_sequence(
         torch.testing.assert_close(mine, right)
 
 
-@pytest.mark.parametrize("zigzag", [True, False])
-@pytest.mark.parametrize(("length", "k"), [(16, 4), (13, 3), (3, 4), (1, 2), (7, 1)])
+@over("zigzag", [True, False])
+@over("length, k", [(16, 4), (13, 3), (3, 4), (1, 2), (7, 1)])
 def test_every_position_is_held_once(length, k, zigzag):
     held = [positions_of(length, k, rank, zigzag) for rank in range(k)]
     assert torch.cat(held).sort().values.tolist() == list(range(length))
@@ -100,7 +101,7 @@ def test_large_scores_do_not_overflow(ranks_of):
     torch.testing.assert_close(found, scaled_dot_product_attention(500 * q, k, v))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@over("k", [1, 2, 3, 4])
 def test_bytes_are_those_of_the_formula(ranks_of, k):
     """2n(K-1) forward; as many and 2nK backward, with n bytes of a rank's keys."""
     ranks = ranks_of("simulated", k)
@@ -144,9 +145,8 @@ def wrong(tokens: int, other: int) -> Tensor:
     return ring_attention(q, k, k, 8)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "other", "said"),
-    [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")],
+@over(
+    "tokens, other, said", [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")]
 )
 def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, said):
     with pytest.raises(RankError, match=said):

@@ -16,6 +16,7 @@ from course_lib.collectives.tuned import ALGORITHMS
 from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
+from tests.helpers.folding import over
 
 NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
 WITH_OVERHEAD = Network(latency=1.3e-3, bandwidth=7e6, overhead=0.4e-3)
@@ -44,8 +45,8 @@ def run_one(name: str) -> None:
     getattr(collectives, name)(torch.ones(LENGTH))
 
 
-@pytest.mark.parametrize("name", WITH_FORMULA)
-@pytest.mark.parametrize(("k", "network"), [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
+@over("name", WITH_FORMULA)
+@over("k, network", [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
 def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
     ranks = Ranks(k, on="simulated", network=network)
     ranks.run(run_one, name)
@@ -58,7 +59,7 @@ def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
         assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("k", [2, 3, 8, 32])
+@over("k", [2, 3, 8, 32])
 def test_an_overhead_is_paid_once_for_each_message_in_a_row(k):
     """Nothing but o: what is left of each formula is how many messages follow one another."""
     only = Link(latency=0.0, bandwidth=math.inf, overhead=1.0)
@@ -70,7 +71,7 @@ def test_an_overhead_is_paid_once_for_each_message_in_a_row(k):
     assert cost_model.one_shot_all_reduce_time(1, k, only) == k - 1 + 1
 
 
-@pytest.mark.parametrize("k", [32, 64])
+@over("k", [32, 64])
 def test_with_an_overhead_few_messages_win_where_many_ranks_meet(k):
     network = Network(latency=2e-6, bandwidth=1e10, overhead=2e-6)
     free = Network(latency=2e-6, bandwidth=1e10)
@@ -79,8 +80,8 @@ def test_with_an_overhead_few_messages_win_where_many_ranks_meet(k):
         assert cost_model.fastest_all_reduce(nbytes, k, network) == "halving_doubling"
 
 
-@pytest.mark.parametrize(
-    ("k", "nbytes", "milliseconds"),
+@over(
+    "k, nbytes, milliseconds",
     [
         (12, 48, {"direct": 2.00, "one_shot": 1.01, "central": 2.01, "ring": 22.0}),
         (8, 800_000, {"direct": 16.0, "halving_doubling": 20.0, "ring": 28.0}),
@@ -123,7 +124,7 @@ def test_where_only_neighbours_have_a_cable_the_ring_wins():
     assert times["switch", "direct"] < times["switch", "ring"]
 
 
-@pytest.mark.parametrize(("k", "nbytes"), [(3, 48), (6, 48_000), (12, 4_800_000)])
+@over("k, nbytes", [(3, 48), (6, 48_000), (12, 4_800_000)])
 def test_without_an_overhead_direct_or_one_shot_wins_everywhere(k, nbytes):
     network = Network(latency=1e-3, bandwidth=1e8)
     ranks, times = Ranks(k, on="simulated", network=network), {}
@@ -135,7 +136,7 @@ def test_without_an_overhead_direct_or_one_shot_wins_everywhere(k, nbytes):
     assert best == cost_model.fastest_all_reduce(nbytes, k, network)
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
+@over("nodes, ranks_per_node", [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
 def test_two_levels(nodes, ranks_per_node):
     inside = Network(latency=1e-5, bandwidth=1e9)
     between = Network(1e-3, 1e7, node_size=ranks_per_node, inside=inside)
@@ -152,9 +153,9 @@ def test_two_levels(nodes, ranks_per_node):
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("latency", [1e-6, 1.3e-3, 1.0])
-@pytest.mark.parametrize("segments", [1, 3, 8])
-@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (5, 4e-4)])
+@over("latency", [1e-6, 1.3e-3, 1.0])
+@over("segments", [1, 3, 8])
+@over("k, overhead", [(2, 0.0), (5, 4e-4)])
 def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency, overhead):
     network = Network(latency, NETWORK.bandwidth, overhead)
     ranks = Ranks(k, on="simulated", network=network)
@@ -172,7 +173,7 @@ def test_enough_segments_pay_the_latency_once():
     assert time == pytest.approx(cost_model.ring_all_reduce_time(n, k, alone) + NETWORK.latency)
 
 
-@pytest.mark.parametrize("k", [4, 8, 64])
+@over("k", [4, 8, 64])
 def test_small_tensors_want_few_messages_and_large_ones_few_bytes(k):
     assert cost_model.fastest_all_reduce(4, k, NETWORK) == "one_shot"
     assert cost_model.fastest_all_reduce(1e9, k, NETWORK) == "direct"
@@ -181,7 +182,7 @@ def test_small_tensors_want_few_messages_and_large_ones_few_bytes(k):
         assert formula(1e9, k, NETWORK) >= 2 * (k - 1) / k * 1e9 / NETWORK.bandwidth * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("k", [2, 3, 8, 64])
+@over("k", [2, 3, 8, 64])
 def test_a_switch_that_adds_carries_less_than_any_ranks_that_do(k):
     n = 1e9
     in_network = cost_model.in_network_all_reduce_time(n, k, NETWORK)
@@ -295,8 +296,8 @@ def test_no_neighbour_of_the_fit_explains_the_times_better(measurements):
         assert error(link.latency, link.bandwidth * up) >= least * (1 - 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("measurements", "message"),
+@over(
+    "measurements, message",
     [
         ([(100, 1.0), (100, 2.0)], "two different sizes"),
         ([(100, 1.0), (200, 0.0)], "positive times"),

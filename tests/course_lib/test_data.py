@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.data import digits, linear_regression
+from tests.helpers.folding import over
 
 
 def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]:
     return sorted(torch.cat([images * 16, labels[:, None].float()], dim=1).tolist())
 
 
-@pytest.mark.parametrize("test_fraction", [0.0, 0.2, 0.5, 0.99])
+@over("test_fraction", [0.0, 0.2, 0.5, 0.99])
 def test_train_and_test_hold_every_digit_once(test_fraction):
     from sklearn.datasets import load_digits  # takes 2 s, of every worker if it stood at the top
 
@@ -62,12 +63,13 @@ def test_digits_are_shuffled():
     assert follows < 0.2  # about 0.1 if shuffled; most of them in the file's order
 
 
-@pytest.mark.parametrize("test_fraction", [-0.1, 1.0, 20.0])
+@over("test_fraction", [-0.1, 1.0, 20.0])
 def test_impossible_fraction_is_refused(test_fraction):
     with pytest.raises(ValueError, match="test_fraction"):
         digits(test_fraction=test_fraction)
 
 
+@pytest.mark.large
 def test_import_is_light():
     code = "import sys, course_lib.data; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
@@ -99,7 +101,7 @@ def test_regression_depends_on_its_seed_and_dtype():
     assert linear_regression(5, 3, dtype=torch.float32)[1].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("n", "dim", "noise"), [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
+@over("n, dim, noise", [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
 def test_impossible_regression_is_refused(n, dim, noise):
     with pytest.raises(ValueError, match="n and dim must be 1 or more"):
         linear_regression(n, dim, noise)

@@ -28,6 +28,7 @@ from course_lib.decentralized import (
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import WORLDS, batches, mlp, own_shards
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 STEPS, LR = 5, 0.3
@@ -75,16 +76,14 @@ def by_hand(name: str, k: int) -> Tensor:
     return torch.stack([vector(net.parameters()) for net in nets])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over("name", NAMES)
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_gossip_equals_its_formula(ranks_of, on, k, name):
     replicas = torch.stack(ranks_of(on, k).run(train, name))
     torch.testing.assert_close(replicas, by_hand(name, k), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("name", "k"), [("ring_mixing", 7), ("torus", 12), ("exponential_mixing", 6)]
-)
+@over("name, k", [("ring_mixing", 7), ("torus", 12), ("exponential_mixing", 6)])
 def test_gossip_of_more_ranks_equals_its_formula(name, k):
     """Where not everybody is a neighbour, and a directed matrix is not its own transpose."""
     replicas = torch.stack(Ranks(k, on="simulated").run(train, name))
@@ -146,8 +145,8 @@ def test_every_mixing_is_doubly_stochastic_and_shrinks_distances(rows, columns):
         assert after <= second_eigenvalue(matrix) * before + 1e-9
 
 
-@pytest.mark.parametrize("name", ["ring_mixing", "torus", "exponential_mixing", "complete_mixing"])
-@pytest.mark.parametrize("k", [4, 8, 16])
+@over("name", ["ring_mixing", "torus", "exponential_mixing", "complete_mixing"])
+@over("k", [4, 8, 16])
 def test_the_second_eigenvalue_is_that_of_the_docstring(name, k):
     matrix = torus_mixing(k // 4, 4) if name == "torus" and k > 4 else mixing_of(name, k)
     assert isinstance(matrix, Tensor)
@@ -172,8 +171,8 @@ def test_random_pairs_pair_everybody_and_differ_from_step_to_step():
     assert (random_pairs(5)(0).diagonal() == 1).sum() == 1  # one stays alone
 
 
-@pytest.mark.parametrize(
-    ("matrix", "why"),
+@over(
+    "matrix, why",
     [
         (torch.eye(3), "4 ranks need a mixing matrix of 4 × 4, not of 3 × 3"),
         (torch.tensor(1.0), "no dimension"),
@@ -202,8 +201,8 @@ def wrong_use(how: str) -> None:
     gossip.start()
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
+@over(
+    "how, why",
     [
         ("matrix", "ValueError.*not doubly stochastic"),
         ("later matrix", "ValueError.*not doubly stochastic"),
@@ -216,8 +215,8 @@ def test_wrong_use_is_named(ranks_of, how, why):
         ranks_of("simulated", 2).run(wrong_use, how)
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
+@over(
+    "make, why",
     [
         (lambda: ring_mixing(0), "world_size must be at least 1"),
         (lambda: torus_mixing(0, 3), "at least one row and one column, not 0 × 3"),

@@ -9,15 +9,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from course_lib import collectives, cost_model, gradient_sync
+from course_lib import collectives, gradient_sync
 from course_lib.bucketing import MEGABYTE
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.ranks import RankError, Ranks
-from course_lib.ranks.costs.computation import clock
-from course_lib.ranks.costs.network import Network
 from course_lib.sgd import batch_gradient, sgd_step
-from course_lib.sharding import shard, shard_bounds
+from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import STEPS, WORLDS, batches, mlp
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 STRATEGIES: dict[str, Callable[..., None]] = {
@@ -56,7 +55,7 @@ def one_machine() -> list[torch.Tensor]:
     return [param.detach() for param in net.parameters()]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@over("strategy", STRATEGIES)
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
     replicas = ranks_of(on, k).run(train, strategy)
@@ -66,8 +65,8 @@ def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
             torch.testing.assert_close(param, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("all_reduce", ["ring_all_reduce", "tree_all_reduce"])
+@over("strategy", STRATEGIES)
+@over("all_reduce", ["ring_all_reduce", "tree_all_reduce"])
 def test_any_all_reduce_will_do(ranks_of, strategy, all_reduce):
     replicas = ranks_of("simulated", 3).run(train, strategy, all_reduce)
     for replica in replicas:
@@ -91,21 +90,6 @@ def test_number_of_collectives(ranks_of, on, k):
     }
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_bytes_over_a_ring(ranks_of, k):
-    """A flat gradient of D numbers costs each rank 2(K-1)/K D numbers, whatever K is."""
-    ranks = ranks_of("simulated", k)
-    ranks.run(train, "flat", "ring_all_reduce")
-    length = sum(param.numel() for param in mlp().parameters())
-    for rank in range(k):
-        chunks = [shard_bounds(length, k, r % k) for r in (rank, rank + 1)]
-        left_out = sum(stop - start for start, stop in chunks)
-        sends = [e for e in ranks.trace.events if e.kind == "send" and e.rank == rank]
-        in_rings = sum(e.bytes for e in sends)
-        assert in_rings == STEPS * 8 * (2 * length - left_out)
-        assert in_rings == pytest.approx(STEPS * 8 * 2 * (k - 1) / k * length, rel=0.03)
-
-
 def odd_parameters(strategy: str) -> list[torch.Tensor | None]:
     rank = dist.get_rank()
     params = {
@@ -126,7 +110,7 @@ def odd_parameters(strategy: str) -> list[torch.Tensor | None]:
     return [param.grad for param in params.values()]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@over("strategy", STRATEGIES)
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
     for grads in ranks_of(on, 3).run(odd_parameters, strategy):
@@ -138,32 +122,6 @@ def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
         torch.testing.assert_close(
             half, torch.full((5,), 1.0, dtype=torch.float16), rtol=2e-3, atol=0
         )
-
-
-# --- the price, on a slow network -----------------------------------------------------------------
-
-
-def time_of(strategy: str, lengths: list[int]) -> float:
-    params = [torch.ones(length, requires_grad=True) for length in lengths]
-    for param in params:
-        param.grad = torch.ones_like(param)
-    STRATEGIES[strategy](params)
-    return clock()
-
-
-@pytest.mark.parametrize("k", [2, 4])
-def test_each_takes_the_time_of_its_formula(k):
-    network = Network(latency=1e-3, bandwidth=1e7)
-    ranks = Ranks(k, on="simulated", network=network)
-    lengths = [100 * k] * 30
-    each = cost_model.ring_all_reduce_time(4 * lengths[0], k, network)
-    whole = cost_model.ring_all_reduce_time(4 * sum(lengths), k, network)
-    (per_parameter, *_), (flat, *_) = (
-        ranks.run(time_of, strategy, lengths) for strategy in ("per parameter", "flat")
-    )
-    assert per_parameter == pytest.approx(30 * each, rel=1e-9)
-    assert flat == pytest.approx(whole, rel=1e-9)
-    assert per_parameter > 3 * flat
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -218,8 +176,8 @@ def different(what: str) -> None:
     verify_same_model(net)
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
+@over(
+    "what, named",
     [
         ("shape", r"'0\.weight' is \(4, 3\) .* on rank 0 and \(5, 3\) .* on rank 2"),
         ("dtype", r"'0\.weight' is .*float32 on rank 0 and .*float64 on rank 2"),
@@ -243,7 +201,7 @@ def of_a_sparse_gradient(strategy: str) -> None:
     STRATEGIES[strategy](embedding.parameters())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@over("strategy", STRATEGIES)
 def test_a_sparse_gradient_is_refused(strategy):
     with pytest.raises(RankError, match=r"TypeError: .*sparse=False"):
         Ranks(2, on="simulated").run(of_a_sparse_gradient, strategy)

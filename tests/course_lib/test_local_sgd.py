@@ -13,6 +13,7 @@ from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, traine
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers, tier
 
 STEPS, LR = 12, 0.3
@@ -89,7 +90,7 @@ def test_local_sgd_that_averages_every_step_is_synchronous_sgd(ranks_of, on, k):
 
 
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@pytest.mark.parametrize("inner", INNER)
+@over("inner", INNER)
 def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, inner):
     alone = Alone(k, inner)
     for t, (x, y) in enumerate(batches(steps=STEPS), 1):
@@ -164,7 +165,12 @@ OPTIONS = [
 @pytest.mark.parametrize(
     ("inner", "on", "k", "options"),
     [
-        pytest.param(inner, *world, options, marks=tier(world in FEW or options in EVERYWHERE))
+        pytest.param(
+            inner,
+            *world,
+            options,
+            marks=tier(world in FEW and (inner == "sgd" or options in EVERYWHERE)),
+        )
         for options in OPTIONS
         for inner, worlds in (("sgd", WORLDS), ("adamw", FEW))
         for world in worlds
@@ -282,8 +288,8 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     close([each[1] for each in replicas], alone.weights - LR * on_its_way)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "why"),
+@over(
+    "method, options, why",
     [
         ("LocalSGD", {"every": 0}, "every=0 must be at least 1: the number of steps"),
         ("DiLoCo", {"every": 0}, "must be at least 1"),

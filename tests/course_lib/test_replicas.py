@@ -23,6 +23,7 @@ from course_lib.replicas import (
 )
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard
+from tests.helpers.folding import over
 
 WORLD_SIZES = [1, 2, 3, 4]
 BATCH_SIZES = [1, 2, 3, 5, 8, 17, 64]
@@ -80,9 +81,9 @@ def test_no_devices_no_replicas():
 # --- the gradient ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@over("dtype", [torch.float64, torch.float32])
+@over("world_size", WORLD_SIZES)
+@over("batch_size", BATCH_SIZES)
 def test_gradient_equals_that_of_the_whole_batch(batch_size, world_size, dtype):
     x, y = batch_of(batch_size, dtype)
     master = model_of(dtype)
@@ -114,7 +115,7 @@ def test_linear_gradient_equals_the_closed_form(batch_size, world_size, seed):
         torch.testing.assert_close(replica.weight.grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("batch_size", "world_size"), [(5, 2), (8, 3), (7, 4), (2, 3)])
+@over("batch_size, world_size", [(5, 2), (8, 3), (7, 4), (2, 3)])
 def test_plain_average_over_unequal_shards_is_wrong(batch_size, world_size):
     """The mistake the weights are for: it is far outside of rounding, and ours is not."""
     x, y = batch_of(batch_size)
@@ -210,8 +211,8 @@ def test_impossible_batches_are_refused():
 # --- the step ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@over("dtype", [torch.float64, torch.float32])
+@over("world_size", WORLD_SIZES)
 def test_training_follows_that_of_one_big_batch(world_size, dtype):
     master = model_of(dtype)
     replicas = replicate(master, ["cpu"] * world_size)
@@ -267,7 +268,7 @@ def test_batch_norm_sees_its_own_shard_only():
 
 
 @needs_gpu
-@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@over("batch_size", BATCH_SIZES)
 def test_gradient_equals_that_of_nn_data_parallel(batch_size):
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     x, y = (t.to(devices[0]) for t in batch_of(batch_size))

@@ -16,6 +16,7 @@ from course_lib.running_model import (
     measure,
     table,
 )
+from tests.helpers.folding import over
 
 STEPS = 3
 PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
@@ -40,7 +41,7 @@ def loss_of_one_process() -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "8 bits"])
+@over("way", [way for way in WAYS if way != "8 bits"])
 def test_exact_ways_have_the_loss_of_one_process(rows, way):
     assert rows[way].loss == pytest.approx(loss_of_one_process(), rel=1e-4)
 

@@ -20,6 +20,7 @@ from course_lib.sgd import (
     train_epoch,
     variance_of_batch_mean,
 )
+from tests.helpers.folding import over
 
 
 def generator(seed: int) -> torch.Generator:
@@ -82,7 +83,7 @@ def test_batches_land_on_the_device_asked_for():
     assert next(minibatches(4, 2)).device.type == "cpu"
 
 
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 0), (10, -1), (-1, 2)])
+@over("n, batch_size", [(10, 0), (10, -1), (-1, 2)])
 def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
     with pytest.raises(ValueError, match="batch_size"):
         minibatches(n, batch_size)  # not only at the first batch
@@ -91,8 +92,8 @@ def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
 # --- the step ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("lr", [0.1, 1 / 3, 1e-3])
+@over("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@over("lr", [0.1, 1 / 3, 1e-3])
 def test_step_equals_torch_sgd_bit_for_bit(dtype, lr):
     g = generator(1)
     ours = [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in [(7, 5), (3,), ()]]
@@ -177,7 +178,7 @@ def test_batch_gradient_of_frozen_and_unused_parameters():
     assert all(g.abs().sum() == 0 for g in gradients[1:])
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
+@over("n", [1, 2, 5, 7])
 def test_theory_is_exact_over_all_batches(n):
     """Over *all* subsets of size B, not a sample of them, the formula holds to rounding."""
     x, y, _ = linear_regression(n, 3, noise=1.0, seed=n)
@@ -195,7 +196,8 @@ def test_theory_is_exact_over_all_batches(n):
         assert theory == pytest.approx(exact, rel=1e-10, abs=1e-20)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 20, 39])
+@pytest.mark.large
+@over("batch_size", [1, 5, 20, 39])
 def test_measured_variance_follows_the_theory(batch_size):
     n, num_batches = 40, 1500
     x, y, _ = linear_regression(n, 3, noise=1.0, seed=0)

@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.data import digits
 from course_lib.sharding import ShardedSampler, shard, shard_bounds
+from tests.helpers.folding import over
 
 lengths, world_sizes = st.integers(0, 300), st.integers(1, 20)
 
@@ -40,8 +41,8 @@ def test_shards_equal_tensor_split(length, world_size):
         assert torch.equal(shard(data, world_size, rank), piece)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 10, 101])
+@over("world_size", [1, 2, 3, 4])
+@over("length", [0, 1, 2, 3, 7, 10, 101])
 def test_shards_of_tensors_and_sequences_join_to_the_whole(length, world_size):
     tensor = torch.randn(length, 3, generator=torch.Generator().manual_seed(length))
     pieces = [shard(tensor, world_size, rank) for rank in range(world_size)]
@@ -59,8 +60,8 @@ def test_shard_of_a_tensor_is_a_view():
     assert data[:, 0].tolist() == [1.0] * 4 + [2.0] * 3 + [3.0] * 3
 
 
-@pytest.mark.parametrize("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
-@pytest.mark.parametrize(("length", "world_size", "rank"), [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
+@over("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
+@over("length, world_size, rank", [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
 def test_impossible_shards_are_refused(function, length, world_size, rank):
     with pytest.raises(ValueError, match="world_size"):
         function(length, world_size, rank)
@@ -76,10 +77,10 @@ def test_negative_length_and_scalars_are_refused():
 # --- ShardedSampler -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 10, 100, 101])
+@over("drop_last", [False, True])
+@over("shuffle", [True, False])
+@over("world_size", [1, 2, 3, 4, 5])
+@over("length", [0, 1, 2, 3, 4, 7, 10, 100, 101])
 def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_last):
     for seed in (0, 1, 12345):
         for rank in range(world_size):
@@ -114,8 +115,8 @@ def test_samplers_cover_and_with_drop_last_are_disjoint(length, world_size, seed
     assert length - len(dropped) < world_size
 
 
-@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
-@pytest.mark.parametrize("shuffle", [True, False])
+@over("sampler", [ShardedSampler, DistributedSampler])
+@over("shuffle", [True, False])
 def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
     long = sampler(range(20_001), 2, 1, shuffle)
     expected = list(long)
@@ -140,7 +141,7 @@ def test_default_device_and_global_seed_do_not_matter():
         assert list(ShardedSampler(range(40), 3, 2)) == expected
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@over("world_size", [1, 2, 3, 4])
 def test_data_loader_takes_it_in_place_of_torchs(world_size):
     images = digits()[0]
     for rank in range(world_size):

@@ -49,9 +49,8 @@ def sampled(folder: Path, number: int, *, one_in: int, of_others: int = 0) -> bo
 def in_tiers(worlds: list[tuple[str, int]]) -> list[Any]:
     """Return a parameter for each kind and number of ranks, in its tier.
 
-    `make test` takes three numbers of simulated ranks: one rank, one where left and right differ,
-    and the largest. CPU ranks run the same code, so one number of them is enough.
+    `make test` takes two numbers of simulated ranks: one rank, and one where left and right differ.
+    CPU ranks run the same code, so one number of them is enough.
     """
-    largest = max(k for on, k in worlds if on == "simulated")
-    by_default = [("simulated", 1), ("simulated", 3), ("simulated", largest), ("cpu", 3)]
+    by_default = [("simulated", 1), ("simulated", 3), ("cpu", 3)]
     return [pytest.param(*world, marks=tier(world in by_default)) for world in worlds]

@@ -15,6 +15,7 @@ from course_lib import collectives
 from course_lib.ranks import Ranks
 from course_lib.sharding import shard_bounds
 from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total
+from tests.helpers.folding import over
 from tests.helpers.rank_values import values
 from tests.helpers.tiers import in_tiers
 
@@ -146,8 +147,8 @@ def one_all_reduce(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("on", "k"), [w for w in WORLDS if w[1] > 1])
-@pytest.mark.parametrize("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
-@pytest.mark.parametrize("length", [840, 101])
+@over("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
+@over("length", [840, 101])
 def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
     ranks = ranks_of(on, k)
     ranks.run(one_all_reduce, name, length)
@@ -165,7 +166,7 @@ def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
             assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
+@over("k", [2, 3, 4, 8])
 def test_bytes_of_the_other_algorithms(ranks_of, k):
     ranks, n = ranks_of("simulated", k), 4 * 840
     ranks.run(one_all_reduce, "central_all_reduce", 840)

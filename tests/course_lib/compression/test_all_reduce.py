@@ -20,6 +20,7 @@ from course_lib.compression import (
 )
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.compressors import EVERY, PLAIN
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4, 5)] + [("cpu", k) for k in (1, 2, 3, 4)]
@@ -65,7 +66,7 @@ def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@pytest.mark.parametrize("name", sorted(set(PLAIN) - LINEAR))
+@over("name", sorted(set(PLAIN) - LINEAR))
 def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
     expected = in_one_process(PLAIN[name], k)
     for (results,) in ranks_of(on, k).run(steps, PLAIN[name]):
@@ -74,7 +75,7 @@ def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@pytest.mark.parametrize("name", sorted(LINEAR))
+@over("name", sorted(LINEAR))
 def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name: str) -> None:
     """As one process would that had the sum of the gradients, residuals included."""
     whole = ErrorFeedback(EVERY[name]())
@@ -99,8 +100,8 @@ def one_step(name: str, length: int, feedback: bool) -> Tensor:
     return mine
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("name", EVERY)
+@over("k", [1, 2, 5])
+@over("name", EVERY)
 def test_the_network_carries_what_the_formula_says(ranks_of, k: int, name: str) -> None:
     ranks = ranks_of("simulated", k)
     for length in (0, 1, 13, 1000):
@@ -133,8 +134,8 @@ def ring_bytes(nbytes: int, k: int, rank: int) -> int:
     return 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % k] if k > 1 else 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
+@over("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@over("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
 def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
     results = [each for (each,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
     for tensors in zip(*results, strict=True):

@@ -14,6 +14,7 @@ from course_lib.compression import (
     Uniform8Bit,
 )
 from tests.helpers.compressors import PLAIN, UNBIASED
+from tests.helpers.folding import over
 
 TIMES = 4000
 
@@ -22,7 +23,7 @@ def samples(compressor: Compressor, x: torch.Tensor, times: int = TIMES) -> torc
     return torch.stack([compressor.decode(compressor.encode(x)) for _ in range(times)]).double()
 
 
-@pytest.mark.parametrize("name", UNBIASED)
+@over("name", UNBIASED)
 def test_right_on_average(name: str) -> None:
     """Every element's mean lies within five of its own standard errors."""
     x = torch.randn(150, generator=torch.Generator().manual_seed(3))
@@ -32,8 +33,9 @@ def test_right_on_average(name: str) -> None:
     assert (error <= 5 * standard_error + 1e-6).all(), (error / standard_error).max()
 
 
-@pytest.mark.parametrize("levels", [1, 3, 7, 127])
-@pytest.mark.parametrize("n", [1, 10, 64, 150])
+@pytest.mark.large
+@over("levels", [1, 3, 7, 127])
+@over("n", [1, 10, 64, 150])
 def test_the_variance_of_qsgd(levels: int, n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     compressor = QSGD(levels, block=64, seed=2)
@@ -60,8 +62,8 @@ def test_the_errors_of_rounding() -> None:
     assert (drawn - x).square().sum(1).mean() <= len(x) * scale**2 / 4
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("shape", [(1,), (50,), (1001,), (40, 30)], ids=str)
+@over("name", PLAIN)
+@over("shape", [(1,), (50,), (1001,), (40, 30)])
 def test_a_contraction_leaves_out_less_than_all(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     compressor = PLAIN[name]()
@@ -110,7 +112,7 @@ def test_power_sgd_finds_its_way_from_a_zero_gradient() -> None:
     torch.testing.assert_close(decoded, one, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@over("name", PLAIN)
 def test_with_feedback_the_sum_errs_by_one_step(name: str) -> None:
     """Σ C(p_t) = Σ x_t - e: the residual is all that is missing, however many steps there were."""
     compressor = ErrorFeedback(PLAIN[name]())
@@ -124,8 +126,8 @@ def test_with_feedback_the_sum_errs_by_one_step(name: str) -> None:
     assert residual.norm() < 40 * 300**0.5
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("n", [0, 1, 300, 70_001])
+@over("name", PLAIN)
+@over("n", [0, 1, 300, 70_001])
 def test_the_fused_feedback_is_the_plain_one(name: str, n: int) -> None:
     fused, plain = PLAIN[name](), PLAIN[name]()
     x, e = torch.randn(n), torch.randn(n)
@@ -136,6 +138,7 @@ def test_the_fused_feedback_is_the_plain_one(name: str, n: int) -> None:
     assert torch.equal(one, other)
 
 
+@pytest.mark.large
 def test_without_feedback_a_contraction_may_fail() -> None:
     """Karimireddy et al. 2019, in small: SGD on one random example at a time, by signs.
 

@@ -27,6 +27,7 @@ from course_lib.data import digits
 from course_lib.ddp import DistributedDataParallel
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import BOTH, SMALL_CAP, mlp, own_shards, sgd, state_of
+from tests.helpers.folding import over
 
 
 def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[Tensor]:
@@ -44,8 +45,8 @@ def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[T
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
-@pytest.mark.parametrize("ddp", BOTH, ids=["ours", "PyTorch's"])
-@pytest.mark.parametrize(
+@over("ddp", BOTH)
+@over(
     "make",
     [
         lambda: ErrorFeedback(TopK(0.1)),
@@ -54,7 +55,6 @@ def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[T
         lambda: RandomK(0.5, unbiased=True),
         lambda: ErrorFeedback(Uniform8Bit()),
     ],
-    ids=["top-k", "one bit", "PowerSGD", "random-k", "8 bit"],
 )
 def test_replicas_stay_equal(ranks_of, on: str, k: int, ddp: type, make: object) -> None:
     results = ranks_of(on, k).run(train_compressed, ddp, make)

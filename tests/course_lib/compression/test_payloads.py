@@ -26,12 +26,13 @@ from course_lib.compression import (
 from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits, width_for
 from course_lib.compression.top_k import SAMPLE, largest
 from tests.helpers.compressors import EVERY
+from tests.helpers.folding import over
 
 SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), (), (70_001,)]
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@over("name", EVERY)
+@over("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_payload_is_as_long_as_it_says(name: str, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         compressor = EVERY[name]()
@@ -45,7 +46,7 @@ def test_the_payload_is_as_long_as_it_says(name: str, dtype: torch.dtype) -> Non
         assert torch.equal(x, before), shape
 
 
-@pytest.mark.parametrize("name", EVERY)
+@over("name", EVERY)
 def test_all_that_is_sent_is_on_the_wire(name: str) -> None:
     """A receiver that has the bytes, and what both agreed on, decodes the same bits."""
     sender, receiver = EVERY[name](), EVERY[name]()
@@ -63,8 +64,9 @@ class Looked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("length", [65, 140_001])
+@pytest.mark.large
+@over("name", EVERY)
+@over("length", [65, 140_001])
 def test_the_bits_are_the_same_where_somebody_looks(name: str, length: int) -> None:
     """Else a run on a network, whose operations are watched, would train other weights."""
     x, alone, looked_at = torch.randn(length), EVERY[name](), EVERY[name]()
@@ -79,10 +81,8 @@ def test_the_bits_are_the_same_where_somebody_looks(name: str, length: int) -> N
         assert residual is None or torch.equal(kept[0], kept[1])
 
 
-@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, OneBit])
-@pytest.mark.parametrize(
-    "kind", ["zeros", "negative zeros", "tiny", "nan", "inf", "huge", "strided"]
-)
+@over("codec", [Uniform8Bit, Float8, OneBit])
+@over("kind", ["zeros", "negative zeros", "tiny", "nan", "inf", "huge", "strided"])
 def test_rare_numbers_are_the_same_where_somebody_looks(
     codec: Callable[[], Compressor], kind: str
 ) -> None:
@@ -106,8 +106,8 @@ def test_rare_numbers_are_the_same_where_somebody_looks(
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, lambda: Uniform8Bit(stochastic=True)])
-@pytest.mark.parametrize("size", [1e-45, 1e-40, 5e-38, 1e-35])
+@over("codec", [Uniform8Bit, Float8, lambda: Uniform8Bit(stochastic=True)])
+@over("size", [1e-45, 1e-40, 5e-38, 1e-35])
 def test_what_is_too_small_to_scale_stays_behind(
     codec: Callable[[], Compressor], size: float
 ) -> None:
@@ -126,8 +126,8 @@ def encode(compressor: Compressor, x: torch.Tensor, residual: torch.Tensor | Non
     return compressor.encode_with_residual(x, residual, "key")
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@over("name", EVERY)
+@over("dtype", [torch.float32, torch.bfloat16])
 def test_decoding_into_memory_that_is_there(name: str, dtype: torch.dtype) -> None:
     for length in (0, 1, 7, 8, 1000, 140_001):
         compressor = EVERY[name]()
@@ -140,7 +140,7 @@ def test_decoding_into_memory_that_is_there(name: str, dtype: torch.dtype) -> No
         assert torch.equal(total, 0.5 + right), length
 
 
-@pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
+@over("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
 def test_the_formulas_of_the_docstrings(n: int) -> None:
     k = min(n, max(1, round(0.01 * n)))
     assert TopK(0.01).nbytes(n) == 4 * k + min(4 * k, math.ceil(n / 8))
@@ -159,8 +159,8 @@ def test_top_k_takes_the_smaller_list_of_places() -> None:
     assert TopK(1 / 32).nbytes(n) == 2 * 4 * n // 32 == 4 * n // 32 + n // 8  # where they meet
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@over("name", EVERY)
+@over("bad", [math.nan, math.inf])
 def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
     if "random" in name:
         pytest.skip("the place may not have been drawn")
@@ -170,14 +170,14 @@ def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
     assert not compressor.decode(compressor.encode(x)).isfinite().all()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@over("name", EVERY)
 def test_zeros_stay_zeros(name: str) -> None:
     compressor = EVERY[name]()
     assert torch.equal(compressor.decode(compressor.encode(torch.zeros(1000))), torch.zeros(1000))
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("feedback", [False, True])
+@over("name", EVERY)
+@over("feedback", [False, True])
 def test_views_and_strides(name: str, feedback: bool) -> None:
     def make() -> Compressor:
         return ErrorFeedback(EVERY[name]()) if feedback else EVERY[name]()
@@ -191,7 +191,7 @@ def test_views_and_strides(name: str, feedback: bool) -> None:
     assert torch.equal(got, plain.decode(plain.encode(x.contiguous())))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@over("name", EVERY)
 def test_what_is_no_gradient_is_refused(name: str) -> None:
     compressor = EVERY[name]()
     for refused in (torch.arange(4), torch.ones(2, dtype=torch.cfloat), torch.eye(3).to_sparse()):
@@ -235,8 +235,8 @@ def test_a_width_holds_its_values() -> None:
         width_for(257)
 
 
-@pytest.mark.parametrize("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])
-@pytest.mark.parametrize("k", [1, 100, 2000])
+@over("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])
+@over("k", [1, 100, 2000])
 def test_the_fast_selection_is_exact(draw: str, k: int) -> None:
     """Beside torch.topk; among equal elements either may take any."""
     n = 4 * SAMPLE + 3  # not a multiple of 8

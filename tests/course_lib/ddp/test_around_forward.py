@@ -1,17 +1,18 @@
-"""Around a forward: buffer hooks, names to leave alone, joins that end early or do nothing."""
+"""Around a forward: names to leave alone, and joins that end early.
+
+PyTorch's own tests (`test_under_pytorch_tests`) have buffer hooks and joins that are switched off.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation as Location
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
-from tests.helpers.ddp_scenarios import BOTH, FEW, gradients, mlp, random
-
-# --- buffer hooks ---------------------------------------------------------------------------------
+from tests.helpers.ddp_scenarios import BOTH, FEW, mlp, random
+from tests.helpers.folding import over
 
 
 class Counter(nn.Module):
@@ -27,40 +28,6 @@ class Counter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += dist.get_rank() + 1
         return self.norm(self.layer(x))
-
-
-def hooked(ddp: type, futures: bool, after: bool) -> list[list[Tensor]]:
-    net = Counter()
-    wrapped = ddp(net)
-    names = []
-
-    def sum_up(state: str, buffers: dict[str, Tensor]) -> list[torch.futures.Future] | None:
-        names.append((state, *buffers))
-        work = [dist.all_reduce(buffer, async_op=True) for buffer in buffers.values()]
-        if futures:
-            return [handle.get_future() for handle in work]
-        return [handle.wait() for handle in work] and None
-
-    if ddp is TorchDDP:
-        where = Location.POST_FORWARD if after else Location.PRE_FORWARD
-        wrapped._register_buffer_comm_hook("state", sum_up, where)
-    else:
-        wrapped.register_buffer_hook("state", sum_up, after_forward=after)
-    seen = []
-    for step in range(3):
-        loss = wrapped(random(4, 6, seed=step)).square().sum()
-        loss.backward()
-        seen.append([buffer.clone() for buffer in net.buffers()])
-    assert names == [("state", *dict(net.named_buffers()))] * 3
-    return seen
-
-
-@pytest.mark.parametrize(("futures", "after"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_a_buffer_hook_in_place_of_the_broadcast(ranks_of, on, k, futures, after):
-    ours = ranks_of(on, k).run(hooked, DistributedDataParallel, futures, after)
-    theirs = ranks_of("cpu", k).run(hooked, TorchDDP, futures, after)
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
 def not_callable() -> None:
@@ -92,7 +59,7 @@ def ignoring(by: str) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (tensors | grads).items()}
 
 
-@pytest.mark.parametrize("by", ["ours", "theirs, with ours"])
+@over("by", ["ours", "theirs, with ours"])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
     replicas = ranks_of(on, k).run(ignoring, by)
@@ -143,7 +110,7 @@ def ending_early(ddp: type, counts: list[int]) -> tuple[int, str]:
     return steps, "no error"
 
 
-@pytest.mark.parametrize("counts", [[2, 4, 2], [3, 3], [5, 1]])
+@over("counts", [[2, 4, 2], [3, 3], [5, 1]])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
     ours, theirs = (
@@ -153,17 +120,3 @@ def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
     for (steps, said), (their_steps, they_said) in zip(ours, theirs, strict=True):
         assert steps == their_steps
         assert said.startswith(they_said.rstrip("."))
-
-
-def disabled(ddp: type) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = ddp(net)
-    with wrapped.join(enable=False):
-        wrapped(random(4, 6)).sum().backward()
-    return gradients(net)
-
-
-def test_a_join_that_is_switched_off_sends_nothing_more(ranks_of):
-    ranks = ranks_of("simulated", 3)
-    ranks.run(disabled, DistributedDataParallel)
-    assert ranks.trace.calls(0)["all_reduce"] == 1

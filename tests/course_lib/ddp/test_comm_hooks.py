@@ -25,6 +25,7 @@ from tests.helpers.ddp_scenarios import (
     state_of,
     train,
 )
+from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -57,7 +58,7 @@ def train_hooked(ddp: type, which: str) -> list[Tensor]:
     return state_of(net)
 
 
-@pytest.mark.parametrize("which", ["allreduce_hook", "fp16_compress_hook", "own"])
+@over("which", ["allreduce_hook", "fp16_compress_hook", "own"])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_comm_hooks_written_for_pytorch(ranks_of, on, k, which):
     if which != "fp16_compress_hook":
@@ -91,7 +92,7 @@ def train_with_wrapped_hook(ddp: type) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@pytest.mark.parametrize("k", [1, 2])
+@over("k", [1, 2])
 def test_a_hook_that_replaces_the_buffer_for_the_one_inside(ranks_of, k):
     ours, theirs = (ranks_of("cpu", k).run(train_with_wrapped_hook, ddp) for ddp in BOTH)
     for replica in ours:
@@ -104,7 +105,7 @@ def train_with_constructor_hook(pair: bool) -> list[Tensor]:
     return train(DistributedDataParallel, comm_hook=hook)
 
 
-@pytest.mark.parametrize("pair", [True, False])
+@over("pair", [True, False])
 def test_a_hook_given_to_the_constructor(ranks_of, pair):
     for tensor, expected in zip(
         ranks_of("cpu", 2).run(train_with_constructor_hook, pair)[1],
@@ -122,8 +123,8 @@ def wrong_hook(result: Any) -> None:
     wrapped(random(4, 6)).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
+@over(
+    "result, message",
     [(True, "holds 1 numbers, but the bucket has"), (False, "a future .* not None")],
 )
 def test_what_a_hook_must_return(result, message):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from course_lib.ddp import DistributedDataParallel, all_reduce_hook
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import mlp
+from tests.helpers.folding import over
 
 
 def mistake(which: str) -> None:
@@ -66,8 +67,8 @@ def _fail(_: Tensor) -> None:
     raise KeyError
 
 
-@pytest.mark.parametrize(
-    ("which", "message"),
+@over(
+    "which, message",
     [
         ("nothing to train", "no parameter of this module needs a gradient"),
         ("different models", r"'weight' is \(3, 6\) .* on rank 0 and \(4, 6\) .* on rank 1"),

@@ -11,6 +11,7 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import compare, random, state_of
+from tests.helpers.folding import over
 
 
 def train_channels_last(wrap: Callable[[nn.Module], nn.Module] | str) -> list[Tensor]:
@@ -34,7 +35,7 @@ def train_channels_last(wrap: Callable[[nn.Module], nn.Module] | str) -> list[Te
 SYNCS = ("flat", "bucketed")
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
+@over("k", [1, 2, 3])
 def test_gradients_lie_as_their_parameters_do(ranks_of, k):
     expected = compare(ranks_of("cpu", k), train_channels_last)
     for sync in SYNCS:
@@ -43,7 +44,7 @@ def test_gradients_lie_as_their_parameters_do(ranks_of, k):
                 torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(
+@over(
     "tensor",
     [
         torch.empty(3, 4, 5),

@@ -18,6 +18,7 @@ from course_lib.ddp.wrapper import ACCEPTED, REFUSED
 from course_lib.ranks import RankError, Ranks
 from tests.helpers import ROOT
 from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, random, sgd, state_of
+from tests.helpers.folding import over
 
 # --- accepted -------------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
     return state_of(net)
 
 
-@pytest.mark.parametrize(
+@over(
     "options",
     [
         {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
@@ -41,7 +42,6 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
         {"forward_sync_buffers": False},
         {"mixed_precision": None, "delay_all_reduce_named_params": None},
     ],
-    ids=lambda options: next(iter(options)),
 )
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
@@ -64,7 +64,7 @@ def in_a_group(by: str) -> list[Tensor]:
     return [*state_of(net), *(p.grad for p in net.parameters())]
 
 
-@pytest.mark.parametrize("by", ["group", "process_group", "device_mesh"])
+@over("by", ["group", "process_group", "device_mesh"])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_a_group_by_three_names(ranks_of, on, by):
     replicas = ranks_of(on, 4).run(in_a_group, by)
@@ -96,8 +96,8 @@ def construct(options: dict[str, Any], twice: bool = False) -> None:
     DistributedDataParallel(mlp(), **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@over(
+    "options, message",
     [
         *(({name: [1]}, rf"NotImplementedError: .*\({name}=") for name in REFUSED),
         ({"dim": 1}, "a rank has one"),
@@ -107,7 +107,6 @@ def construct(options: dict[str, Any], twice: bool = False) -> None:
         ({"device_ids": [0, 1]}, "can only be None or contain a single element"),
         ({"output_device": "cuda:0"}, "output_device=cuda:0"),
     ],
-    ids=str,
 )
 def test_what_is_refused_is_refused_by_name(ranks_of, options, message):
     with pytest.raises(RankError, match=message):

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import BOTH, FEW, SMALL_CAP, gradients, mlp, random, sgd, state_of
+from tests.helpers.folding import over
 
 WITH_JOIN = [("simulated", [4, 0, 2]), ("simulated", [0, 3]), ("cpu", [1, 3])]
 
@@ -126,33 +127,14 @@ def test_without_the_promise_that_is_an_error_which_says_so(ranks_of):
     assert "Expected to mark a variable ready only once" in str(error.value)
 
 
-def several_forwards(ddp: type) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP, static_graph=True)
-    seen = []
-    for step in range(3):
-        net.zero_grad()
-        losses = [wrapped(random(4, 6, seed=2 * step + part)).square().sum() for part in range(2)]
-        (losses[0] + losses[1]).backward()
-        seen += gradients(net)
-    return seen
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_two_forwards_for_one_backward(ranks_of, on, k):
-    ours = ranks_of(on, k).run(several_forwards, DistributedDataParallel)
-    theirs = ranks_of("cpu", k).run(several_forwards, BOTH[1])
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
-
-
 def changed(more: bool) -> None:
     wrapped = DistributedDataParallel(Branches(), static_graph=True)
     for other in (not more, more):
         wrapped(random(4, 6), other).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
+@over(
+    "more, message",
     [(True, "'by_none.* more often than in the first step"), (False, "'by_.* less often")],
 )
 def test_a_graph_that_changes_is_an_error(ranks_of, more, message):

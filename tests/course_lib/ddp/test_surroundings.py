@@ -22,6 +22,7 @@ from tests.helpers.ddp_scenarios import (
     sgd,
     state_of,
 )
+from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -59,8 +60,8 @@ def train_checkpointed(ddp: type, reentrant: bool, head: bool) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("head", [True, False])
+@over("reentrant", [True, False])
+@over("head", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_activation_checkpointing(ranks_of, on, k, reentrant, head):
     compare(ranks_of(on, k), train_checkpointed, reentrant, head)
@@ -87,9 +88,7 @@ def two_forwards(ddp: type, between: str) -> list[Tensor]:
     return losses
 
 
-@pytest.mark.parametrize(
-    "between", ["another of the same step", "without gradients", "in no_sync", "nothing"]
-)
+@over("between", ["another of the same step", "without gradients", "in no_sync", "nothing"])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     compare(ranks_of(on, k), two_forwards, between)

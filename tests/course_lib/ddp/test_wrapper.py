@@ -33,6 +33,7 @@ from tests.helpers.ddp_scenarios import (
     state_of,
     train,
 )
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 # --- plain training -------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def train_minimal(cap: float, accumulate: bool) -> list[Tensor]:
     return state_of(net)
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
+@over("accumulate", [False, True])
 @pytest.mark.parametrize(("on", "k"), [*FEW, ("simulated", 1), ("simulated", 4)])
 def test_the_minimal_version_takes_the_same_steps(ranks_of, on, k, accumulate):
     for cap in (0, SMALL_CAP, 25):
@@ -150,7 +151,7 @@ def accumulate(ddp: type, set_to_none: bool, cap: float) -> list[Tensor]:
     return state_of(net)
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
+@over("set_to_none", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
     state = compare(ranks_of(on, k), accumulate, set_to_none, SMALL_CAP)
@@ -169,24 +170,6 @@ def test_no_sync_costs_nothing(ranks_of):
     ranks = ranks_of("simulated", 3)
     ranks.run(accumulate, DistributedDataParallel, True, 25)
     assert ranks.trace.calls(0)["all_reduce"] == 3  # for nine backwards
-
-
-def sums_without_zero_grad(ddp: type) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
-    for x, y in own_shards():
-        mse_loss(wrapped(x), y).backward()
-    return [p.grad.clone() for p in net.parameters()]
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_gradients_that_are_not_cleared_add_up(ranks_of, on, k):
-    gradients = compare(ranks_of(on, k), sums_without_zero_grad)
-    net = mlp(seed=0)
-    for x, y in batches():
-        mse_loss(net(x), y).backward()
-    for gradient, param in zip(gradients, net.parameters(), strict=True):
-        torch.testing.assert_close(gradient, param.grad, rtol=1e-11, atol=1e-12)
 
 
 def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
@@ -232,7 +215,7 @@ def in_a_group(members: list[int]) -> list[Tensor] | None:
     return state_of(net)
 
 
-@pytest.mark.parametrize("members", [[1, 3], [0, 2, 3]])
+@over("members", [[1, 3], [0, 2, 3]])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_a_group_of_some_ranks(ranks_of, on, members):
     replicas = ranks_of(on, 4).run(in_a_group, members)

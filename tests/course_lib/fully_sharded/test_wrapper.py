@@ -13,6 +13,7 @@ from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
 from tests.helpers.ddp_scenarios import FEW, WORLDS
+from tests.helpers.folding import over
 from tests.helpers.tiers import tier
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
@@ -55,7 +56,7 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     ),
 }
 EVERYWHERE = ("a unit for each module", "nested")
-"""Models that `make test`, too, trains on every number of ranks; the others on two of them."""
+"""Models that `make test` trains on simulated and on CPU ranks; the others on simulated ranks."""
 
 
 def train(model: str, name: str, steps: slice = slice(None), start: Any = None) -> Any:
@@ -82,7 +83,9 @@ def train(model: str, name: str, steps: slice = slice(None), start: Any = None) 
 @pytest.mark.parametrize(
     ("model", "on", "k"),
     [
-        pytest.param(model, *world, marks=tier(world in FEW or model in EVERYWHERE))
+        pytest.param(
+            model, *world, marks=tier(world == FEW[0] or (model in EVERYWHERE and world == FEW[1]))
+        )
         for model in MODELS
         for world in WORLDS
     ],
@@ -100,7 +103,7 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
         assert sum(held for _, held in results) == whole + (k - 1) * everywhere
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3)])
+@over("before, after", [(4, 2), (1, 3)])
 def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, before, after):
     expected = one_process("plain", make=Nested)[0].state_dict()
     saved, _ = ranks_of("simulated", before).run(train, "nested", "plain", slice(0, 3))[0]
@@ -126,7 +129,7 @@ def accumulated() -> tuple[int, list[Tensor], list[Tensor]]:
     return len(whole), found, expected  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
+@over("k", [1, 2, 4])
 def test_modules_that_stay_whole_are_averaged_in_one_message(ranks_of, k):
     ranks = ranks_of("simulated", k)
     for number, found, expected in ranks.run(accumulated):
@@ -160,7 +163,7 @@ def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("k", [2, 3])
+@over("k", [2, 3])
 def test_weights_equal_those_of_pytorchs_fsdp(ranks_of, k):
     for ours, theirs in ranks_of("cpu", k).run(beside_pytorch):
         for tensor, other in zip(ours, theirs, strict=True):
@@ -220,8 +223,8 @@ def one_step(dtype: torch.dtype | None) -> None:
     wrapped(torch.ones(2, WIDTH, dtype=dtype or torch.float32)).sum().backward()
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize(("dtype", "size"), [(None, 4), (torch.bfloat16, 2)])
+@over("k", [2, 3, 4])
+@over("dtype, size", [(None, 4), (torch.bfloat16, 2)])
 def test_bytes_sent_are_those_of_the_paper(ranks_of, k, dtype, size):
     """3Ψ numbers: gathered for forward, for backward, and gradients; (K-1)/K in a ring."""
     ranks = ranks_of("simulated", k)
@@ -253,8 +256,8 @@ def held(prefetch: bool) -> Any:
     return at_rest, max(found), wrapped.bytes_held, gradients
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize(("prefetch", "layers_there"), [(False, 1), (True, 2)])
+@over("k", [1, 2, 3, 4])
+@over("prefetch, layers_there", [(False, 1), (True, 2)])
 def test_memory_is_that_of_the_formula(ranks_of, k, prefetch, layers_there):
     """Ψ/K at rest, and one layer whole while it runs: two, with the next one being fetched."""
     layer = 4 * WIDTH * WIDTH
@@ -273,7 +276,7 @@ def times(prefetch: bool) -> list[float]:
     return [begin, clock()]
 
 
-@pytest.mark.parametrize(("prefetch", "waits"), [(False, DEPTH), (True, 1)])
+@over("prefetch, waits", [(False, DEPTH), (True, 1)])
 def test_the_network_is_a_layer_ahead(prefetch, waits):
     """A gather takes half as long as a layer: fetched ahead, only the first is waited for."""
     gather = 0.5
@@ -303,7 +306,7 @@ def evaluated() -> tuple[Tensor, list[Tensor], int]:
     return out, grads, wrapped.bytes_held - at_rest
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@over("k", [1, 3])
 def test_evaluation_and_accumulation(ranks_of, k):
     net = Nested()
     x, y = batches()[0]
@@ -347,8 +350,8 @@ def wrong(what: str) -> None:
     FullyShardedDataParallel(net, unit_types=(nn.Sequential,))
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
+@over(
+    "what, said",
     [
         ("recurrent", "TypeError: .*nn.LSTM"),
         ("mixed", "ValueError: the parameters of a unit must have one dtype"),

@@ -76,6 +76,7 @@ ON_CPU = [
 ]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("sizes", ON_CPU, ids=named)
 def test_on_cpu_ranks(ranks_of, sizes):
     k = math.prod(sizes.values())

@@ -18,6 +18,7 @@ from course_lib.mesh import (
     weights_held,
 )
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
+from tests.helpers.folding import over
 
 LAYERS = 2
 EVEN = Shape(words=8, length=4, width=8, heads=4, hidden=12, layers=LAYERS)
@@ -63,7 +64,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.large)])
-@pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
+@over("sizes", LAYOUTS)
 def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes, tied):
     k, shape = math.prod(sizes.values()), EVEN._replace(tied=tied)
     ranks = ranks_of("simulated", k)
@@ -76,7 +77,7 @@ def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes, tied):
         assert sent == pytest.approx(expected[axis], rel=1e-12), axis
 
 
-@pytest.mark.parametrize("sizes", [{"expert": 2}, {"expert": 2, "tensor": 2}], ids=str)
+@over("sizes", [{"expert": 2}, {"expert": 2, "tensor": 2}])
 def test_bytes_with_experts_of_which_all_are_asked(ranks_of, sizes):
     """So that routes are even; then a rank's experts are asked about every token."""
     k, shape = math.prod(sizes.values()), EVEN._replace(experts=4, top_k=4)

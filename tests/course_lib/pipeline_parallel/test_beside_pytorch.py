@@ -2,12 +2,12 @@
 
 import warnings
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
 from course_lib.pipeline_parallel import Pipeline, split_layers
+from tests.helpers.folding import over
 from tests.helpers.pipelines import batch, model, schedule
 
 M = 4
@@ -49,7 +49,7 @@ def theirs(name, k):
     return {name: param.grad for name, param in parameters}
 
 
-@pytest.mark.parametrize(("name", "k"), CASES)
+@over("name, k", CASES)
 def test_gradients_are_those_of_torch_distributed_pipelining(ranks_of, name, k):
     """Those of all ranks together: the same layers need not lie on the same rank."""
     ranks = ranks_of("cpu", k)

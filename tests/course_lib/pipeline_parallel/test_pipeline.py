@@ -14,6 +14,7 @@ from course_lib.pipeline_parallel import (
     split_layers,
 )
 from course_lib.ranks import RankError
+from tests.helpers.folding import over
 from tests.helpers.pipelines import (
     BATCH,
     MODELS,
@@ -76,7 +77,7 @@ def check_like_one_process(results, kind, plan):
     assert [peak for _, _, peak in results] == peak_activations(plan)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@over("name", SCHEDULES)
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     m = 4 if k == 4 else 6
@@ -85,20 +86,20 @@ def test_weights_are_those_of_one_process(ranks_of, on, k, name):
 
 
 @pytest.mark.parametrize("k", [3, pytest.param(2, marks=tier(False))])
-@pytest.mark.parametrize("kind", MODELS[1:])
-@pytest.mark.parametrize("name", SCHEDULES)
+@over("kind", MODELS[1:])
+@over("name", SCHEDULES)
 def test_with_tied_and_frozen_parameters(ranks_of, name, kind, k):
     results = ranks_of("simulated", k).run(train, name, k, 6, kind, False, False)
     check_like_one_process(results, kind, schedule(name, k, 6))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@over("name", SCHEDULES)
 def test_with_rematerialisation(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 6, "tied", True, False)
     check_like_one_process(results, "tied", schedule(name, 3, 6))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
+@over("name", ["1f1b", "zero_bubble"])
 def test_gradients_add_up_over_batches(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 3, "tied", False, True)
     check_like_one_process(results, "tied", schedule(name, 3, 3))
@@ -181,7 +182,7 @@ def twice(name, k, m):
         pipeline.step(*batch(step))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@over("name", SCHEDULES)
 def test_two_activations_pass_each_boundary_for_each_micro_batch(ranks_of, name):
     """Each has n bytes; each boundary also sends one header of ten integers, once."""
     k, m, steps = 3, 6, 2
@@ -215,8 +216,8 @@ def wrong(case):
         Pipeline(split_layers(layers, 2), F.mse_loss, gpipe(2, 1)).step(x.long(), y)
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
+@over(
+    "case, message",
     [
         ("divide", "12 inputs cannot be divided into 5 equal micro-batches"),
         ("shape", r"inputs had shape \(12, 4\), now \(6, 4\)"),

@@ -20,6 +20,7 @@ from course_lib.pipeline_parallel import (
     zero_bubble,
     zero_bubble_fraction,
 )
+from tests.helpers.folding import over
 from tests.helpers.pipelines import SCHEDULES, schedule
 
 RANKS = st.integers(1, 8)
@@ -112,8 +113,8 @@ def test_what_interleaving_cannot_divide_is_refused():
         interleaved(3, 7)
 
 
-@pytest.mark.parametrize("make", [gpipe, one_forward_one_backward, interleaved, zero_bubble])
-@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+@over("make", [gpipe, one_forward_one_backward, interleaved, zero_bubble])
+@over("numbers", [(0, 1), (1, 0)])
 def test_nothing_is_no_schedule(make, numbers):
     with pytest.raises(ValueError, match="at least 1"):
         make(*numbers)
@@ -127,8 +128,8 @@ def changed(rank, steps):
 F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
+@over(
+    "plan, message",
     [
         (changed(0, [F0, F1, B0]), "rank 0 lacks B1 of chunk 0"),
         (changed(1, [F0, B0, F1, B1, B1]), "rank 1 repeats B1"),

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from course_lib.sharded_optimizer import ShardedOptimizer
+from tests.helpers.folding import over
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
@@ -37,15 +37,15 @@ def resume(name: str, who: Any, net_state: Any, state: Any) -> list[Tensor]:
     return weights(net)
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@over("before, after", [(4, 2), (2, 3), (1, 4)])
+@over("name", OPTIMIZERS)
 def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
     saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
     for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):
         assert_equal(replica, weights(one_process(name, groups=True)[0]))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@over("name", OPTIMIZERS)
 def test_a_state_is_that_of_one_process(ranks_of, name):
     net_state, state = ranks_of("simulated", 3).run(save_halfway, name, "local")[1]
     net = Awkward()

@@ -3,7 +3,6 @@
 import warnings
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,6 +23,7 @@ from course_lib.tensor_parallel import (
     RowParallelLinear,
     sum_partial_gradients,
 )
+from tests.helpers.folding import over
 
 WIDTH, HIDDEN, TOKENS, STEPS = 6, 12, 4, 5
 
@@ -96,7 +96,7 @@ def theirs(along_sequence: bool) -> dict[str, Tensor]:
     return {n: p.to_local() if isinstance(p, DTensor) else p for n, p in params.items()}
 
 
-@pytest.mark.parametrize("along_sequence", [False, True])
+@over("along_sequence", [False, True])
 def test_weights_are_those_of_parallelize_module(ranks_of, along_sequence):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -19,6 +19,7 @@ from course_lib.tensor_parallel import (
     sum_partial_gradients,
 )
 from tests.helpers.ddp_scenarios import WORLDS
+from tests.helpers.folding import over
 from tests.helpers.tiers import in_tiers
 
 WIDTH, HIDDEN, HEADS, TOKENS, BATCH, STEPS = 15, 22, 5, 7, 2, 5
@@ -109,7 +110,7 @@ def on_ranks(along_sequence: bool, causal: bool) -> Any:
     return train(Layer(True, along_sequence, causal))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@over("causal", [False, True])
 @pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
 def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
     expected, gradient = train(Layer(False, causal=causal))
@@ -151,9 +152,9 @@ def inputs() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [True, False])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
+@over("bias", [True, False])
+@over("rows", [True, False])
+@over("k", [1, 2, 3, 4, 6])
 def test_a_linear_layer_is_the_whole_one_cut_up(ranks_of, k, rows, bias):
     torch.manual_seed(3)
     whole = nn.Linear(7, 5, bias).double()
@@ -188,7 +189,7 @@ def one_step(along_sequence: bool) -> int:
     return sum(p.numel() for p in layer.blocks.parameters() if p.dim() > 1)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
+@over("k", [2, 3, 4])
 def test_a_layer_makes_four_all_reduces(ranks_of, k):
     """Attention and MLP, forward and backward; each of tokens × batch × width numbers."""
     ranks = ranks_of("simulated", k)
@@ -200,7 +201,7 @@ def test_a_layer_makes_four_all_reduces(ranks_of, k):
         assert sizes == [activation] * 4
 
 
-@pytest.mark.parametrize("k", [2, 4, 7])
+@over("k", [2, 4, 7])
 def test_along_the_sequence_the_same_bytes(ranks_of, k):
     """Four times all-gather and reduce-scatter, as many bytes as four all-reduces."""
     ranks = ranks_of("simulated", k)
@@ -212,7 +213,7 @@ def test_along_the_sequence_the_same_bytes(ranks_of, k):
         assert ranks.trace.bytes_sent(rank) == 4 * 2 * activation * (k - 1) / k
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@over("k", [1, 2, 3, 4])
 def test_matrices_are_divided(ranks_of, k):
     whole = sum(p.numel() for p in Layer(False).blocks.parameters() if p.dim() > 1)
     held = ranks_of("simulated", k).run(one_step, False)
@@ -228,9 +229,7 @@ def wrong(what: str) -> None:
     ColumnParallelLinear(4, 4, sequence_parallel=True)(torch.ones(1, 4))
 
 
-@pytest.mark.parametrize(
-    ("what", "said"), [("heads", "heads=3 does not divide"), ("length", "number of tokens")]
-)
+@over("what, said", [("heads", "heads=3 does not divide"), ("length", "number of tokens")])
 def test_errors_say_what_is_missing(ranks_of, what, said):
     with pytest.raises(RankError, match=f"ValueError: .*{said}"):
         ranks_of("simulated", 2).run(wrong, what)

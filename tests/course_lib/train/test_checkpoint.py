@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from course_lib.ranks import RankError
-from course_lib.train import train
+from course_lib.train import TrainConfig, train
 from course_lib.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, step_of
 from course_lib.train.datasets import documentation_text
 from tests.helpers.train_runs import (
@@ -176,15 +177,19 @@ def test_options_that_do_not_decide_what_comes_out_may_change(ranks_of, tmp_path
     assert ranks.run(train, replace(config, **change))[0].resumed_at == 1
 
 
-def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path, monkeypatch):
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
-    ranks = ranks_of("simulated", 2)
-    ranks.run(train, config)
+def train_on_other_data(config: TrainConfig) -> None:
     text = documentation_text()
     text[100] ^= 1
-    monkeypatch.setattr("course_lib.train.datasets.documentation_text", lambda: text)
+    with patch("course_lib.train.datasets.documentation_text", lambda: text):
+        train(config)
+
+
+def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path):
+    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
+    ranks = ranks_of("cpu", 2)
+    ranks.run(train, config)
     with pytest.raises(RankError, match="on different data"):
-        ranks.run(train, config)
+        ranks.run(train_on_other_data, config)
 
 
 def test_a_folder_that_cannot_be_made_is_refused_on_all_ranks(ranks_of, tmp_path):

@@ -8,11 +8,12 @@ import pytest
 from course_lib.ranks import RankError
 from course_lib.sharding import ShardedSampler
 from course_lib.train import ConfigError, TrainConfig, train
+from tests.helpers.folding import over
 from tests.helpers.train_runs import DIGITS, refusal
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
+@over(
+    "option, value",
     [
         *(("model", "rnn"), ("ddp", "horovod"), ("precision", "fp8"), ("width", 0), ("steps", 0)),
         *(("epochs", 0), ("lr", 0.0), ("lr", float("nan")), ("dropout", 1.0), ("clip_norm", 0.0)),
@@ -25,7 +26,7 @@ def test_an_option_that_makes_no_sense_is_named(option, value):
         TrainConfig(**{option: value})
 
 
-@pytest.mark.parametrize("length", [{"epochs": 40}, {"steps": 40}])
+@over("length", [{"epochs": 40}, {"steps": 40}])
 def test_a_seed_leaves_room_for_that_of_the_last_epoch(length):
     largest = 2**63 - 40
     config = TrainConfig(seed=largest, **length)
@@ -43,8 +44,8 @@ def test_heads_have_to_divide_the_width():
     TrainConfig(model="mlp", heads=3)  # which has none
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
+@over(
+    "change, words",
     [
         ({"batch_size": 50}, r"2 ranks × accumulate=2 .* multiple of 4\. Use --batch-size 48 or 5"),
         ({"batch_size": 2}, r"multiple of 4\. Use --batch-size 4\."),

@@ -73,6 +73,7 @@ def started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+@pytest.mark.large
 def test_a_killed_rank_leads_to_a_restart_and_the_loss_of_an_uninterrupted_run(ranks_of, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     options = [*SMALL, "--steps", "12", "--checkpoint", "kept", "--checkpoint-every", "3"]
@@ -99,6 +100,7 @@ def vars_of(options: list[str]) -> dict[str, Any]:
     return {name: parsed[name] for name in names}
 
 
+@pytest.mark.large
 def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     options = [*SMALL, "--steps", "1000000", "--checkpoint", "kept", "--checkpoint-every", "5"]
     with started(*TORCHRUN, "-m", "course_lib.train", *options, folder=tmp_path) as process:
@@ -129,6 +131,7 @@ def test_ctrl_c_ends_the_process_also_if_its_last_words_fail(tmp_path):
     assert (process.returncode, errors) == (128 + signal.SIGINT, "")
 
 
+@pytest.mark.large
 def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left would be flushed at exit
     options = [*SMALL, "--steps", "1000000", "--log-every", "1"]

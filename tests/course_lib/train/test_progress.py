@@ -4,15 +4,14 @@ import re
 import sys
 from dataclasses import replace
 
-import pytest
-
 from course_lib.train import train
 from course_lib.train.progress import Progress, duration
+from tests.helpers.folding import over
 from tests.helpers.train_runs import TEXT
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
+@over(
+    "seconds, text",
     [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "0:10"), (61, "1:01"), (3600, "1:00:00")],
 )
 def test_durations(seconds, text):
