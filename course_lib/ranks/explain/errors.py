@@ -13,6 +13,7 @@ waits for whom, a traceback, a hint.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _WIDTH = 96
 """Width of a report in a notebook, in characters."""
 _ROWS = 8
 """Up to this number of ranks, each rank has its own row."""
+_MANY_ROWS = 64
+"""Above this number of rows, ranks share a row if what they do differs only in numbers."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,18 @@ def format_states(states: Sequence[RankState]) -> str:
     for state in states:
         few = len(states) <= _ROWS
         same.setdefault(state.rank if few else (state.doing, state.where), []).append(state)
+    if len(same) > _MANY_ROWS:  # each waits for another rank: what they do differs only in numbers
+        same = {}
+        for state in states:
+            same.setdefault((re.sub(r"\d+", "", state.doing), state.where), []).append(state)
     rows = [("rank", "doing", "where", "for")]
     for together in same.values():
         times = [state.seconds for state in together if state.seconds is not None]
         seconds = f"{max(times):.1f} s" if times else ""
         ranks = in_short([state.rank for state in together])
-        rows.append((ranks, together[0].doing, together[0].where, seconds))
+        alike = len({state.doing for state in together}) == 1
+        doing = together[0].doing if alike else f"{together[0].doing}, and so on"
+        rows.append((ranks, doing, together[0].where, seconds))
     head, *body = format_table(rows).split("\n")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join([head, "  ".join("─" * width for width in widths), *body])

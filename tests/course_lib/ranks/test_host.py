@@ -134,3 +134,26 @@ def test_ranks_know_their_number_as_under_torchrun(ranks: Ranks) -> None:
 
     assert ranks.run(environment) == [[str(rank), str(rank), "3", "3"] for rank in range(3)]
     assert "RANK" not in os.environ
+
+
+@pytest.mark.parametrize("k", [64, pytest.param(512, marks=pytest.mark.large)])
+def test_many_ranks_meet_their_limit_and_the_next_call_works(
+    k: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The table had a row for each rank, and the ranks' ends were told one by one."""
+
+    def ring() -> None:
+        right, left = (dist.get_rank() + 1) % k, (dist.get_rank() - 1) % k
+        while True:
+            sent = dist.isend(torch.ones(1), right)
+            dist.recv(torch.ones(1), left)
+            sent.wait()
+
+    with Ranks(k, on="simulated", timeout=1) as ranks:
+        for _ in range(3):
+            with pytest.raises(RankTimeout) as caught:
+                ranks.run(ring)
+            assert len(str(caught.value).splitlines()) < 70
+    with Ranks(k, on="simulated", timeout=60) as ranks:
+        assert ranks.run(dist.get_rank) == list(range(k))
+    assert capfd.readouterr() == ("", "")

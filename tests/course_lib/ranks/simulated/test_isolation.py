@@ -41,16 +41,8 @@ ranks = Ranks(3, on="simulated")
 """
 
 
-def run_notebook(cells: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK + cells], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_classes_and_globals_are_the_rank_s_own() -> None:
-    run_notebook("""
-def fn():
+CELLS = """
+def classes_and_globals():
     for _ in range(3):
         Counter()
         seen.append(dist.get_rank())
@@ -58,14 +50,10 @@ def fn():
     return Counter.count, seen
 
 for _ in range(2):
-    assert ranks.run(fn) == [(3, [r] * 3) for r in range(3)]
+    assert ranks.run(classes_and_globals) == [(3, [r] * 3) for r in range(3)]
 assert Counter.count == 0 and seen == []
-""")
 
-
-def test_instances_come_back_as_the_notebook_s_and_travel_between_ranks() -> None:
-    run_notebook("""
-def fn(given):
+def travels(given):
     assert type(given) is Counter
     mine = Counter()
     mine.rank = dist.get_rank()
@@ -76,27 +64,29 @@ def fn(given):
     return objects
 
 given = Counter()
-for objects in ranks.run(fn, given):
+for objects in ranks.run(travels, given):
     assert [each.rank for each in objects] == [0, 1, 2]
     assert all(type(each) is Counter for each in objects)
 assert Counter.count == 1
 assert __import__("sys").modules["__main__"].Counter is Counter
-""")
 
-
-def test_an_exception_of_a_notebook_class_is_the_notebook_s() -> None:
-    run_notebook("""
-def fn():
+def fails():
     raise Broken("as planned")
 
 try:
-    ranks.run(fn)
+    ranks.run(fails)
 except RankError as error:
     assert type(error.original) is Broken and error.original.args == ("as planned",)
     assert "line" in str(error)
 else:
     raise AssertionError
-""")
+"""
+
+
+def test_classes_and_globals_of_a_notebook_are_the_rank_s_own() -> None:
+    command = [sys.executable, "-c", NOTEBOOK + CELLS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
@@ -287,6 +277,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.large
 def test_a_pool_of_a_rank_finds_the_functions_of_the_notebook(tmp_path: Path) -> None:
     (tmp_path / "pool.py").write_text(POOL)
     command = [sys.executable, str(tmp_path / "pool.py")]
