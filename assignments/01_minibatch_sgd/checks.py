@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from course_lib.checking import Case, Wrong, equals, in_many_forms, task
+from course_lib.checking import Case, Form, Wrong, equals, in_many_forms, task
 from course_lib.checking.forbidden import OPTIMIZERS, refusing
 
 from .judges import (
@@ -39,22 +39,31 @@ def step_inputs(case, generator):
         return [scale * torch.randn(shape, generator=generator) for shape in shapes]
 
     # The second gradients are large, because the task does not ask for clipping.
-    gradients = [[None if i in frozen else g for i, g in enumerate(draw(s))] for s in (1, 50)]
-    return [{"weights": draw(), "gradients": gradients, "lr": case.parameters["lr"]}]
+    gradients = [[None if i in frozen else g for i, g in enumerate(draw(s))] for s in (1, 300)]
+    lr, doubles = case.parameters["lr"], list(case.parameters.get("doubles", ()))
+    rates = [lr, 0.7 * lr]
+    return [{"weights": draw(), "gradients": gradients, "lr": rates, "doubles": doubles}]
+
+
+def _double(tensors, places):
+    return [t.double() if i in places and t is not None else t for i, t in enumerate(tensors)]
 
 
 def step_program(sgd_step, mine, given):
-    pairs = zip(mine["weights"], mine["gradients"][0], strict=True)
+    weights = _double(mine["weights"], mine["doubles"])
+    pairs = zip(weights, mine["gradients"][0], strict=True)
     params = [nn.Parameter(weight, requires_grad=g is not None) for weight, g in pairs]
     given.watch.add_parameters("the parameters", params, values=False)
     in_memory = [param.detach() for param in params]
     replaced = [False] * len(params)
     with refusing(*OPTIMIZERS):
-        for gradients in mine["gradients"]:
-            given_them = [None if g is None else g.clone() for g in gradients]
+        for gradients, lr in zip(mine["gradients"], mine["lr"], strict=True):
+            given_them = [
+                None if g is None else g.clone() for g in _double(gradients, mine["doubles"])
+            ]
             for param, gradient in zip(params, given_them, strict=True):
                 param.grad = gradient
-            sgd_step(given.iterable(params), mine["lr"])
+            sgd_step(given.iterable(params), lr)
             for i, (param, gradient) in enumerate(zip(params, given_them, strict=True)):
                 wants = gradient is not None and gradient.requires_grad
                 replaced[i] |= param.grad is not gradient or wants
@@ -65,15 +74,15 @@ def step_program(sgd_step, mine, given):
     }
 
 
-def stepped(rate=lambda lr: (-lr, -lr), rounded=torch.Tensor.double):
+def stepped(rates=lambda first, second: (-first, -second), rounded=torch.Tensor.double):
     def oracle(case, inputs, me):
         weights, gradients, lr = (inputs[0][key] for key in ("weights", "gradients", "lr"))
         ends = []
         for i, weight in enumerate(weights):
             end = rounded(weight)
-            for factor, step in zip(rate(lr), gradients, strict=True):
+            for factor, step in zip(rates(*lr), gradients, strict=True):
                 end = end if step[i] is None else end + factor * rounded(step[i])
-            ends.append(end.to(weight.dtype))
+            ends.append(end.to(torch.float64 if i in inputs[0]["doubles"] else weight.dtype))
         return {"parameter {} after two steps": ends}
 
     return oracle
@@ -81,6 +90,7 @@ def stepped(rate=lambda lr: (-lr, -lr), rounded=torch.Tensor.double):
 
 def all_else_stays(case, inputs, values):
     last, key = inputs[0]["gradients"][-1], "gradient {} after the step"
+    last = _double(last, inputs[0]["doubles"])
     try:
         equals(lambda *_: {key: last}, tolerance=TO_THE_BIT)(case, inputs, [{key: values[0][key]}])
     except Wrong as wrong:
@@ -109,7 +119,7 @@ def unchanged(case, inputs, me):
             case.form.iterable == "generator"
         ),
     }
-    value = stepped(lambda lr: (0, 0))(case, inputs, me)
+    value = stepped(lambda *_: (0, 0))(case, inputs, me)
     return {
         f"the parameter before the steps: {words.format(layout=case.form.layout)}": value
         for words, fits in reasons.items()
@@ -119,11 +129,10 @@ def unchanged(case, inputs, me):
 
 STEP_MISTAKES = {
     "the parameter before the steps. Update each parameter that has a gradient, in its own "
-    "memory": stepped(lambda lr: (0, 0)),
-    "steps up the slope: the sign is wrong": stepped(lambda lr: (lr, lr)),
-    "steps with the learning rate 1": stepped(lambda lr: (-1, -1)),
+    "memory": stepped(lambda *_: (0, 0)),
+    "steps up the slope: the sign is wrong": stepped(lambda *lr: lr),
     "steps with momentum: use only the current gradient in each step": stepped(
-        lambda lr: (-1.9 * lr, -lr)
+        lambda first, second: (-first - 0.9 * second, -second)
     ),
     "the right steps, but rounded to float32. Keep the dtype of the parameter": stepped(
         rounded=torch.Tensor.float
@@ -142,14 +151,9 @@ def rate_program(learning_rate, mine, given):
     return {"rate in step {}": [asked[t] for t in range(total)]}
 
 
-def falling(passed):
-    return (1 + math.cos(math.pi * passed)) / 2
-
-
 def rates(
     rising=lambda t, w: (t + 1) / w,
     passed=lambda t, w, total: (t - w) / (total - w),
-    falling=falling,
 ):
     """Return the oracle of rates with these shares of the warm-up and of the steps after it."""
 
@@ -159,7 +163,7 @@ def rates(
         def rate(t):
             if t < warmup:
                 return peak * rising(t, warmup)
-            return peak * falling(passed(t, warmup, total))
+            return peak * (1 + math.cos(math.pi * passed(t, warmup, total))) / 2
 
         return {"rate in step {}": [rate(t) for t in range(total)]}
 
@@ -168,30 +172,15 @@ def rates(
 
 RATE_MISTAKES = {
     "peak · t/W: with this rate, the first step would do nothing": rates(lambda t, w: t / w),
-    "the peak: during the warm-up the rate must rise": rates(lambda t, w: 1.0),
     "a cosine of t/T. Count only the steps after the warm-up: (t - W)/(T - W)": rates(
         passed=lambda t, w, total: t / total
     ),
     "a cosine that is 0 in the last step: that step would do nothing": rates(
         passed=lambda t, w, total: (t - w) / max(1, total - w - 1)
     ),
-    "peak · (t + 1)/W in step W, but the cosine begins in step W": lambda case, inputs, me: {
-        "rate in step {}": [
-            inputs[0]["peak"] * (t + 1) / max(1, inputs[0]["warmup"])
-            for t in range(inputs[0]["total"])
-        ]
-    },
-    "a cosine without the 1 + before it": rates(falling=lambda p: math.cos(math.pi * p) / 2),
-    "a cosine without the ½ before it": rates(falling=lambda p: 1 + math.cos(math.pi * p)),
-    "the cosine alone, not ½ (1 + cosine)": rates(falling=lambda p: math.cos(math.pi * p)),
-    "a cosine without π": rates(falling=lambda p: (1 + math.cos(p)) / 2),
     "a cosine of (t + 1 - W)/(T - W): in step W the rate is still the peak": rates(
         passed=lambda t, w, total: (t + 1 - w) / (total - w)
     ),
-    "a cosine of (t - W)/T: T - W steps follow the warm-up": rates(
-        passed=lambda t, w, total: (t - w) / total
-    ),
-    "a straight line down, where a cosine is asked for": rates(falling=lambda p: 1 - p),
 }
 
 
@@ -207,6 +196,7 @@ CHECKS = {
             Case("12 rows in batches of 3", 1, {"n": 12, "batch_size": 3, "drop_last": False}),
             Case("11 rows in batches of 4", 1, {"n": 11, "batch_size": 4, "drop_last": False}),
             Case("9 rows in batches of 4", 1, {"n": 9, "batch_size": 4, "drop_last": False}),
+            Case("10 rows in batches of 4", 1, {"n": 10, "batch_size": 4, "drop_last": False}),
             Case("11 rows, drop_last", 1, {"n": 11, "batch_size": 4, "drop_last": True}),
             Case("12 rows, drop_last", 1, {"n": 12, "batch_size": 4, "drop_last": True}),
             Case("5 rows by 8, drop_last", 1, {"n": 5, "batch_size": 8, "drop_last": True}),
@@ -217,7 +207,7 @@ CHECKS = {
                 {"n": 9, "batch_size": 1, "drop_last": False, "epochs": 2000},
             ),
         ],
-        in_turn=[(1, 0)],
+        in_turn=[(1, 0), (1, 3), (1, 4)],  # other in all arguments, in n, in drop_last
     ),
     "sgd_step": task(
         "sgd_step",
@@ -235,6 +225,7 @@ CHECKS = {
                 {"shapes": [(2, 2), (3,), (4, 2)], "lr": 0.25, "frozen": [1]},
             ),
             Case("α = 2", 1, {"shapes": [(2, 3), (0,)], "lr": 2.0}),
+            Case("two dtypes", 1, {"shapes": [(2, 3), (3,)], "lr": 0.15, "doubles": [1]}, Form()),
         ),
         in_turn=[(0, 1)],
     ),
@@ -278,8 +269,13 @@ CHECKS = {
             Case("no warm-up", 1, {"peak": 0.5, "warmup": 0, "total": 8}),
             Case("nothing but warm-up", 1, {"peak": 0.5, "warmup": 6, "total": 6}),
             Case("a small peak", 1, {"peak": 2.5e-5, "warmup": 3, "total": 12}),
+            Case("24 of 120 steps", 1, {"peak": 1.6, "warmup": 24, "total": 120}),
+            Case("5 of 20 steps, another peak", 1, {"peak": 0.3, "warmup": 5, "total": 20}),
+            Case("2 of 20 steps", 1, {"peak": 0.1, "warmup": 2, "total": 20}),
+            Case("5 of 30 steps", 1, {"peak": 0.1, "warmup": 5, "total": 30}),
         ],
-        in_turn=[(0, 1)],
+        # What is kept by some of the arguments shows where only another one differs.
+        in_turn=[(0, 1), (0, 6), (0, 7), (0, 8)],
     ),
     "gradient_variance": task(
         "gradient_variance",
@@ -303,14 +299,14 @@ CHECKS = {
                 {"n": 10, "batch_size": 10, "num_batches": 5, "loss": "l1_loss", "fresh": True},
             ),
             Case(
-                "2 batches of 2 of 4 rows, 24 times",
+                "2 batches of 2 of 4 rows, 80 times",
                 1,
                 {
                     "n": 4,
                     "batch_size": 2,
                     "num_batches": 2,
                     "loss": "nll_loss",
-                    "calls": 24,
+                    "calls": 80,
                 },
             ),
             Case(

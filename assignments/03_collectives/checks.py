@@ -36,6 +36,7 @@ from course_lib.checking.shared.sums import (
     numel,
     tensor_inputs,
     total,
+    unusual,
     went_into_a_copy,
 )
 from course_lib.ranks import Network, Trace
@@ -187,7 +188,7 @@ def chunks_of_one(case, generator):
     for rank in range(case.world_size):
         members = case.members(rank)
         size = len(torch.empty(n).tensor_split(len(members))[members.index(rank)])
-        chunk = exact_numbers(case, generator, (size,))
+        chunk = unusual(case, rank, exact_numbers(case, generator, (size,)))
         again = exact_numbers(case, generator, (size,)) if calls_of(case) > 1 else None
         made.append({"chunk": chunk, "again": again, "length": n})
     return made
@@ -355,12 +356,15 @@ LAYOUTS = ("contiguous", "transposed", "strided")
 
 
 def shaped(*cases, roots=(None, None)):
-    """Return cases of (name, ranks, shape, root) in many forms, including integers, and two more.
+    """Return cases of (name, ranks, shape, root) in many forms, including integers, and three more.
 
-    In one of the two, a rank is alone in its group. In the other, the function is called twice.
+    In these, ranks have zeros or an inf, a rank is alone in its group, or the function is called
+    twice.
     """
     alone = Form(((0, 1, 3), (2,)), "float64", "strided")
+    zeros = {"shape": (2, 4), "root": roots[1], "zero": 1, "overflown": 0}
     special = (
+        Case("3 ranks, only zeros on rank 1, an inf on rank 0", 3, zeros),
         Case(
             "4 ranks, one of them alone in its group", 4, {"shape": (5,), "root": roots[0]}, alone
         ),
@@ -467,6 +471,7 @@ CHECKS = {
             in_nodes(3, 1, (7,)),
             in_nodes(1, 3, (3, 3)),
             in_nodes(2, 2, (4, 2)),
+            in_nodes(2, 2, (1,)),
             dtypes=tuple(EXACT),
             layouts=LAYOUTS,
             groups=False,

@@ -130,6 +130,7 @@ def mended(name, kind, *more, modes=(True, False), through=None, expects=()):
             script_case("2 ranks", 2, kind, 3, 4, 0.1, loss="mse_loss"),
             script_case("3 ranks", 3, kind, 3, 4, 0.3),
             script_case("4 ranks, in two groups", 4, kind, 2, 3, 0.2),
+            script_case("2 ranks, very wrong", 2, kind, 2, 3, 1e-4, loss="mse_loss", large=1000),
             *more,
             modes=modes,
             **EXACT,
@@ -283,6 +284,9 @@ CHECKS = {
                 **{"length": 14, "accumulate": 3, "lr": 0.1, "loss": "mse_loss"},
             ),
             epochs_case("2 ranks, .grad is not empty", 2, length=8, accumulate=2, filled=True),
+            epochs_case(
+                "2 ranks, large gradients", 2, length=8, lr=1e-4, loss="mse_loss", large=1000
+            ),
             **EXACT,
         ),
         in_turn=[(1, 4)],

@@ -92,14 +92,12 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
 def evaluated(
     rows: Callable[[int, int, int], list[int]] = lambda n, k, me: list(range(n)),
     parts: Callable[[int, int, int], list[list[int]]] | None = None,
-    weigh: Callable[[float], float] = lambda share: 1.0,
 ) -> Oracle:
     """Return the oracle of an evaluation over these rows, or of a mean over parts of all rows.
 
     Args:
         rows: ``rows(n, k, me)`` returns the rows that count.
         parts: ``parts(n, k, batch_size)`` returns parts whose mean is taken instead.
-        weigh: ``weigh(parts / rows)`` returns the factor of a part's mean.
 
     """
 
@@ -114,8 +112,7 @@ def evaluated(
             with torch.no_grad():
                 out, y = model(mine["x"].double()[part]), mine["y"][part]
             right = (out.argmax(1) == y).double().mean().item()
-            factor = weigh(len(chosen) / n)
-            results.append((factor * loss_of(mine["loss"])(out, y).item(), factor * right))
+            results.append((loss_of(mine["loss"])(out, y).item(), right))
         if not results:  # the sum over no rows is 0
             return dict.fromkeys(NUMBERS, 0.0) if parts else {}
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
@@ -134,25 +131,16 @@ def _batches(n: int, k: int, size: int) -> list[list[int]]:
     return [rows[at : at + size] for rows in strided for at in range(0, n, size)]
 
 
-EVALUATION_MISTAKES = {
+EVALUATION_MISTAKES: dict[str, Oracle] = {
     "the result if padded rows are counted: a sampler repeats rows to give every rank equally "
     "many": evaluated(_padded),
     "the mean of the ranks' means, though some ranks have fewer rows (strided shards)": evaluated(
         parts=lambda n, k, size: [list(range(n))[r::k] for r in range(k)]
     ),
     "the result of this rank's rows alone": evaluated(lambda n, k, me: list(range(n))[me::k]),
-    "the result without the last rows, which no rank looked at": evaluated(
-        lambda n, k, me: list(range(n - n % k))
-    ),
-    "the sum without the last rows, divided by n: K does not divide n, so no rank looked at the "
-    "last rows": evaluated(
-        parts=lambda n, k, size: [[row] for row in range(n - n % k)], weigh=lambda share: share
-    ),
     "the mean of the batches' means: a short batch counts as much as a full one": evaluated(
         parts=_batches
     ),
-    "the sum of the batches' means, divided by the number of rows. loss_fn gives a mean: multiply "
-    "it by the number of rows in the batch": evaluated(parts=_batches, weigh=lambda share: share),
 }
 
 

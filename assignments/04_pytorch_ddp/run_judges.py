@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from course_lib.checking import Case, Given, Wrong, equals
 from course_lib.checking.answers import VECTOR, WHOLE, Judge, Kind, ListOf, sees
 from course_lib.checking.judges import Oracle
-from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.shared.averaging import Matrix, mean, own
 from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
@@ -39,18 +39,18 @@ from course_lib.checking.shared.training import (
 
 Batch = list[int]
 ROWS = "rows that the model was given"
+PASSES = "forward passes"
 
 
 def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
     """Return the batches of row numbers of member ``p["me"]`` of ``p["k"]`` in an epoch.
 
-    ``p`` has ``length``, ``batch_size`` and ``seed``. Mistakes change ``shuffle``, ``tell``
-    (whether the sampler knows the epoch), ``drop_last``, ``short`` (whether a short last batch is
-    kept).
+    ``p`` has ``length``, ``batch_size`` and ``seed``. Mistakes change ``tell`` (whether the
+    sampler knows the epoch), ``drop_last``, ``short`` (whether a short last batch is kept).
     """
     sampler: DistributedSampler[int] = DistributedSampler(
         range(p["length"]),
-        *(p["k"], p["me"], p.get("shuffle", True), p["seed"], p.get("drop_last", False)),
+        *(p["k"], p["me"], True, p["seed"], p.get("drop_last", False)),
     )
     if p.get("tell", True):
         sampler.set_epoch(epoch)
@@ -63,16 +63,12 @@ def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
     """Return the windows of a run: a window is a list of micro-batches, each the members' rows.
 
     ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Mistakes change ``keep_last``
-    (whether an incomplete window makes a step), ``carry_over`` (whether a window continues in the
-    next epoch), ``from_0`` (whether epochs are counted from 0 again), and the keys of `batches_of`.
+    (whether an incomplete window makes a step), and the keys of `batches_of`.
     """
     size, runs = p["accumulate"], []
-    for number, epoch in enumerate(p["epochs"]):
-        at = number if p.get("from_0") else epoch
-        theirs = [batches_of({**p, "k": k, "me": me}, at) for me in range(k)]
+    for epoch in p["epochs"]:
+        theirs = [batches_of({**p, "k": k, "me": me}, epoch) for me in range(k)]
         runs.append([list(each) for each in zip(*theirs, strict=True)])
-    if p.get("carry_over"):
-        runs = [[micro for run in runs for micro in run]]
     cut = [run[at : at + size] for run in runs for at in range(0, len(run), size)]
     return [w for w in cut if p.get("keep_last", True) or len(w) == size]
 
@@ -95,13 +91,8 @@ def my_batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) 
 
 SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
     "the order of epoch 0: tell the sampler the epoch (set_epoch)": {"tell": False},
-    "the rows in their order: shuffle them": {"shuffle": False},
-    "an order from a different seed: pass `seed` to the sampler": {"seed": 0},
     "the batches of a sampler with drop_last=True, but no row may be lost": {"drop_last": True},
-    "the share of the group's first rank": {"me": 0},
     "batches without the last, short one": {"short": False},
-    "all rows in one batch": {"batch_size": 10**9},
-    "batches of one row: batch_size counts only the rows in this rank's batch": {"batch_size": 1},
 }
 
 
@@ -155,13 +146,15 @@ def _short(batches: Any) -> str:
 
 _SEEN = Kind(
     "the rows that the model saw",
-    lambda value: isinstance(value, dict) and VECTOR.test(value.get(ROWS)),
+    lambda value: (
+        isinstance(value, dict) and VECTOR.test(value.get(ROWS)) and WHOLE.test(value.get(PASSES))
+    ),
 )
 
 
 @sees(_SEEN)
 def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether each rank's model saw the rows of its own batches, and no others."""
+    """Judge whether each rank's model saw the rows of its own batches, each once an epoch."""
     p = case.parameters
     for members in case.groups:
         for me, rank in enumerate(members):
@@ -174,6 +167,13 @@ def own_rows_only(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> N
                     "rank's batches",
                     "The ranks share the work: each takes only its own batches, and gets from the "
                     "others only their gradients.",
+                )
+            if values[rank][PASSES] > len(batches):
+                raise Wrong(
+                    f"rank {rank}: the model made {values[rank][PASSES]} forward passes, expected "
+                    f"one for each of {len(batches)} micro-batches",
+                    "Take the loss from the forward pass that you call backward for: with "
+                    "BatchNorm, a second one would change the running means.",
                 )
 
 
@@ -206,14 +206,15 @@ def epochs_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     """Draw the same rows for all ranks, and different weights for each.
 
     The case has ``length``, ``batch_size``, ``accumulate``, ``epochs`` (their numbers), ``seed``
-    and ``lr``. It may have ``loss``, ``frozen`` (positions of parameters) and ``filled`` (whether
-    every ``.grad`` has a value at the start, the same on all ranks).
+    and ``lr``. It may have ``loss``, ``frozen`` (positions of parameters), ``filled`` (whether
+    every ``.grad`` has a value at the start, the same on all ranks) and ``large`` (the factor of
+    the targets).
     """
     p = case.parameters
     filled = p.get("filled", False)
     before = [torch.randn(shape, generator=generator) for shape in SHAPES] if filled else None
     x = torch.randn(p["length"], FEATURES, generator=generator)
-    y = torch.randn(p["length"], CLASSES, generator=generator)
+    y = p.get("large", 1) * torch.randn(p["length"], CLASSES, generator=generator)
     loss = p.get("loss", "cross_entropy")
     return [
         {
@@ -238,9 +239,11 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
     """
 
     def program(train: Callable[..., Any], mine: Any, given: Given) -> Any:
-        x, seen = mine["x"], set[int]()
+        x, seen, passes = mine["x"], set[int](), 0
 
         def note(_: nn.Module, arguments: Any) -> None:
+            nonlocal passes
+            passes += 1
             if not is_functorch_wrapped_tensor(rows := arguments[0]):
                 seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
 
@@ -255,6 +258,7 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
             "parameter {} after training": weights,
             "buffer {} after training": buffers,
             ROWS: torch.tensor(sorted(seen), dtype=torch.int64),
+            PASSES: passes,
             **({} if losses is None else {"loss of step {}": losses}),
         }
 
@@ -262,72 +266,48 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
 
 
 def with_epochs(
-    mix: Matrix = mean,
-    *,
-    start: str = "first",
-    buffers: str = "first",
-    scale: str = "rows",
-    loss: str = "all",
-    carry: float = 0,
-    at_first: float = 0,
-    incomplete: Matrix | None = None,
-    **sampler: Any,
+    mix: Matrix = mean, *, scale: str = "rows", loss: str = "all", **sampler: Any
 ) -> Oracle:
     """Return the oracle of a training function, right or with a mistake.
 
     Args:
         mix: how gradients are mixed over the members.
-        start: the weights with which a member begins: ``first`` for the first member's, or ``own``.
-        buffers: the member whose buffer a model has, ``first`` or ``own`` likewise.
         scale: the divisor of a row's gradient. ``rows``: the number of rows of the window.
-            ``accumulate`` or ``micro`` (the number of micro-batches of the window): this number
-            times the rows of the row's micro-batch. ``full``: the rows of a window without short
-            micro-batches. ``none``: the rows of the row's micro-batch.
-        loss: the loss of a step that is returned: of ``all`` rows, of this rank's ``own`` rows, its
-            ``part`` of the mean, their ``sum``, or ``micro``, the mean of the micro-batches' means.
-        carry: how much of the last step's gradient is added to a step's gradient.
-        incomplete: how gradients are mixed in a window of fewer micro-batches; by default as `mix`.
-        at_first: how much of the earlier ``.grad`` is added in the first step.
+            ``accumulate``: this number times the rows of the row's micro-batch.
+        loss: the loss of a step that is returned: of ``all`` rows, or of this rank's ``own`` rows.
         **sampler: mistakes of `windows_of`.
 
     """
 
     def run(case: Case, inputs: Sequence[Any]) -> _Run:
         p, k = {**case.parameters, **sampler}, len(inputs)
-        models = [_replica(inputs, i if start == "own" else 0, i, buffers) for i in range(k)]
-        before = inputs[0]["before"] or [torch.zeros(()) for _ in SHAPES]
-        last = [[each.double() for each in before] for _ in models]
-        steps = []
-        for number, window in enumerate(windows_of(p, k)):
-            here = incomplete if incomplete and len(window) < p["accumulate"] else mix
-            matrix = here(torch.ones(k, dtype=torch.float64))
+        models = [_replica(inputs) for _ in range(k)]
+        matrix, steps = mix(torch.ones(k, dtype=torch.float64)), []
+        for window in windows_of(p, k):
             shares = [
                 _share(model, inputs[j], [micro[j] for micro in window], scale, p)
                 for j, model in enumerate(models)
             ]
             for i, model in enumerate(models):
                 for n, param in enumerate(model.parameters()):
-                    if n in inputs[0]["frozen"]:
-                        continue
-                    mixture = sum(matrix[i, j] * shares[j][1][n] for j in range(k))
-                    last[i][n] = mixture + (carry if number else at_first) * last[i][n]
-                    param.data -= p["lr"] * last[i][n]
-            steps.append([share[2] if loss == "micro" else share[0] for share in shares])
+                    if n not in inputs[0]["frozen"]:
+                        param.data -= p["lr"] * sum(
+                            matrix[i, j] * shares[j][1][n] for j in range(k)
+                        )
+            steps.append([share[0] for share in shares])
         return models, steps
 
     replayed = _once(run)
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
         models, steps = replayed(case, inputs)
-        parts = 1 if loss == "sum" else len(inputs)
-        mine = [theirs[me] / (parts if loss == "part" else 1) for theirs in steps]
         dtype = inputs[me]["weights"][0].dtype
         return {
             "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
             "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
-            "loss of step {}": (
-                mine if loss in ("own", "part") else [sum(theirs) / parts for theirs in steps]
-            ),
+            "loss of step {}": [
+                theirs[me] if loss == "own" else sum(theirs) / len(inputs) for theirs in steps
+            ],
         }
 
     return oracle
@@ -352,88 +332,38 @@ def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequenc
     return replayed
 
 
-def _replica(inputs: Sequence[Any], first: int, me: int, buffers: str) -> nn.Module:
-    weights = [weight.double() for weight in inputs[first]["weights"]]
-    return scaled_model(weights, inputs[me if buffers == "own" else 0]["scale"].double())
+def _replica(inputs: Sequence[Any]) -> nn.Module:
+    """Return the model that all members begin with: the first member's."""
+    weights = [weight.double() for weight in inputs[0]["weights"]]
+    return scaled_model(weights, inputs[0]["scale"].double())
 
 
 def _share(
     model: nn.Module, mine: Any, window: list[Batch], scale: str, p: Mapping[str, Any]
-) -> tuple[float, list[Tensor], float]:
-    """Return a member's mean loss in a window, its sum of gradients, and the mean of means."""
+) -> tuple[float, list[Tensor]]:
+    """Return a member's mean loss in a window, and its sum of gradients."""
     rows = sum(map(len, window))
     total: Any = 0.0
-    shown = plain = 0.0
+    shown = 0.0
     for batch in window:
         loss = mean_loss(model, mine["loss"], mine["x"][batch], mine["y"][batch])
-        factors = {
-            "rows": len(batch) / rows,
-            "full": len(batch) / (p["batch_size"] * p["accumulate"]),
-            "accumulate": 1 / p["accumulate"],
-            "micro": 1 / len(window),
-            "none": 1,
-        }
-        total += loss * factors[scale]
+        total += loss * (len(batch) / rows if scale == "rows" else 1 / p["accumulate"])
         shown += loss.item() * len(batch) / rows
-        plain += loss.item() / len(window)
-    return shown, list(torch.autograd.grad(total, list(model.parameters()))), plain
+    return shown, list(torch.autograd.grad(total, list(model.parameters())))
 
 
 EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run whose epochs all have the order of epoch 0: tell the sampler the epoch (set_epoch)": (
         with_epochs(tell=False)
     ),
-    "a run that counts its epochs from 0: use the numbers in `epochs`": with_epochs(from_0=True),
     "a run that leaves out a last, incomplete window: take a step for it, too": with_epochs(
         keep_last=False
     ),
-    "a run whose windows go on in the next epoch: begin each epoch with a new window": with_epochs(
-        carry_over=True
-    ),
-    "a run that drops rows (drop_last)": with_epochs(drop_last=True),
-    "a run that drops the last, short micro-batch": with_epochs(short=False),
-    "a run without shuffling": with_epochs(shuffle=False),
-    "a run in which a short micro-batch counts as much as a full one": with_epochs(scale="micro"),
     "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
         scale="accumulate"
     ),
-    "a run that divides by batch_size · accumulate also where a window has fewer rows": with_epochs(
-        scale="full"
-    ),
-    "a run with the sum of a window's micro-batch means: the division is missing": with_epochs(
-        scale="none"
-    ),
     "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
-    "a run with the sum of the ranks' gradients, not their mean": with_epochs(
-        MISTAKES["the sum over the ranks, not the mean"]
-    ),
-    "a run with gradients divided by the number of ranks a second time": with_epochs(
-        MISTAKES["the mean divided by the number of ranks a second time"]
-    ),
-    "a run in which each rank began with its own weights": with_epochs(start="own"),
-    "a run in which each rank began with its own weights and buffers": with_epochs(
-        start="own", buffers="own"
-    ),
-    "a run in which each rank kept the buffers that it began with": with_epochs(buffers="own"),
-    "the weights before training: no step was taken (walk over an iterable only once)": (
-        with_epochs(lambda rows: 0 * own(rows))
-    ),
-    "a run whose gradients are never cleared: zero_grad is missing": with_epochs(
-        carry=1, at_first=1
-    ),
-    "a run that contains the old .grad from before it: clear .grad before the first backward": (
-        with_epochs(at_first=1)
-    ),
-    "a run in which a shorter last window was not averaged. Keep its last backward outside "
-    "no_sync, too": with_epochs(incomplete=own),
     "the loss of this rank's own rows: average the loss, too": with_epochs(loss="own"),
-    "the sum of the ranks' losses, not their mean": with_epochs(loss="sum"),
-    "this rank's part of the loss: reduce gives the sum to one rank, all_reduce to all ranks": (
-        with_epochs(loss="part")
-    ),
-    "the mean of the micro-batches' losses, where a short one counts as much as a full one": (
-        with_epochs(loss="micro")
-    ),
 }
 
 
@@ -548,8 +478,7 @@ def with_script(
     Args:
         mix: how gradients are mixed over the members.
         averages: ``gradients``, or ``parameters``, which are averaged before each rank's own step.
-        buffers: the buffers at the end: the ``first`` member's, each model's ``own``, or ``late``:
-            the first member's before the last batch, changed by each model's own last batch.
+        buffers: the buffers at the end: the ``first`` member's, or each model's ``own``.
 
     """
 
@@ -559,8 +488,6 @@ def with_script(
         models = [model_of_kind(mine["kind"], weights).train(case.form.training) for _ in inputs]
         matrix = mix(torch.ones(k, dtype=torch.float64))
         for step in range(steps):
-            if buffers == "late" and step == steps - 1:
-                _take_over_buffers(models)
             theirs = [_gradient(m, each, step) for m, each in zip(models, inputs, strict=True)]
             columns = list(zip(*(list(m.parameters()) for m in models), strict=True))
             for n, params in enumerate(columns):
@@ -573,18 +500,12 @@ def with_script(
                     else:
                         mixture = sum(matrix[i, j] * theirs[j][n] for j in range(k))
                         param.data -= mine["lr"] * mixture
-        if buffers == "first":
-            _take_over_buffers(models)
+        for model in models[1:] if buffers == "first" else ():
+            for theirs, first in zip(model.buffers(), models[0].buffers(), strict=True):
+                theirs.copy_(first)
         return _shown(models[me], mine)
 
     return oracle
-
-
-def _take_over_buffers(models: Sequence[nn.Module]) -> None:
-    """Give the first model's buffers to all models."""
-    for model in models[1:]:
-        for mine, first in zip(model.buffers(), models[0].buffers(), strict=True):
-            mine.copy_(first)
 
 
 def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
@@ -610,12 +531,6 @@ def _shown(model: nn.Module, mine: Any) -> dict[str, Any]:
 
 SCRIPT_MISTAKES: Mapping[str, Oracle] = {
     "a run with this rank's own gradients: nothing was averaged": with_script(own),
-    "a run with the sum of the ranks' gradients, not their mean": with_script(
-        MISTAKES["the sum over the ranks, not the mean"]
-    ),
-    "a run with gradients divided by the number of ranks a second time": with_script(
-        MISTAKES["the mean divided by the number of ranks a second time"]
-    ),
     "a run that averages the parameters, and then takes a step with this rank's own gradient": (
         with_script(averages="parameters")
     ),
@@ -623,6 +538,4 @@ SCRIPT_MISTAKES: Mapping[str, Oracle] = {
     "the result with this rank's own running means: the buffers differ between the ranks": (
         with_script(buffers="own")
     ),
-    "the result after this rank's last batch has changed its running means: in training mode, each "
-    "forward makes the buffers differ between the ranks again": with_script(buffers="late"),
 }

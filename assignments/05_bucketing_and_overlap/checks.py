@@ -222,6 +222,8 @@ PAIRS, FOUR = [[3, 2], [1, 0]], [0, 1, 2, 3]
 ALONE = Form(((0, 2), (1,)), "float64", iterable="generator")
 TWO_MODELS = {"models": [[2, 3], [0, 1]], "shapes": [(1, 2), (3, 2), (2, 2), (2, 2)]}
 UNLIKE = [[3], [2, 1], [0]]
+UNUSUAL = {"large": 300, "zero": [1], "overflown": [0], "replaced": True}
+LAST_EMPTY = {"shapes": [(2, 1), (2, 2), (3, 2), (0,)]}
 BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
 BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
 
@@ -248,6 +250,7 @@ CHECKS = {
             ),
             Case("two bytes each", 1, asked(11, 4, 1, 2, 1, 3, 1, 1, dtypes=["bfloat16"] * 6)),
             Case("two are empty", 1, asked(16, 16, 0, 2, 0, 2)),
+            Case("the last is empty", 1, asked(8, 8, 2, 2, 0)),
             Case("first_cap above cap", 1, asked(8, 64, 1, 1, 1, 1)),
         ),
         in_turn=[(1, 0)],
@@ -284,6 +287,10 @@ CHECKS = {
                 "2 ranks, two at once",
                 2,
                 waiting((2, 1), (4,), (2,), models=[[0, 2], [1]], seconds=0),
+            ),
+            Case(
+                "3 ranks, large, zeros and an inf on rank 0, the last is empty",
+                *(3, waiting((3, 2), (2,), (4,), (0,), **UNUSUAL)),
             ),
         ),
         in_turn=[(2, 5), (1, 1)],
@@ -352,6 +359,11 @@ CHECKS = {
                 chain(12, LATE[0], [LATE[1]], [LATE[1]], **{**LONG, "seconds": 200e-6}),
             ),
             Case("2 ranks, 16 steps", 2, chain(4, PAIRS, *[[FOUR]] * 16), Form(training=False)),
+            Case(
+                "2 ranks, large, zeros and an inf on rank 0, .grad is replaced, the last is empty",
+                *(2, chain(4, PAIRS, [FOUR], [FOUR], **UNUSUAL, **LAST_EMPTY)),
+                Form(),
+            ),
         ),
         in_turn=[(2, 8)],
     ),
@@ -477,6 +489,15 @@ CHECKS = {
                 2,
                 chain(4, PAIRS, *[[FOUR]] * 16, cap=14, first_cap=14),
                 Form(training=False),
+            ),
+            Case(
+                "3 ranks, large, zeros and an inf on rank 0, .grad is replaced, the last is empty",
+                3,
+                chain(
+                    *(4, [[3, 2], [1, 0]], [FOUR, FOUR], [FOUR]),
+                    **{**UNUSUAL, **LAST_EMPTY, "cap": 7, "first_cap": 7},
+                ),
+                Form(),
             ),
         ),
         in_turn=[(5, 2)],

@@ -21,7 +21,7 @@ from course_lib.checking.answers import ANYTHING, Judge, sees
 from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import tensors_in
-from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean, own
+from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
 from course_lib.checking.traffic import operations, told
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
@@ -44,6 +44,9 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     - ``interrupted``: whether an exception leaves every ``no_sync``; ``quiet``: numbers of models
       that stay inside their ``no_sync`` in the last micro-batch, too
     - ``in_place``: whether gradients are cleared in place; ``seconds`` that a layer computes
+    - ``large``: a factor of all x, and of ``.grad`` before the first step; ``zero`` and
+      ``overflown``: layers where these are zero, or have an inf, on the first rank of a group
+    - ``replaced``: whether the caller puts other tensors into ``.grad`` before it finishes a step
     - ``buckets``: lists of layers; ``cap`` and ``first_cap``: in elements of the case's dtype
     """
     p = case.parameters
@@ -52,24 +55,34 @@ def chain_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     def draw(layers: Sequence[int]) -> list[Tensor]:
         return [torch.randn(shapes[i], generator=generator) for i in layers]
 
+    def draw_x(layers: Sequence[int], me: int) -> list[Tensor]:
+        drawn = [p.get("large", 1) * x for x in draw(layers)]
+        for i, x in zip(layers, drawn, strict=True):
+            if me == 0 and i in p.get("zero", ()):
+                x.zero_()
+            if me == 0 and i in p.get("overflown", ()):
+                x.view(-1)[0] = torch.inf
+        return drawn
+
     weights, inputs = draw(range(len(shapes))), []
     for rank in range(case.world_size):
         me = case.members(rank).index(rank)
         uses = [[order_of(batch, me) for batch in step] for step in p["steps"]]
         without = {*frozen, *(p.get("missing", ()) if me == 0 else ())}
-        before = draw(range(len(shapes))) if p.get("before") else [None] * len(shapes)
+        before = draw_x(range(len(shapes)), me) if p.get("before") else [None] * len(shapes)
         inputs.append(
             {
                 "weights": weights,
                 "before": [None if i in without else b for i, b in enumerate(before)],
                 "uses": uses,
-                "x": [[draw(layers) for layers in step] for step in uses],
+                "x": [[draw_x(layers, me) for layers in step] for step in uses],
                 "frozen": list(frozen),
                 "doubles": list(p.get("doubles", ())),
                 "again": list(p.get("again", ())),
                 "models": [list(m) for m in p.get("models", [range(len(shapes))])],
                 "interrupted": p.get("interrupted", False),
                 "quiet": list(p.get("quiet", ())),
+                "replaced": p.get("replaced", False),
                 "in_place": p.get("in_place", False),
                 "seconds": p.get("seconds", 20e-6),
                 "buckets": p.get("buckets", []),
@@ -171,47 +184,12 @@ def _mix(mine: Any, row: Sequence[float], sums: Sequence[Sequence[Tensor]]) -> l
     for i, weight in enumerate(mine["weights"]):
         total = torch.zeros_like(weight, dtype=torch.float64)
         for m, each in zip(row, sums, strict=True):
-            total += m * each[i]
+            total += m * each[i] if m else 0  # 0 times inf would be nan
         dtype = torch.float64 if i in mine["doubles"] else weight.dtype
         made.append(None if i in mine["frozen"] else total.to(dtype))
     return made
 
 
-def _weights(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    steps = mixed(mean)(case, inputs, me)[GRADIENTS]
-    weights = inputs[me]["weights"]
-    return {
-        GRADIENTS: [
-            [None if g is None else w.to(g.dtype) for g, w in zip(step, weights, strict=True)]
-            for step in steps
-        ]
-    }
-
-
-def _a_step_late(share: Callable[[int], float]) -> Oracle:
-    """Return the oracle of the previous step's means times ``share(k)`` for k members.
-
-    Only the first step's means are right.
-    """
-
-    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        steps = mixed(mean)(case, inputs, me)[GRADIENTS]
-        late = [[None if g is None else share(len(inputs)) * g for g in step] for step in steps]
-        return {GRADIENTS: [steps[0], *late[:-1]]}
-
-    return oracle
-
-
-def _all_but_the_last(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return the means without the last micro-batch, if any step has several."""
-    several = any(len(step) > 1 for step in inputs[me]["x"])
-    return mixed(mean, part=slice(0, -1))(case, inputs, me) if several else {}
-
-
-_NOT_THERE = (
-    "this rank's own gradient divided by the number of ranks: the others added nothing (did they "
-    "send the bucket before their gradient was ready?)"
-)
 RIGHT_AT_FIRST = (
     "Step 0 is right, but a later step is wrong. Let finish() reset everything that your hooks "
     "count or keep."
@@ -225,25 +203,18 @@ SEVERAL = (
     "completes it must send all of them, one after the other: leave none to later hooks or to "
     "finish()."
 )
-_BEFORE = "the mean of the previous step"
-_ANEW = "let finish() clear everything that it keeps"
-
 CHAIN_MISTAKES: dict[str, Oracle] = {
-    **{_NOT_THERE if "did not arrive" in name else name: mixed(m) for name, m in MISTAKES.items()},
-    f"{_BEFORE}: {_ANEW}": _a_step_late(lambda k: 1),
-    f"{_BEFORE}, divided by K once more: {_ANEW}": _a_step_late(lambda k: 1 / k),
-    "the mean, added to this rank's own gradient: the mean must replace it": mixed(
-        lambda rows: mean(rows) + own(rows)
-    ),
-    "zero: the bucket was sent before the gradient was in it": mixed(lambda rows: 0 * mean(rows)),
+    name: mixed(MISTAKES[name])
+    for name in (
+        "the sum over the ranks, not the mean",
+        "this rank's own gradient: nothing was averaged",
+    )
+} | {
     "the mean of what the last backward added: the earlier numbers in .grad are lost": mixed(
         mean, part=slice(-1, None)
     ),
     "the mean of the first micro-batch. Send nothing inside no_sync, even after an inner no_sync "
     "of the same model has ended": mixed(mean, part=slice(0, 1)),
-    "the mean of all micro-batches but the last. Buckets left too early in the last backward: a "
-    "hook inside no_sync must not count a gradient as complete": _all_but_the_last,
-    "the parameter: a hook gets the parameter, and the gradient is its .grad": _weights,
 }
 
 
@@ -386,6 +357,7 @@ def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> 
     found, operations = [], _Operations()
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         chain_backward(params, uses[0], xs[0], mine["seconds"])
+        _replace_gradients(params, mine)
         operations.finish(finishes[::-1])
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
@@ -426,6 +398,7 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
             _inside(contexts, mine["interrupted"], partial(back, use, x))
         quiet = [contexts[i] for i in mine["quiet"]]
         _inside(quiet, False, partial(chain_backward, params, *last, mine["seconds"]))
+        _replace_gradients(params, mine)
         operations.finish(finishes[::-1])
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
@@ -461,6 +434,12 @@ def _inside(
             )
     except _InterruptedError:
         pass
+
+
+def _replace_gradients(params: Sequence[nn.Parameter], mine: Any) -> None:
+    """Put a copy into every .grad, as code that unscales gradients does, if the case wants it."""
+    for param in params if mine["replaced"] else ():
+        param.grad = None if param.grad is None else param.grad.clone()
 
 
 def _gradients(params: Sequence[nn.Parameter], mine: Any) -> list[torch.Tensor | None]:

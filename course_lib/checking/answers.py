@@ -69,6 +69,8 @@ WHOLE = Kind("a whole number", _is_whole, "whole numbers")
 TEXT = Kind("text", lambda value: isinstance(value, str), "texts")
 VECTOR = Kind("a vector of whole numbers (int64)", _is_vector, "vectors of whole numbers")
 ANYTHING = Kind("anything", lambda value: True)
+UNDECLARED = Kind("anything", lambda value: True)
+"""The form of a judge that is a plain function: an odd answer may break it, and is then wrong."""
 NAMED = Kind(
     "a dict of results",
     lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
@@ -93,7 +95,7 @@ class Judge:
     """
 
     test: Test
-    form: Any = ANYTHING
+    form: Any = UNDECLARED
     refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
 
     def __call__(self, case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:

@@ -38,29 +38,22 @@ def cause_of(reason: str) -> str:
 def agreed(findings: Sequence[Wrong], refuted: Collection[str] = ()) -> list[str]:
     """Return the hint of each failing case, so that no two hints contradict each other.
 
-    In a single case, a known mistake may fit by chance. So a mistake is named if it explains all
-    the cases that it could explain, and no case that passed has `refuted` it. If no mistake does,
-    the mistake that explains most cases is named, with a note that it does not explain all of them.
-    But if every case has the same other hint, that hint is given. If two mistakes may be named, the
-    one that explains more cases is.
+    In a single case, a known mistake may fit by chance. So a mistake is named only if it explains
+    all the cases that it could explain, and no case that passed has `refuted` it. If two mistakes
+    may be named, the one that explains more cases is.
     """
     could, explains = Counter[str](), Counter[str]()
     for finding in findings:
         # Count each mistake once, in order: if two explain equally many, the first one is named.
         could.update(dict.fromkeys(map(cause_of, finding.known), 1))
         fits = [cause_of(words) for words, hint in finding.known.items() if hint]
-        explains.update(dict.fromkeys((c for c in fits if c not in refuted), 1))
-    named = {cause for cause, count in explains.items() if count == could[cause]}
-    partly = ""
-    others = {cause_of(finding.otherwise) for finding in findings}
-    if explains and not named and ("" in others or len(others) > 1):
-        named = {max(explains, key=lambda cause: explains[cause])}
-        partly = " (Some failing cases do not fit this exactly: correct this first.)"
+        explains.update(dict.fromkeys(fits, 1))
+    named = {cause for cause, n in explains.items() if n == could[cause] and cause not in refuted}
     hints = []
     for finding in findings:
         fit = [words for words, hint in finding.known.items() if hint and cause_of(words) in named]
         best = max(fit, key=lambda words: explains[cause_of(words)], default="")
-        hints.append(finding.known[best] + partly if best else finding.otherwise)
+        hints.append(finding.known[best] if best else finding.otherwise)
     return hints
 
 

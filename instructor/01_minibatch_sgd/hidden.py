@@ -27,9 +27,9 @@ HIDDEN = {
     "gradient_variance": in_many_forms(
         Case("7 of 20", 1, {"n": 20, "batch_size": 7, "num_batches": 60, "loss": "l1_loss"}),
         Case(
-            "2 batches of 3 of 5 rows, 60 times",
+            "2 batches of 3 of 5 rows, 120 times",
             1,
-            {"n": 5, "batch_size": 3, "num_batches": 2, "loss": "cross_entropy", "calls": 60},
+            {"n": 5, "batch_size": 3, "num_batches": 2, "loss": "cross_entropy", "calls": 120},
         ),
         Case(
             "25 single rows of 3, 12 times",

@@ -168,7 +168,7 @@ sgd_step__in_no_grad_edited = edits_of(
     Mutant("clips", "expected", "-= lr * param.grad", "-= lr * param.grad.clamp(-5, 5)"),
     Mutant(
         "rate_of_the_first_call",
-        "something is kept from the call before",
+        "parameter 0 after two steps",
         "def sgd_step__in_no_grad(params, lr):",
         """
         def sgd_step__in_no_grad(params, lr, kept={}):
@@ -229,10 +229,10 @@ accumulate_gradients__weighted_edited = edits_of(
         "(len(rows) / len(x)",
         "1 / math.ceil(len(x) / micro_batch_size",
     ),
-    Mutant("sum_over_rows", "the division by B is missing", "(len(rows) / len(x))", "len(rows)"),
+    Mutant("sum_over_rows", "gradient of parameter 0", "(len(rows) / len(x))", "len(rows)"),
     Mutant(
         "clears_every_time",
-        "it has overwritten the others",
+        "gradient of parameter 0",
         "model.zero_grad()",
         "pass",
         also=(("part.backward()", "model.zero_grad(); part.backward()"),),
@@ -344,8 +344,8 @@ learning_rate__by_formula_edited = edits_of(
         if step < warmup_steps:
         """,
     ),
-    Mutant("half_is_missing", "without the ½", "(math.pi * passed)) / 2", "(math.pi * passed))"),
-    Mutant("pi_is_missing", "a cosine without π", "math.pi * passed", "passed"),
+    Mutant("half_is_missing", "rate in step", "(math.pi * passed)) / 2", "(math.pi * passed))"),
+    Mutant("pi_is_missing", "rate in step", "math.pi * passed", "passed"),
 )
 
 
@@ -390,7 +390,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "randperm(len(x), generator=generator)[:batch_size]",
         "randint(len(x), (batch_size,), generator=generator)",
     ),
-    Mutant("mean_over_the_numbers", "a squared length is a sum", ".sum()", ".mean()"),
+    Mutant("mean_over_the_numbers", "|…|² is a sum", ".sum()", ".mean()"),
     Mutant(
         "the_first_batch_again",
         "is the same number in each of",
@@ -530,6 +530,16 @@ def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_bat
             gradient = gradients[name]
             param.grad = gradient if param.grad is None else param.grad + gradient
     return total
+
+
+@fails("something is kept from the call before")
+def learning_rate__kept_by_all_but_the_peak(step, peak, warmup_steps, total_steps, kept={}):
+    key = step, warmup_steps, total_steps
+    if key not in kept:
+        angle = math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        late = step >= warmup_steps
+        kept[key] = peak * ((1 + math.cos(angle)) / 2 if late else (step + 1) / warmup_steps)
+    return kept[key]
 
 
 @fails("something is kept from the call before")

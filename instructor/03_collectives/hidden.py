@@ -31,7 +31,7 @@ HIDDEN = {
         # Bandwidth costs more than latency here, so each additional message of a rank shows.
         Case("7 ranks, from rank 6", 7, {"shape": (6,), "root": 6}, network=Network(1e-6, 1e6)),
         Case("8 ranks in two groups, each from its third", 8, {"shape": (2, 3), "root": 2}),
-        Case("8 ranks, from rank 5", 8, {"shape": (3, 20), "root": 5}),
+        Case("8 ranks, from rank 4", 8, {"shape": (3, 20), "root": 4}),
         Case("6 ranks, groups of 4, 1 and 1", 6, {"shape": (3, 4), "root": -1}, APART),
         dtypes=DTYPES,
         layouts=LAYOUTS,
@@ -42,6 +42,7 @@ HIDDEN = {
     "two_level_all_reduce": in_many_forms(
         Case("2 nodes of 4 ranks", 8, {"shape": (3, 7)}, network=in_nodes_of(4)),
         Case("4 nodes of 2 ranks", 8, {"shape": (500, 222)}, network=in_nodes_of(2)),
+        Case("2 nodes of 4 ranks, 3 numbers", 8, {"shape": (3,)}, network=in_nodes_of(4)),
         Case("1 node of 1 rank", 1, {"shape": (2, 3)}, network=in_nodes_of(1)),
         dtypes=DTYPES,
         layouts=LAYOUTS,

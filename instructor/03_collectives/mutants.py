@@ -483,6 +483,12 @@ def ring_all_reduce__padded(tensor, group=None):
 ring_all_reduce__in_one_loop_edited = edits_of(
     ring_all_reduce__in_one_loop,
     Mutant(
+        "leaves_inf",
+        "an inf on rank 0",
+        "flat.view(tensor.shape)",
+        "flat.nan_to_num().view(tensor.shape)",
+    ),
+    Mutant(
         "into_a_copy",
         "the tensor as it was before the call",
         "tensor.flatten()",
@@ -507,7 +513,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         )
         """,
     ),
-    Mutant("half_of_the_sum", "the task asks for the sum", ".shape))", ".shape) / min(k, 2))"),
+    Mutant("half_of_the_sum", "rank 0: tensor", ".shape))", ".shape) / min(k, 2))"),
     Mutant(
         "not_fewer_than_ranks",
         "4 ranks, 3 numbers",
@@ -525,7 +531,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
     ),
     Mutant(
         "own_tensor_again",
-        "the numbers that arrive are never used",
+        "rank 0: tensor",
         "chunks = flat.tensor_split(k)",
         "given, own = flat.clone(), flat.clone()",
         also=(

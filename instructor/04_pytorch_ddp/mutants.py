@@ -33,8 +33,8 @@ def my_batches__by_hand(length, batch_size, epoch, seed, group=None):
 my_batches__by_slices_edited = edits_of(
     my_batches__by_slices,
     Mutant("no_set_epoch", "tell the sampler the epoch", "sampler.set_epoch(epoch)", "pass"),
-    Mutant("not_shuffled", "shuffle them", "seed=seed)", "seed=seed, shuffle=False)"),
-    Mutant("ignores_the_seed", "an order from a different seed", ", seed=seed)", ")"),
+    Mutant("not_shuffled", "expected the batches", "seed=seed)", "seed=seed, shuffle=False)"),
+    Mutant("ignores_the_seed", "expected the batches", ", seed=seed)", ")"),
     Mutant(
         "drops_the_short_batch",
         "got []. This equals batches without the last, short one",
@@ -152,6 +152,18 @@ def train__whole_window_at_once(
 
 train__no_sync_edited = edits_of(
     train__no_sync,
+    Mutant(
+        "a_forward_for_the_loss",
+        "forward passes, expected one for each",
+        "shown += loss.detach()",
+        "shown += loss_fn(model(x[batch]), y[batch]).detach() * (len(batch) / count)",
+    ),
+    Mutant(
+        "clips",
+        "large gradients",
+        "optimizer.step()",
+        "torch.nn.utils.clip_grad_value_(model.parameters(), 100); optimizer.step()",
+    ),
     Mutant(
         "syncs_full_windows_only",
         "a shorter last window was not averaged",

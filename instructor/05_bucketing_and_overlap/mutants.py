@@ -145,6 +145,13 @@ def send_bucket__views(params, group=None):
 
 send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
+    Mutant("clips", "large", "flat / dist", "flat.clamp(-500, 500) / dist"),
+    Mutant(
+        "leaves_inf",
+        "an inf on rank 0",
+        "flat / dist.get_world_size(group)",
+        "(flat / dist.get_world_size(group)).nan_to_num()",
+    ),
     Mutant(
         "sum", "the sum over the ranks, not the mean", "flat / dist.get_world_size(group)", "flat"
     ),
@@ -166,7 +173,7 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant(
         "parameters",
-        "a hook gets the parameter",
+        "gradient of parameter 0",
         "[torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
         "params",
     ),
@@ -314,8 +321,23 @@ def hook_buckets__buffers(buckets, group=None):
 hook_buckets__one_order_edited = edits_of(
     hook_buckets__one_order,
     Mutant(
+        "into_the_gradient_of_the_launch",
+        ".grad is replaced",
+        "param.grad = piece.view(param.shape)",
+        "grads[param].copy_(piece.view(param.shape))",
+        also=(
+            ("ready, sent = set(), []", "ready, sent, grads = set(), [], {}"),
+            (
+                "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]",
+                "params[0].grad; [setattr(p, 'grad', torch.zeros_like(p)) for p in params if p.grad"
+                " is None]; grads.update((p, p.grad) for p in params)",
+            ),
+            ("for grad in grads]", "for grad in map(grads.get, params)]"),
+        ),
+    ),
+    Mutant(
         "before_accumulation",
-        "the bucket was sent before the gradient was in it",
+        "gradient in step 0",
         "register_post_accumulate_grad_hook(hook",
         "register_hook(lambda _, p=param: hook(p)",
     ),
@@ -580,7 +602,7 @@ data_parallel__all_in_one_edited = edits_of(
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
     Mutant(
         "counts_inside_no_sync",
-        "a hook inside no_sync must not count a gradient as complete",
+        "gradient in step 0",
         """
         if local:
             return
@@ -594,7 +616,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "no_sync_loses_gradients",
-        "the earlier numbers in .grad are lost",
+        "gradient in step 0",
         "pop()",
         "pop(); [setattr(p, 'grad', None) for p in params]",
     ),
@@ -693,7 +715,7 @@ hook_buckets__keeps_what_was_sent_edited = edits_of(
     Mutant("empties_its_list", None, "missing[:], launched", "sent.clear(); missing[:], launched"),
     Mutant(
         "adds_the_mean",
-        "added to this rank's own gradient",
+        "gradient in step 0",
         "missing[:], launched[0] =",
         "sent.clear(); missing[:], launched[0] =",
         also=(

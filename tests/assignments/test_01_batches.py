@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from course_lib.checking import Case
-from course_lib.checking.forbidden import refusing
 from course_lib.checking.local import load_module
 from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
@@ -59,31 +56,6 @@ def batches_said(
     return said(judges.without_replacement, case, [{"epochs": EPOCHS}], [{**right, **changes}])
 
 
-def rows(*batches: Sequence[int]) -> list[Tensor]:
-    return [torch.tensor(batch) for batch in batches]
-
-
-RIGHT, OTHER = rows([0, 1], [2, 3], [4]), rows([4, 3], [2, 1], [0])
-
-
-@pytest.mark.parametrize(
-    ("first", "words"),
-    [
-        ([RIGHT, OTHER], ""),
-        ([RIGHT[:2], OTHER], "the batches have [2, 2] rows, expected [2, 2, 1]"),
-        ([rows([1, 2], [3, 4], [5]), OTHER], "rows 1 to 5 occur, expected 0 to 4"),
-        ([rows([0, 1], [2, 3], [0]), OTHER], "row 0 comes 2 times in one epoch"),
-        ([RIGHT, RIGHT], "two epochs have the same batches"),
-    ],
-)
-def test_two_epochs_of_batches(first: Any, words: str) -> None:
-    expect_said(batches_said(**{judges.FIRST: first, judges.AGAIN: first}), words)
-
-
-def test_batches_that_the_generator_does_not_decide() -> None:
-    expect_said(batches_said(**{judges.AGAIN: [OTHER, RIGHT]}), "the same seed gives other batches")
-
-
 def with_pair(batch: int, row: int) -> Tensor:
     pairs = counted(orders(5, 1), 2)
     pairs[3, 4] = torch.tensor([batch, row])
@@ -110,19 +82,3 @@ PAIRED = torch.stack([2 * orders(3, 3), 2 * orders(3, 3) + 1], -1).flatten(1)
 )
 def test_many_epochs_of_batches(n: int, size: int, many: Tensor, words: str) -> None:
     expect_said(batches_said(n, size, many=many), words)
-
-
-def test_where_no_batch_is_full_nothing_is_left_to_chance() -> None:
-    assert (
-        batches_said(2, 3, **{judges.FIRST: [rows([0, 1]), rows([1, 0])]})
-        == batches_said(2, 3)
-        == ""
-    )
-    nothing: dict[str, Any] = {judges.FIRST: [[], []], judges.AGAIN: [[], []], judges.MANY: None}
-    assert batches_said(2, 3, drop=True, **nothing) == ""
-
-
-def test_the_library_is_refused() -> None:
-    words = "DataLoader cannot be used: it is what this task asks you to write"
-    with pytest.raises(RuntimeError, match=words), refusing(*judges.LIBRARY):
-        DataLoader([1, 2])  # type: ignore[arg-type]

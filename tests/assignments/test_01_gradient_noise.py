@@ -69,35 +69,6 @@ def test_numbers_of_batches_that_are_drawn_anew(more: list[float], words: str) -
     expect_said(found, words)
 
 
-EXACT = of(*BATCHES)
-SINGLE = float((GRADIENTS - GRADIENTS.mean(0)).square().sum(1).mean())
-
-
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        (EXACT, ""),
-        (SINGLE / SIZE, "Your number is near σ²/B, the variance of batches"),
-        (SINGLE, "Your number is near σ², the spread of single rows"),
-        (EXACT / GRADIENTS.shape[1], "a squared length is a sum"),
-        (EXACT**0.5, "Your number is near the square root of the variance"),
-        (50 * EXACT, "The variance is the mean of |g_B - ∇F|² over num_batches"),
-        (float("nan"), "is nan, expected"),
-    ],
-)
-def test_a_variance_against_the_theory(told: float, words: str) -> None:
-    parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": 10**8}  # next to no chance is left
-    value = {"variance returned by call {}": [told, told], "more": []}
-    expect_said(said(judges.near_the_theory, Case("", 1, parameters), [MINE], [value]), words)
-
-
-def test_a_variance_that_the_seed_does_not_decide() -> None:
-    parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
-    value = {"variance returned by call {}": [EXACT, 1.001 * EXACT]}
-    found = said(judges.near_the_theory, Case("", 1, parameters), [MINE], [value])
-    expect_said(found, "is a different number the second time, with the same seed")
-
-
 def test_a_number_that_nothing_gives_gets_no_hint() -> None:
     parameters = {"n": ROWS, "batch_size": SIZE, "num_batches": COUNT}
     found = said(judges.drawn_anew, Case("", 1, parameters), [MINE], [{"more": [3 * max(PAIRS)]}])

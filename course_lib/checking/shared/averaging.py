@@ -67,7 +67,10 @@ def equals_mean(of: str, words: str, **options: Any) -> Judge:
                 if values[0] is None:
                     means.append(None)
                     continue
-                total = sum(m * value.double() for m, value in zip(row, values, strict=True))
+                total = sum(
+                    m * value.double() if m else torch.zeros_like(value, dtype=torch.float64)
+                    for m, value in zip(row, values, strict=True)
+                )
                 assert isinstance(total, Tensor)
                 means.append(total if i in doubles else total.to(values[0].dtype))
             return {words: means}

@@ -84,12 +84,22 @@ def in_calls(name: str, of: _Of, key: str = "tensor") -> Oracle:
 
 def tensor_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a ``tensor`` of the case's ``shape`` for every rank, and one more for a second call."""
+    shape, twice = case.parameters["shape"], calls_of(case) > 1
+    drawn = []
+    for rank in range(case.world_size):
+        tensor = unusual(case, rank, exact_numbers(case, generator, shape))
+        again = exact_numbers(case, generator, shape) if twice else None
+        drawn.append({"tensor": tensor, "again": again})
+    return drawn
 
-    def draw() -> Tensor:
-        return exact_numbers(case, generator, case.parameters["shape"])
 
-    twice = calls_of(case) > 1
-    return [{"tensor": draw(), "again": draw() if twice else None} for _ in range(case.world_size)]
+def unusual(case: Case, rank: int, tensor: Tensor) -> Tensor:
+    """Return the tensor; all of it is 0 on rank ``zero``, its first number inf on ``overflown``."""
+    if rank == case.parameters.get("zero"):
+        return torch.zeros_like(tensor)
+    if rank == case.parameters.get("overflown"):
+        tensor.view(-1)[:1] = torch.inf
+    return tensor
 
 
 def numel(case: Case) -> int:
@@ -114,15 +124,8 @@ def _own(inputs: Sequence[Any], me: int) -> Tensor:
 
 MISTAKES: dict[str, _Of] = {
     "the tensor as it was before the call: write the result into it": _own,
-    "K times this rank's own numbers: the numbers that arrive are never used": lambda ins, me: (
-        len(ins) * ins[me]["tensor"]
-    ),
     "the sum plus this rank's own numbers once more. Do not add a finished chunk: write it over "
     "the old chunk": lambda ins, me: total(ins) + ins[me]["tensor"],
-    "twice the sum": lambda ins, me: 2 * total(ins),
-    "the sum over this rank and its left neighbour only": lambda ins, me: (
-        ins[me]["tensor"] + ins[me - 1]["tensor"]
-    ),
     "the mean, but the task asks for the sum": lambda ins, me: (total(ins) / len(ins)).to(
         ins[me]["tensor"].dtype
     ),
@@ -185,7 +188,7 @@ def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
 
 def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
     """Return words about a copy that fit the case's layout → the tensor as before the call."""
-    if case.form.layout not in case.name:
+    if case.form.layout not in case.name or inputs[me]["tensor"].dim() < 2:
         return {}
     words = (
         f"the tensor as before the call. It is {case.form.layout}, so .contiguous() and .reshape() "

@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from course_lib.checking import Case, Check, Observed, run_check
+from course_lib.checking.answers import UNDECLARED
 from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner
@@ -39,8 +40,7 @@ TASKS = [
     )
     for folder in readable(assignments(SOURCES))
     for task, check in checks_of(folder).items()
-    # The judges of the others do not declare yet which answers they see.
-    if all(hasattr(judge, "sees") for judge in getattr(check.judge, "judges", ()))
+    if all(judge.form is not UNDECLARED for judge in getattr(check.judge, "judges", ()))
 ]
 
 NUMBERS = st.one_of(

@@ -84,12 +84,6 @@ def test_replicas_must_hold_the_same_bits() -> None:
         expect_same_on_all_ranks([value, None], "w")
 
 
-def test_a_number_that_is_a_known_mistake_is_recognised() -> None:
-    with pytest.raises(Wrong) as caught:
-        expect_number(2.0, 1.0, "loss", lookalikes={"the mean": 0.5, "the sum": 2.0})
-    assert caught.value.hint == "This equals the sum."
-
-
 def test_a_number_beyond_all_floats_is_wrong() -> None:
     with pytest.raises(Wrong, match="loss: expected 1, got inf"):
         expect_number(10**400, 1.0, "loss")
