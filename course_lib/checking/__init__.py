@@ -9,6 +9,7 @@ Read in this order:
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
   what a call leaves behind, how much memory it holds, and plain values as bytes
 - `side_effects`: what a function must not change, compared where the verdict is made
+- `rounding`: the error that the arithmetic of a case allows
 - `judges`: the common judges
 - `traffic`, `expectations`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines

@@ -89,15 +89,20 @@ def expect_close(
 
 def _never_written(got: Tensor, expected: Tensor) -> str:
     """Return a hint if a wrong number is the number that `torch.empty` gives on the ranks."""
-    told = "In a check, memory of torch.empty holds {} until something is written into it."
     if got.is_floating_point():
         found = bool(got.isnan() & ~expected.isnan())
         most = f"{torch.finfo(got.dtype).max:.5g}"
-        more = f"0/0 and inf - inf are nan, too; {_name(got.dtype)} becomes inf beyond {most}."
-        return f"{told.format('nan')} ({more})" if found else ""
+        causes = (
+            "In a check, memory of torch.empty holds nan until something is written into it; 0/0 "
+            f"and inf - inf are nan, too, and {_name(got.dtype)} becomes inf beyond {most}."
+        )
+        return causes if found else ""
     whole = not got.is_complex() and got.dtype != torch.bool
     found = whole and int(got) == torch.iinfo(got.dtype).max
-    return told.format("this number") if found else ""
+    words = (
+        "In a check, memory of torch.empty holds this number until something is written into it."
+    )
+    return words if found else ""
 
 
 _ROUNDED = "a number that was rounded on the way"
