@@ -45,7 +45,6 @@ from .judges import (
     send_program,
     times_faster,
     where,
-    within_the_group,
 )
 
 # The buckets: gradients that travel together ------------------------------------------------------
@@ -261,7 +260,7 @@ CHECKS = {
         program=send_program,
         computes=send_computes,
         may_change=["before"],
-        judges=[within_the_group, equals_chain("gradient of parameter {}"), same_on_all_ranks],
+        judges=[equals_chain("gradient of parameter {}"), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(
@@ -300,7 +299,7 @@ CHECKS = {
         inputs=chain_inputs,
         program=hooks_program,
         computes=hooks_computes,
-        judges=[within_the_group, equals_chain(), same_on_all_ranks],
+        judges=[equals_chain(), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(ONCE, all_reduce=launches),
@@ -372,7 +371,7 @@ CHECKS = {
         inputs=chain_inputs,
         program=parallel_program,
         computes=parallel_computes,
-        judges=[within_the_group, equals_chain(), same_on_all_ranks],
+        judges=[equals_chain(), same_on_all_ranks],
         expects=[
             only_calls("all_reduce"),
             calls_at_most(ONCE, all_reduce=launches),

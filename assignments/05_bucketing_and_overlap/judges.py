@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
-from course_lib.checking.answers import ANYTHING, Judge, sees
+from course_lib.checking.answers import Judge
 from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import tensors_in
@@ -246,22 +246,6 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
         {m: worded(o) for m, o in CHAIN_MISTAKES.items()},
         explain=anew,
     )
-
-
-@sees(ANYTHING)
-def within_the_group(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether the result is the mean over all ranks although there are several groups."""
-    if len(case.groups) > 1:
-        whole = mixed(mean)(case, inputs, 0)[GRADIENTS]
-        right = mixed(mean)(case, [inputs[rank] for rank in case.members(0)], 0)[GRADIENTS]
-        found = list(tensors_in(values[0]))
-        wrong, wanted = list(tensors_in(whole)), list(tensors_in(right))
-        if _all_close(found, wrong) and not _all_close(found, wanted):
-            raise Wrong(
-                f"rank 0 holds the mean over all {case.world_size} ranks, expected the mean over "
-                f"its group, ranks {', '.join(map(str, case.members(0)))}",
-                "Pass group=group to every call, and keep no group from an earlier call.",
-            )
 
 
 def _all_close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -166,7 +166,7 @@ train__no_sync_edited = edits_of(
     ),
     Mutant(
         "syncs_full_windows_only",
-        "a shorter last window was not averaged",
+        "parameter 0 after training",
         "else",
         "and len(window) == accumulate else",
     ),
@@ -188,13 +188,13 @@ train__no_sync_edited = edits_of(
     Mutant("never_syncs", "nothing was averaged", "nullcontext() if last else ddp.", "ddp."),
     Mutant(
         "own_start",
-        "each rank began with its own weights",
+        "parameter 0 after training",
         "process_group=group",
         "process_group=group, init_sync=False",
     ),
     Mutant(
         "counts_epochs_from_0",
-        "counts its epochs from 0",
+        "parameter 0 after training",
         "epoch in epochs",
         "epoch, _ in enumerate(epochs)",
     ),
@@ -206,11 +206,11 @@ train__no_sync_edited = edits_of(
     ),
     Mutant(
         "divides_by_micro_batches",
-        "a short micro-batch counts as much as a full one",
+        "parameter 0 after training",
         "len(batch) / count",
         "1 / len(window)",
     ),
-    Mutant("never_clears", "zero_grad is missing", "optimizer.zero_grad()", "pass"),
+    Mutant("never_clears", "parameter 0 after training", "optimizer.zero_grad()", "pass"),
     Mutant(
         "own_loss",
         "the loss of this rank's own rows",
@@ -229,7 +229,7 @@ train__no_sync_edited = edits_of(
     ),
     Mutant(
         "windows_go_on",
-        "a run whose windows go on in the next epoch",
+        "parameter 0 after training",
         """
         for epoch in epochs:
             sampler.set_epoch(epoch)
@@ -247,7 +247,7 @@ train__no_sync_edited = edits_of(
     ),
     Mutant(
         "loss_to_one_rank",
-        "reduce gives the sum to one rank",
+        "loss of step 0",
         "all_reduce(shown, group=group",
         "reduce(shown, group=group, group_dst=0",
     ),
@@ -258,7 +258,7 @@ train__by_hand_edited = edits_of(
     train__by_hand,
     Mutant(
         "broadcasts_parameters_only",
-        "each rank kept the buffers that it began with",
+        "parameter 0 after training",
         "model.state_dict().values()",
         "[param.data for param in model.parameters()]",
     ),
@@ -313,7 +313,7 @@ evaluate__contiguous_and_gathered_edited = edits_of(
     evaluate__contiguous_and_gathered,
     Mutant(
         "equal_shares_only",
-        "no rank looked at the last rows",
+        "mean loss: expected",
         "* rank // k, len(x) * (rank + 1) // k",
         "// k * rank, len(x) // k * (rank + 1)",
     ),
@@ -330,7 +330,7 @@ evaluate__strided_edited = edits_of(
     ),
     Mutant(
         "mean_of_means",
-        "the mean of the ranks' means",
+        "mean loss: expected",
         "dist.all_reduce",
         "sums[:2] /= sums[2].item() or 1; sums[2] = 1; dist.all_reduce",
     ),
@@ -583,7 +583,7 @@ exhibit_1__as_it_hangs_edited = edits_of(
     exhibit_1__as_it_hangs,
     Mutant(
         "sum",
-        "the sum of the ranks' gradients",
+        "parameter 0 at the end",
         """
         dist.all_reduce(param.data, group=group)
         param.data /= dist.get_world_size(group)
@@ -646,7 +646,9 @@ exhibit_2__counts_edited = edits_of(
         for rows in rows.split(batch_size):
         """,
     ),
-    Mutant("turns_shuffling_off", "without shuffling", "seed=seed", "seed=seed, shuffle=False"),
+    Mutant(
+        "turns_shuffling_off", "parameter 0 after training", "seed=seed", "seed=seed, shuffle=False"
+    ),
 )
 
 

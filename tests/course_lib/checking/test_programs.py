@@ -19,6 +19,7 @@ from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
+from tests.helpers.tiers import tier
 
 pytestmark = needs_sources
 
@@ -92,50 +93,53 @@ def freezes(right: Wrapped) -> Wrapped:
     return sharded_optimizer
 
 
+ODD = [
+    ("01_minibatch_sgd", "minibatches", gives(None), "minibatches returned None: yield"),
+    (
+        "04_pytorch_ddp",
+        "my_batches",
+        gives(None),
+        "my_batches returns NoneType, expected a list",
+    ),
+    ("04_pytorch_ddp", "evaluate", gives(0.5), "evaluate returns 0.5, not a pair"),
+    ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
+    ("04_pytorch_ddp", "evaluate", takes_a_step, "evaluate changes parameters or buffers"),
+    ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
+    (
+        "05_bucketing_and_overlap",
+        "assign_buckets",
+        makes_gradients,
+        "assign_buckets changes .grad",
+    ),
+    ("05_bucketing_and_overlap", "data_parallel", gives(None), "expected (finish, no_sync)"),
+    (
+        *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
+        "finish is NoneType, expected a function",
+    ),
+    ("06_compression", "with_feedback", gives(None), "with_feedback returns NoneType"),
+    ("06_compression", "with_feedback", gives(lambda x, key: None), "send returns NoneType"),
+    ("07_asynchronous_training", "async_server", gives(None), "expected two functions (pull,"),
+    ("07_asynchronous_training", "diloco", gives(None), "diloco returns NoneType, expected a"),
+    ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
+    ("09_sharding_the_model", "sharded_optimizer", gives(None), "expected a function step()"),
+    (
+        "09_sharding_the_model",
+        "sharded_optimizer",
+        freezes,
+        "step() changes requires_grad of a parameter",
+    ),
+    (
+        "09_sharding_the_model",
+        "pipeline_schedule",
+        gives(3),
+        "expected a list that holds a list of steps",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("folder", "task", "wrapped", "words"),
-    [
-        ("01_minibatch_sgd", "minibatches", gives(None), "minibatches returned None: yield"),
-        (
-            "04_pytorch_ddp",
-            "my_batches",
-            gives(None),
-            "my_batches returns NoneType, expected a list",
-        ),
-        ("04_pytorch_ddp", "evaluate", gives(0.5), "evaluate returns 0.5, not a pair"),
-        ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
-        ("04_pytorch_ddp", "evaluate", takes_a_step, "evaluate changes parameters or buffers"),
-        ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
-        (
-            "05_bucketing_and_overlap",
-            "assign_buckets",
-            makes_gradients,
-            "assign_buckets changes .grad",
-        ),
-        ("05_bucketing_and_overlap", "data_parallel", gives(None), "expected (finish, no_sync)"),
-        (
-            *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
-            "finish is NoneType, expected a function",
-        ),
-        ("06_compression", "with_feedback", gives(None), "with_feedback returns NoneType"),
-        ("06_compression", "with_feedback", gives(lambda x, key: None), "send returns NoneType"),
-        ("07_asynchronous_training", "async_server", gives(None), "expected two functions (pull,"),
-        ("07_asynchronous_training", "diloco", gives(None), "diloco returns NoneType, expected a"),
-        ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
-        ("09_sharding_the_model", "sharded_optimizer", gives(None), "expected a function step()"),
-        (
-            "09_sharding_the_model",
-            "sharded_optimizer",
-            freezes,
-            "step() changes requires_grad of a parameter",
-        ),
-        (
-            "09_sharding_the_model",
-            "pipeline_schedule",
-            gives(3),
-            "expected a list that holds a list of steps",
-        ),
-    ],
+    [pytest.param(*odd, marks=tier(i % 4 == 0)) for i, odd in enumerate(ODD)],
 )
 def test_it_says_what_it_was_given(
     ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, words: str
