@@ -842,7 +842,7 @@ exhibit_5__the_default_edited = edits_of(
         "=group",
         "=group, forward_sync_buffers=False",
     ),
-    Mutant("without_the_wrapper", "this rank's last batch has changed", "= ddp(", "= model("),
+    Mutant("without_the_wrapper", "prediction[", "= ddp(", "= model("),
     Mutant(
         "averages_buffers",
         "prediction",

@@ -187,7 +187,7 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant(
         "whole_world",
-        "the mean over all 4 ranks, expected the mean over its group",
+        "the result over all ranks, not over the group",
         "group=group",
         "group=None",
         also=(("get_world_size(group)", "get_world_size()"),),
@@ -200,7 +200,7 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant(
         "does_not_write_back",
-        "nothing was averaged",
+        "gradient of parameter 0",
         "param.grad = piece.view(param.shape)",
         "pass",
     ),
@@ -343,7 +343,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "takes_what_is_added",
-        "the earlier numbers in .grad are lost",
+        "gradient in step",
         "param.register_post_accumulate_grad_hook(hook)",
         "param.register_hook(lambda g, p=param: (added.__setitem__(p, g), hook(p))[1])",
         also=(
