@@ -6,7 +6,7 @@ A submission's path through ``nbgrader autograde``:
    released notebook again, with the student's sources and nothing else from the student.
 2. nbgrader's own sanitizing passes
 3. `passes.examine` runs the cells and each check, and writes points and report into the notebook.
-   Before that, `passes.canary` tests that this machine gives known solutions the right points.
+   Before that, `passes.self_test` tests that this machine gives known solutions the right points.
 
    - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
      `case` with its ranks and their network, the `verdict`

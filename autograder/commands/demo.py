@@ -26,8 +26,8 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.course import find_sources, handed_out, load_config
 from autograder.examination.gpus import gpu_access
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.canary import solved
 from autograder.passes.examine import Exam
+from autograder.passes.self_test import solved
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.checking.local import load_module

@@ -3,10 +3,8 @@
 It examines one notebook, and writes the test cells' outputs and a verdict. nbgrader's own
 `SaveAutoGrades` then reads the points from these outputs, as always.
 
-The assignment's canaries (`canary`) are graded before the first submission of a process, and in
-each new sandbox. They are not graded at the end, because nbgrader does not tell a pass when the end
-is reached. ``autograder grade`` grades them at the end too. So only that command notices a machine
-that breaks half way while its sandbox keeps running.
+The assignment's self-test (`self_test`) is run before the first submission of a process, and in
+each new sandbox.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Enum, Float, Unicode
 
 from autograder.examination.verdict import verdict_path
-from autograder.passes.canary import Canaries
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
+from autograder.passes.self_test import SelfTest
 from autograder.sandbox.place import MachineFailure
 from autograder.settings import ATTEMPTS, Settings
 from course_lib.checking.limits import CASE_SECONDS
@@ -81,9 +79,9 @@ class Examine(NbGraderPreprocessor):
         data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
         key = source, released.resolve(), settings
-        if key not in _canaries:
-            _canaries[key] = Canaries(*key)
-        canaries = _canaries[key]
+        if key not in _tests:
+            _tests[key] = SelfTest(*key)
+        test = _tests[key]
         for attempt in range(1, ATTEMPTS + 1):
             verdict = blank_verdict(
                 *(nb, source, released / f"{notebook}.ipynb", data),
@@ -92,8 +90,8 @@ class Examine(NbGraderPreprocessor):
                 self.seed,
             )
             try:
-                if not canaries.trusted():
-                    canaries.check()
+                if not test.trusted():
+                    test.run()
                 examine_notebook(nb, Exam.of(source), verdict, self.log)
                 break
             except MachineFailure as error:
@@ -106,4 +104,4 @@ class Examine(NbGraderPreprocessor):
         return nb, resources
 
 
-_canaries: dict[tuple[Path, Path, Settings], Canaries] = {}
+_tests: dict[tuple[Path, Path, Settings], SelfTest] = {}

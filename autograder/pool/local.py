@@ -1,9 +1,9 @@
 """Grade on this machine with a pool of worker processes, each with a running sandbox.
 
 A worker is ``python -m autograder.pool.one --serve``. All results are on disk, so the pool keeps no
-records, and losing a worker loses no result. A worker that dies, or that grades its canaries
-wrongly, is replaced. Submissions that it graded since the last good canaries are tried again later.
-Then canaries are graded directly before and after each of them.
+records, and losing a worker loses no result. A worker that dies, or that fails its self-test, is
+replaced, and its submission is tried again later. A submission that fails again and again stops
+no others: the pool gives up only if machines fail before they examine anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from autograder.settings import ATTEMPTS, Settings
 from course_lib.ranks.explain.failure import exit_reason
 
 IN_A_ROW = 3
-"""The pool gives up after this many failures of the machine in a row per worker."""
+"""The pool gives up after this many failures in a row per worker, in all of which the machine
+examined nothing."""
 START_SECONDS = 300.0
 """Seconds that a worker may take in addition to the submissions' code.
 
@@ -45,10 +46,8 @@ class Worker:
         settings: how it examines submissions.
 
     Attributes:
-        open: the submissions without an answer so far; it may be working on the last one.
-        graded: number of its answers since the pool last counted failures.
-        failed: number of these answers that report a failure of the machine.
-
+        open: the submission without an answer so far; empty if there is none.
+        tested: whether it has passed a self-test.
 
     """
 
@@ -74,20 +73,20 @@ class Worker:
         # At least as long as a submission's own limit allows.
         self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
         self._deadline = 0.0
-        self.open: list[str] = []
-        self.graded = self.failed = 0
+        self.open = ""
+        self.tested = False
 
-    def give(self, path: str, again: bool, alone: bool) -> None:
-        """Make the worker grade a submission; with `alone`, directly between two canary tests."""
-        self.open.append(path)
+    def give(self, path: str, again: bool) -> None:
+        """Make the worker grade a submission."""
+        self.open = path
         self._deadline = time.monotonic() + self._patience
         assert self.process.stdin is not None
-        line = json.dumps({"path": path, "again": again, "alone": alone}).encode() + b"\n"
+        line = json.dumps({"path": path, "again": again}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it has ended: reading its answer shows this
             self.process.stdin.write(line)
 
     def finish(self) -> None:
-        """Make the worker grade its canaries and then end."""
+        """Make the worker end."""
         assert self.process.stdin is not None
         self._deadline = time.monotonic() + self._patience
         self.process.stdin.close()
@@ -106,8 +105,8 @@ class Worker:
             return None
         return said if isinstance(said, dict) else None
 
-    def lost(self, why: str) -> list[Outcome]:
-        """End the worker; return failed outcomes for all submissions without an answer."""
+    def lost(self, why: str) -> Outcome | None:
+        """End the worker; return a failed outcome if a submission has no answer."""
         if not why:
             try:
                 status: int | None = self.process.wait(5)
@@ -118,7 +117,12 @@ class Worker:
         said = self._said.read().decode(errors="replace").strip()
         self.close()
         failed = f"{why}. {said}".strip()
-        return [Outcome(path, failed=failed, fault=MACHINE) for path in self.open]
+        everywhere = not self.tested
+        return (
+            Outcome(self.open, failed=failed, fault=MACHINE, everywhere=everywhere)
+            if self.open
+            else None
+        )
 
     def close(self) -> None:
         """End the worker and its sandbox."""
@@ -152,7 +156,6 @@ class _Pool:
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._in_a_row = 0
-        self._reason = ""
 
     def run(self, paths: Sequence[str], tell: Callable[[Outcome], None]) -> None:
         self._waiting.extend(paths)
@@ -179,7 +182,7 @@ class _Pool:
 
     def _give(self, worker: Worker) -> None:
         path = self._waiting.popleft()
-        worker.give(path, self._again, alone=self._attempts[path] > 0)
+        worker.give(path, self._again)
 
     def _hear(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
         said = worker.answer()
@@ -187,53 +190,44 @@ class _Pool:
             self._replace(worker, "", tell)
         elif "path" in said:
             outcome = Outcome(**said)
-            worker.open.remove(outcome.path)
-            self._take(worker, outcome, tell)
-        elif "next" in said:
-            self._look(worker, tell)
-            if self._waiting:
-                self._give(worker)
-            else:
-                worker.finish()
+            worker.open = ""
+            self._take(outcome, tell)
+        elif "next" not in said:
+            worker.tested = True
+        elif self._waiting:
+            self._give(worker)
+        else:
+            worker.finish()
 
     def _replace(self, worker: Worker, why: str, tell: Callable[[Outcome], None]) -> None:
         """End a worker that has failed or is late; start a new one if there is work for it."""
         self._workers.remove(worker)
         for key in [k for k in self._selector.get_map().values() if k.data is worker]:
             self._selector.unregister(key.fileobj)
-        for outcome in worker.lost(why):
-            self._take(worker, outcome, tell)
-        self._look(worker, tell)
+        if (outcome := worker.lost(why)) is not None:
+            self._take(outcome, tell)
         if self._waiting:
             self._start()
 
-    def _take(self, worker: Worker, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:
-        worker.graded += 1
+    def _take(self, outcome: Outcome, tell: Callable[[Outcome], None]) -> None:
         self._attempts[outcome.path] += 1
         attempts = self._attempts[outcome.path]
         if outcome.fault != MACHINE:
+            self._in_a_row = 0
             tell(replace(outcome, attempts=attempts))
             return
-        worker.failed += 1
-        self._reason = outcome.failed
         if attempts < ATTEMPTS:
             self._waiting.append(outcome.path)
         else:
             failed = f"{outcome.failed} (tried {ATTEMPTS} times)"
             tell(replace(outcome, failed=failed, attempts=attempts))
-
-    def _look(self, worker: Worker, tell: Callable[[Outcome], None]) -> None:
-        """Count the failures in a row; many submissions that fail at once count as one failure."""
-        if worker.graded > worker.failed:
-            self._in_a_row = 0
-        elif worker.failed:
+        if outcome.everywhere:
             self._in_a_row += 1
             time.sleep(0.2)  # memory or a file that is missing may be available in a moment
-        worker.graded = worker.failed = 0
         if self._in_a_row >= IN_A_ROW * self._jobs and self._in_a_row >= ATTEMPTS:
             while self._waiting:
-                path = self._waiting.popleft()
-                tell(Outcome(path, failed=f"{self._reason} (not tried again)", fault=MACHINE))
+                failed = f"{outcome.failed} (not tried again)"
+                tell(Outcome(self._waiting.popleft(), failed=failed, fault=MACHINE))
 
 
 def grade_all(

@@ -6,9 +6,7 @@ The pool of this machine, a Slurm job or a loop in a shell can call this program
 submission it writes two files, named by the graded content: first the graded notebook, then the
 verdict. If both exist already, it runs nothing. So a killed command may simply be started again.
 
-The files get these names only after a test has shown that this machine grades correctly. Canaries
-are solutions whose points are known. The same sandbox grades them before and after the submissions
-(`Bench`). Until then the files are drafts. Nothing reads drafts, and the next command removes them.
+Nothing is graded in a sandbox that has not passed the self-test (`passes.self_test`).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,9 +30,10 @@ import nbformat
 from autograder.course import Folders, find_course, load_config
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
-from autograder.passes.canary import Canaries, CanaryError
+from autograder.files import write_whole
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
 from autograder.passes.rebuild import released_notebook
+from autograder.passes.self_test import SelfTest, SelfTestFailed
 from autograder.passes.vet import vet
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox.place import MachineFailure
@@ -66,64 +65,14 @@ def blank(folders: Folders, path: Path, nb: nbformat.NotebookNode, settings: Set
     )
 
 
-SHARE = 20
-"""Canaries are graded again after submissions have taken this many times as long as the canaries.
-So canaries cost a twentieth of the time, and little work is lost if the process is killed."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A graded submission that does not count yet.
-
-    Attributes:
-        path: the submitted notebook.
-        verdict: the verdict on it.
-        target: the verdict's final path; the graded notebook is in the same folder.
-
-    """
-
-    path: Path
-    verdict: Verdict
-    target: Path
-
-    @property
-    def _files(self) -> list[tuple[Path, Path]]:
-        """The drafts with their final names. With the second name, the submission is graded."""
-        names = (self.target.with_suffix(".ipynb"), self.target)
-        return [(name.with_name(f"{name.name}.{os.getpid()}.part"), name) for name in names]
-
-    def write(self, nb: nbformat.NotebookNode) -> None:
-        """Write both files under the names of drafts, which nothing reads."""
-        (notebook, _), (verdict, _) = self._files
-        nbformat.write(nb, notebook)
-        self.verdict.write(verdict)
-
-    def keep(self) -> Outcome:
-        """Make the draft count: give its files their final names."""
-        for draft, name in self._files:
-            draft.replace(name)
-        return _graded(self.path, self.verdict, self.target)
-
-    def drop(self, why: str) -> Outcome:
-        """Remove the draft because the machine failed."""
-        for draft, _ in self._files:
-            draft.unlink(missing_ok=True)
-        return Outcome(str(self.path), failed=why, fault=MACHINE)
-
-
 class Bench:
-    """Grades one submission after the other; a verdict counts after canaries have confirmed it.
-
-    Canaries are graded before the first submission, before the first submission in each new
-    sandbox, as often as `SHARE` allows, after any failure of the machine, and at the end. If they
-    get the right points in the same sandbox as the last time, all verdicts in between count.
-    Otherwise none of these verdicts counts.
+    """Grades one submission after the other, in sandboxes that have passed the self-test.
 
     Args:
         folders: the course's folders.
         settings: how submissions are examined.
-        tell: called with the outcome of each submission, and with None whenever a part of the work
-            starts that has its own time limit.
+        tell: called with the outcome of each submission, and with None before a submission is
+            examined, after the self-test.
 
     Attributes:
         distrust: why this process may grade nothing more; empty if it may grade.
@@ -135,40 +84,30 @@ class Bench:
     ) -> None:
         self._folders, self._settings, self._tell = folders, settings, tell
         self._assignment = ""
-        self._canaries: Canaries | None = None
-        self._drafts: list[Draft] = []
-        self._seconds = 0.0
+        self._test: SelfTest | None = None
         self.distrust = ""
 
-    def grade(self, path: Path, again: bool, alone: bool = False) -> None:
+    def grade(self, path: Path, again: bool) -> None:
         """Grade one submitted notebook, and report any failure as its outcome.
 
         Args:
             path: the notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
             again: examine it even if there is a verdict on the same content.
-            alone: grade canaries directly before and after it, because the machine failed before.
 
         """
         try:
-            if alone or path.parent.name != self._assignment:
-                self.confirm()
-            self._grade(path, again, alone)
+            self._tell(self._grade(path, again))
         except (AuthorError, LookupError) as error:
             told = _words(error, error.__cause__)
             self._tell(Outcome(str(path), failed=told, fault=AUTHOR))
         except Exception as error:
-            self._tell(Outcome(str(path), failed=_told(error), fault=MACHINE))
-            if self._drafts:
-                self.confirm()
-            elif self._canaries is not None:
-                self._canaries.sandbox = None  # next time, grade the canaries first
+            self._tell(Outcome(str(path), failed=_told(error), fault=MACHINE, everywhere=True))
 
-    def _grade(self, path: Path, again: bool, alone: bool) -> None:
+    def _grade(self, path: Path, again: bool) -> Outcome:
         """Grade one submitted notebook.
 
         Raises:
-            CanaryError: the canaries got wrong points.
-            MachineFailure: the machine failed, not the submission.
+            MachineFailure: the machine failed before this submission was examined.
             SandboxUnavailable: there is no sandbox.
             OSError: the machine failed: a disk, for example.
             AuthorError: a check is broken.
@@ -176,7 +115,6 @@ class Bench:
 
         """
         assignment, student = path.parent.name, path.parents[1].name
-        source = self._folders.source / assignment
         vet(assignment, student, [str(path)])
         nb = rebuilt(self._folders, path)
         verdict = blank(self._folders, path, nb, self._settings)
@@ -184,74 +122,53 @@ class Bench:
         if not again and target.is_file() and target.with_suffix(".ipynb").is_file():
             # A verdict that a disk or an editor damaged counts as missing.
             with contextlib.suppress(ValueError):
-                old = Verdict.read(target)
-                self._tell(_graded(path, old, target, unchanged=True))
-                return
+                return _graded(path, Verdict.read(target), target, unchanged=True)
         target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
-        canaries = self._canaries_of(assignment)
-        if not canaries.trusted():
-            self.confirm()  # decide on the drafts that an earlier sandbox graded
-            if not canaries.trusted():
-                self._check_canaries()
-        self._tell(None)
-        examine_notebook(nb, Exam.of(source), verdict, _LOG)
-        if not canaries.trusted():
-            raise MachineFailure("The sandbox ended unexpectedly while this submission was graded")
-        draft = Draft(path, verdict, target)
-        draft.write(nb)
-        self._drafts.append(draft)
-        self._seconds += verdict.seconds
-        if alone or self._seconds > SHARE * canaries.seconds:
-            self.confirm()
-
-    def _canaries_of(self, assignment: str) -> Canaries:
-        if self._canaries is None or assignment != self._assignment:
-            folders = self._folders
-            self._canaries = Canaries(
-                folders.source / assignment, folders.release / assignment, self._settings
-            )
-            self._assignment = assignment
-        return self._canaries
-
-    def _check_canaries(self) -> None:
-        """Grade the canaries. If they fail for any reason, this process grades no more."""
-        assert self._canaries is not None
+        test = self._tested(assignment)
         self._tell(None)
         try:
+            examine_notebook(nb, Exam.of(self._folders.source / assignment), verdict, _LOG)
+            if not test.trusted():
+                raise MachineFailure("The sandbox ended while this submission was graded")
+        except (AuthorError, LookupError, SandboxUnavailable):
+            raise
+        except Exception as error:  # it may be due to this submission, so no others are given up
+            test.sandbox = None
+            return Outcome(str(path), failed=_told(error), fault=MACHINE)
+        write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
+        verdict.write(target)
+        return _graded(path, verdict, target)
+
+    def _tested(self, assignment: str) -> SelfTest:
+        """Return the self-test of an assignment, which the running sandbox has passed.
+
+        If it fails for any reason but a broken check, this process grades no more.
+        """
+        if self._test is None or assignment != self._assignment:
+            source, released = self._folders.source, self._folders.release
+            self._test = SelfTest(source / assignment, released / assignment, self._settings)
+            self._assignment = assignment
+        try:
             if self.distrust:
-                raise CanaryError(self.distrust)
-            self._canaries.check()
+                raise SelfTestFailed(self.distrust)
+            if not self._test.trusted():
+                self._test.run()
         except (AuthorError, LookupError):
             raise
         except Exception as error:
             self.distrust = _told(error)
             raise
-
-    def confirm(self) -> None:
-        """Grade the canaries; by the result, keep or drop all drafts since the last canaries."""
-        drafts, self._drafts, self._seconds, why = self._drafts, [], 0.0, ""
-        if not drafts:
-            return
-        assert self._canaries is not None
-        before = self._canaries.sandbox
-        try:
-            self._check_canaries()
-        except Exception as error:
-            why = _told(error)
-        else:
-            if self._canaries.sandbox != before:
-                why = "the sandbox ended before a test could show that it grades correctly"
-        for draft in drafts:
-            try:
-                self._tell(draft.drop(why) if why else draft.keep())
-            except OSError as error:
-                self._tell(Outcome(str(draft.path), failed=_told(error), fault=MACHINE))
+        return self._test
 
 
 def _graded(path: Path, verdict: Verdict, target: Path, unchanged: bool = False) -> Outcome:
     return Outcome(
-        *(str(path), str(target), verdict.score, verdict.max_score),
-        *(verdict.seconds, unchanged),
+        path=str(path),
+        verdict=str(target),
+        score=verdict.score,
+        max_score=verdict.max_score,
+        seconds=verdict.seconds,
+        unchanged=unchanged,
         notes=verdict.notes,
     )
 
@@ -278,15 +195,14 @@ def serve(
 ) -> bool:
     """Grade the submission in each line of JSON, until this process is no longer trusted.
 
-    Each answer is an `Outcome` as a line of JSON. Several answers may come at once, after the
-    canaries have confirmed them.
+    Each answer is an `Outcome` as a line of JSON.
 
     Args:
         folders: the course's folders.
         settings: how submissions are examined.
         requests: the lines.
         answers: the stream to which the answers are written.
-        ask: also write ``{}`` whenever a part of the work starts that has its own time limit, and
+        ask: also write ``{}`` before a submission is examined, after the self-test, and
             ``{"next": true}`` when this process is ready for the next line.
 
     Returns:
@@ -308,12 +224,11 @@ def serve(
     bench = Bench(folders, settings, tell)
     for line in requests:
         request = json.loads(line)
-        bench.grade(Path(request["path"]), request["again"], request["alone"])
+        bench.grade(Path(request["path"]), request["again"])
         if bench.distrust:
             return False
         if ask:
             say({"next": True})
-    bench.confirm()
     return well
 
 
@@ -341,7 +256,7 @@ def main() -> int:
         "--serve",
         type=int,
         metavar="FD",
-        help='read lines of {"path": …, "again": …, "alone": …} from the input, and write answers '
+        help='read lines of {"path": …, "again": …} from the input, and write answers '
         "to this descriptor",
     )
     arguments = parser.parse_args()
@@ -353,9 +268,7 @@ def main() -> int:
     if arguments.serve is not None:
         end_with_parent()
     paths = [str(Path(path).resolve()) for path in arguments.paths]
-    requests = (
-        json.dumps({"path": path, "again": arguments.again, "alone": False}) for path in paths
-    )
+    requests = (json.dumps({"path": path, "again": arguments.again}) for path in paths)
     lines: Iterable[str] = requests
     answers = os.dup(1)
     if arguments.serve is not None:

@@ -21,6 +21,8 @@ class Outcome:
         unchanged: whether the verdict existed already.
         failed: why there is no verdict, or an empty string. The student is never the reason.
         fault: `MACHINE`, if another attempt may succeed, or `AUTHOR`.
+        everywhere: whether the machine failed before it examined this submission, and so would
+            fail for others, too.
         notes: damage in the submitted notebook, and what was done about it.
         attempts: number of attempts; more than one only if the machine failed.
 
@@ -34,5 +36,6 @@ class Outcome:
     unchanged: bool = False
     failed: str = ""
     fault: str = ""
+    everywhere: bool = False
     notes: Sequence[str] = ()
     attempts: int = 1

@@ -214,10 +214,6 @@ class Course:
             text=True,
         )
 
-    def drafts(self) -> list[Path]:
-        """Return the verdicts that wait for canaries."""
-        return list(self.graded.glob("*/*.json.*.part"))
-
     def until(self, process: subprocess.Popen[str], there: Callable[[], bool]) -> None:
         while not there():
             assert process.poll() is None, process.communicate()[0]

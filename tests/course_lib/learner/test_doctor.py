@@ -74,8 +74,9 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
         ("raise SystemExit('no such grader')", "the grader ended: no such grader"),
         ("import time; time.sleep(600)", "took more than"),
         (
-            "from autograder.passes import canary as c; c.Canary.wrong = lambda *_: 'x got 3 of 4';"
-            "c.Canaries.check = lambda self: self._examine(c.Canary.of(c.Exam.of(self._source),"
+            "from autograder.passes import self_test as c; K = c.KnownSolutions;"
+            "K.wrong = lambda *_: 'x got 3 of 4';"
+            "c.SelfTest.run = lambda self: self._examine(K.of(c.Exam.of(self._source),"
             " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
             "x got 3 of 4. So this machine, or the check, is broken",
         ),
@@ -93,7 +94,7 @@ def test_a_machine_that_grades_wrongly_is_told(
 
     monkeypatch.setattr(_sandbox.subprocess, "run", other)
     if "sleep" in code:
-        monkeypatch.setattr(_sandbox, "_CANARY_SECONDS", 0.5)
+        monkeypatch.setattr(_sandbox, "_SELF_TEST_SECONDS", 0.5)
     found = _sandbox.graded()
     assert words in found.told and found.needed_for == "grading"
     assert "do not grade here" in found.advice

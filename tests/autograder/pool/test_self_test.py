@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ from autograder.course import Folders, load_config
 from autograder.examination.budget import PATIENCE
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
-from autograder.passes import autograde, canary, examine
-from autograder.pool import local, phases
+from autograder.passes import autograde, examine, self_test
+from autograder.pool import local, one
 from autograder.pool.one import Bench
 from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
 from autograder.sandbox import place as place_module
 from autograder.sandbox.mounts import Mount
+from autograder.sandbox.place import MachineFailure
 from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
@@ -38,7 +40,7 @@ CLASS = ("right", "sum", "right-too", "late")
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    root = course_of(tmp_path_factory.mktemp("canaries") / "a class", less=True)
+    root = course_of(tmp_path_factory.mktemp("self-test") / "a class", less=True)
     members = members_of(root)
     return Course(root, {name: members[name] for name in CLASS})
 
@@ -64,7 +66,7 @@ def new_sandbox() -> Iterator[None]:
         for place in examine._warm.values():
             place.close()
         examine._warm.clear()
-        autograde._canaries.clear()
+        autograde._tests.clear()
 
     close()
     yield
@@ -84,16 +86,16 @@ class Desk:
         if outcome is not None:
             self.told[Path(outcome.path).parents[1].name] = outcome
 
-    def grade(self, *names: str, alone: bool = False) -> None:
+    def grade(self, *names: str) -> None:
         for name in names:
             path = self._folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-            self.bench.grade(path, again=False, alone=alone)
+            self.bench.grade(path, again=False)
 
 
 def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break this machine: every case ends like a student's program that fails."""
 
-    def runner(self: Submission, on: Any = None) -> Callable[..., Any]:
+    def runner(self: Submission, *_: object) -> Callable[..., Any]:
         def run(*_: object) -> Any:
             raise RanksError("Rank 0 raised ImportError: there is no Python here")
 
@@ -105,35 +107,52 @@ def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 # A worker ---------------------------------------------------------------------------------------
 
 
-def test_what_was_graded_counts_after_the_next_canaries(course: Course) -> None:
-    desk = Desk(course)
-    desk.grade("right", "sum")
-    assert not desk.told and not course.verdicts() and len(course.drafts()) == 2
-    desk.bench.confirm()
-    assert {name: o.score for name, o in desk.told.items()} == {"right": 12, "sum": 8}
-    assert set(course.verdicts()) == {"right", "sum"} and not course.drafts()
-    assert not desk.bench.distrust
+@pytest.mark.usefixtures("new_sandbox")
+def test_a_machine_that_fails_on_some_submissions_grades_the_others(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, whole = Desk(course), one.examine_notebook
+
+    def fails(nb: Any, exam: Any, verdict: Verdict, *rest: Any) -> None:
+        if verdict.student != "right-too":
+            raise MachineFailure("A student's process was ended from outside")
+        whole(nb, exam, verdict, *rest)
+
+    monkeypatch.setattr(one, "examine_notebook", fails)
+    desk.grade("right", "sum", "late", "right-too")
+    assert [desk.told[name].fault for name in ("right", "sum", "late")] == [MACHINE] * 3
+    assert not any(outcome.everywhere for outcome in desk.told.values())
+    assert desk.told["right-too"].score == 12 and not desk.bench.distrust
 
 
-def test_a_machine_that_breaks_half_way(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(course)
-    desk.grade("right", "sum")
-    desk.bench.confirm()
-    desk.grade("right-too")
-    loses_everything(monkeypatch)
-    desk.grade("late")
-    drafts = [Verdict.read(path).score for path in course.drafts()]
-    assert sorted(drafts) == [0, 12], "it did give a right solution no points"
-    desk.bench.confirm()
-    assert set(course.verdicts()) == {"right", "sum"} and not course.drafts()
-    for name in ("right-too", "late"):
-        assert desk.told[name].fault == MACHINE and not desk.told[name].verdict
-        assert "a right solution got " in desk.told[name].failed
-        assert "course doctor --grading" in desk.told[name].failed
-    assert desk.bench.distrust
-    monkeypatch.undo()
-    desk.grade("late")  # this process is not asked again; if it is, it refuses
-    assert desk.told["late"].fault == MACHINE and set(course.verdicts()) == {"right", "sum"}
+@pytest.mark.parametrize(("everywhere", "graded"), [(True, 0), (False, 1)])
+def test_the_pool_gives_up_only_if_nothing_can_be_graded(
+    course: Course, monkeypatch: pytest.MonkeyPatch, everywhere: bool, graded: int
+) -> None:
+    """Three submissions fail three times each; then there is a fourth."""
+    answer = json.dumps({"everywhere": everywhere})
+    code = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    path = json.loads(line)['path']\n"
+        "    bad = '/late/' not in path\n"
+        "    more = {'fault': 'the machine failed', 'failed': 'x', **json.loads(sys.argv[2])}\n"
+        "    out = open(int(sys.argv[1]), 'w', closefd=False)\n"
+        "    said = json.dumps({'path': path, **(more if bad else {})})\n"
+        "    out.write(said + '\\n{\"next\": 1}\\n')\n"
+        "    out.flush()\n"
+    )
+    popen = subprocess.Popen
+
+    def worker(_: Any, **options: Any) -> Any:
+        return popen([sys.executable, "-c", code, str(options["pass_fds"][0]), answer], **options)
+
+    monkeypatch.setattr(local.subprocess, "Popen", worker)
+    folder = course.root / "grading" / "submitted"
+    names = ("right", "sum", "right-too", "late")
+    paths = [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in names]
+    outcomes = local.grade_all(course.root, paths, Settings(), jobs=1)
+    assert sum(not outcome.failed for outcome in outcomes) == graded
 
 
 @pytest.mark.usefixtures("new_sandbox")
@@ -150,7 +169,7 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     desk.grade("right")
     assert desk.told["right"].fault == MACHINE, desk.told
     assert "a right solution got " in desk.told["right"].failed
-    assert not course.verdicts() and not course.drafts()
+    assert not course.verdicts()
 
 
 @pytest.mark.parametrize(
@@ -175,70 +194,10 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
     desk = Desk(course)
     desk.grade("sum")
     assert desk.told["sum"].fault == fault and words in desk.told["sum"].failed, desk.told
-    assert not course.verdicts() and not course.drafts()
-
-
-@pytest.mark.large
-def test_a_sandbox_vouches_only_for_itself(course: Course) -> None:
-    """Its grades do not count if it ended before the canaries."""
-    desk = Desk(course)
-    desk.grade("right")
-    (place,) = examine._warm.values()
-    place.close()
-    desk.grade("sum")
-    assert desk.told["right"].fault == MACHINE and "sandbox ended" in desk.told["right"].failed
-    desk.grade("right", alone=True)
-    assert {name: outcome.score for name, outcome in desk.told.items()} == {"right": 12, "sum": 8}
+    assert not course.verdicts()
 
 
 # The pool, and nbgrader -------------------------------------------------------------------------
-
-COUNTS = """
-from pathlib import Path
-from course_lib.checking import Wrong
-_folder = Path({folder!r})
-with (_folder / "loads").open("a") as _file:
-    _file.write(".")
-def _lost(case, inputs, outputs):
-    raise Wrong("this machine has lost it")
-if len((_folder / "loads").read_text()) > int((_folder / "good").read_text()):
-    CHECKS = {{name: replace(check, judge=_lost) for name, check in CHECKS.items()}}
-"""
-"""From the given load of a check on, all results are wrong: for canaries or for a student."""
-
-
-@pytest.mark.large
-def test_a_pool_books_what_was_graded_before_and_says_what_to_do(
-    course: Course,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local, "ATTEMPTS", 1)  # each takes the start of a worker
-    monkeypatch.setattr(local, "IN_A_ROW", 1)
-    checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
-    checks.write_text(checks.read_text() + COUNTS.format(folder=str(tmp_path)))
-
-    def grade(good: int) -> tuple[int, str]:
-        (tmp_path / "loads").write_text("")
-        (tmp_path / "good").write_text(str(good))
-        outcomes = phases.grade_class(course.root, ASSIGNMENT, [], Settings(), jobs=1)
-        assert {o.fault for o in outcomes if o.failed} <= {MACHINE}
-        return phases.report(outcomes), capsys.readouterr().out
-
-    (tmp_path / "good").write_text("1000")
-    desk = Desk(course)
-    desk.grade("late")
-    desk.bench.confirm()
-    status, said = grade(2)  # canaries and one student; then it breaks
-    assert status == 1 and "graded: 1 (1 of them unchanged" in said, said
-    assert "could not be graded: 3" in said
-    assert said.count("this machine has lost it") >= 3 and "course doctor --grading" in said
-    assert "No student got a zero for this, and nothing is booked for these submissions." in said
-    phases.book_class(course.root, ASSIGNMENT, [], Settings())
-    assert set(booked(course.root)) == {"late"}
-    status, said = grade(0)  # from the start
-    assert status == 1 and "sum: the machine failed: a right solution got " in said, said
 
 
 @pytest.mark.usefixtures("new_sandbox")
@@ -254,7 +213,7 @@ def test_plain_nbgrader_books_nothing_either(
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
     assert points == [None] * len(TASKS), "nbgrader has noted who handed in, and no points"
     assert api.autograde(ASSIGNMENT, "right")["success"]
-    (trusted,) = autograde._canaries.values()
+    (trusted,) = autograde._tests.values()
     before = trusted.sandbox
     assert before is not None
     before[0].close()
@@ -270,8 +229,8 @@ def test_a_worker_is_given_as_long_as_a_submission_may_last(
     settings, now = Settings(submission_seconds=60.0), [1000.0]
     worker = local.Worker(course.root, settings)
     monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
-    worker.give("a path", again=False, alone=False)
-    now[0] += PATIENCE * settings.submission_seconds
+    worker.give("a path", again=False)
+    now[0] += 2 * PATIENCE * settings.submission_seconds
     assert not worker.late
     now[0] += local.START_SECONDS + 1
     assert worker.late
@@ -299,10 +258,10 @@ def test_a_worker_that_says_nothing_costs_no_points(
     outcomes = local.grade_all(course.root, paths, Settings(submission_seconds=0.0), jobs=2)
     assert [o.fault for o in outcomes] == [MACHINE] * 2
     assert all("gave no answer within its time limit" in o.failed for o in outcomes)
-    assert not course.verdicts() and not course.drafts()
+    assert not course.verdicts()
 
 
-# The canaries -----------------------------------------------------------------------------------
+# The self-test -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -316,8 +275,8 @@ def test_a_worker_that_says_nothing_costs_no_points(
     ],
 )
 def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -> None:
-    made = canary.Canary(*(None,) * 2, "t", "n")  # type: ignore[arg-type]
-    ended = f"Rank 0's process ended: {canary.exit_reason(3)}."
+    made = self_test.KnownSolutions(*(None,) * 2, "t", "n")  # type: ignore[arg-type]
+    ended = f"Rank 0's process ended: {self_test.exit_reason(3)}."
     reasons = ("why" if right < 4 else "", "" if wrong == 4 else "wrong", ended)
     checks = [
         CheckVerdict("02/t", score, 4, reason, [])
@@ -330,8 +289,8 @@ def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -
 
 @pytest.mark.large
 @pytest.mark.parametrize("source", assignments(SOURCES), ids=lambda path: path.name)
-def test_every_assignment_has_canaries(source: Path) -> None:
-    canaries = canary.Canaries(source, ROOT / "assignments" / source.name, Settings())
-    canaries.check()
-    assert canaries.trusted()
-    print(f"{source.name}: {canaries.seconds:.1f} s")
+def test_every_assignment_has_a_self_test(source: Path) -> None:
+    test = self_test.SelfTest(source, ROOT / "assignments" / source.name, Settings())
+    test.run()
+    assert test.trusted()
+    print(f"{source.name}: {test.seconds:.1f} s")

@@ -1,19 +1,19 @@
-"""Canaries: solutions with known points, graded like a student's solution in the same sandbox.
+"""The self-test: solutions with known points, graded like a student's in the same sandbox.
 
 A machine can be broken in ways that nobody has thought of. Then it takes points from right
-solutions, or gives points to wrong ones, and nothing raises an error. A canary reveals this. It is
-a submission of the same assignment with three functions: the instructor's solution, a function that
-returns nothing, and a function that ends its process. It is rebuilt from the released notebook, its
-cells run in the sandbox that grades the class, and its functions run on ranks there. The first must
-get all points, the second fewer, and the third none, because its process ended. These points follow
-from how the functions are made, so no number is written down.
+solutions, or gives points to wrong ones, and nothing raises an error. The self-test reveals this.
+It is a submission of the same assignment with three functions: the instructor's solution, a
+function that returns nothing, and a function that ends its process. It is rebuilt from the released
+notebook, its cells run in the sandbox that grades the class, and its functions run on ranks there.
+The first must get all points, the second fewer, and the third none, because its process ended.
+These points follow from how the functions are made, so no number is written down.
 
 All three functions are in one notebook and solve the same task, so its cells run only once. The
-task's check keeps one public and one hidden case. This takes about a second.
+task's check keeps one public and one hidden case. This takes about a second, once in each sandbox.
 
 To do the same for one assignment of the course and print a line (see `main`)::
 
-    python -m autograder.passes.canary --course .
+    python -m autograder.passes.self_test --course .
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _CRASHING = f"import os\n\n\ndef {{name}}(*args, **kwargs):\n    os._exit({_STAT
 _LOG = logging.getLogger(__name__)
 
 
-class CanaryError(MachineFailure):
-    """A canary got wrong points, so nobody is graded here. The message says what to do."""
+class SelfTestFailed(MachineFailure):
+    """A known solution got wrong points, so nobody is graded here; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class Canary:
+class KnownSolutions:
     """Three solutions of one task, in one notebook.
 
     Attributes:
@@ -77,8 +77,8 @@ class Canary:
         return max(case.world_size for case in self.exam.checks[self.task].cases)
 
     @classmethod
-    def of(cls, exam: Exam, source: Path, released: Path) -> Canary | None:
-        """Return an assignment's canary, for its cheapest task; None if no task gives points.
+    def of(cls, exam: Exam, source: Path, released: Path) -> KnownSolutions | None:
+        """Return an assignment's known solutions, for its cheapest task; None if none gives points.
 
         A task whose ranks send messages is preferred to a task that runs on one rank.
 
@@ -189,16 +189,16 @@ def _short(exam: Exam, task: str) -> Exam:
     return replace(exam, checks={task: replace(check, cases=public)}, hidden={task: hidden})
 
 
-class Canaries:
-    """The canaries of an assignment, and the sandbox that has graded them correctly.
+class SelfTest:
+    """The self-test of an assignment, and the sandbox that has passed it.
 
     Args:
         source: the assignment's folder under ``instructor/``.
         released: the folder with the notebooks that students were given.
-        settings: how the class is examined; the canaries are examined in the same way.
+        settings: how the class is examined; the known solutions are examined in the same way.
 
     Attributes:
-        seconds: duration of the last check.
+        seconds: duration of the last test.
         sandbox: place and generation of the trusted sandbox; None if there is none.
 
     """
@@ -210,18 +210,18 @@ class Canaries:
         self.sandbox: tuple[SandboxedPlace, int] | None = None
 
     def trusted(self) -> bool:
-        """Return whether the running sandbox graded them correctly; start one if none runs."""
+        """Return whether the running sandbox has passed the test; start one if none runs."""
         if self.sandbox is None or self._exam is None:
             return False
         place = self._exam.place(self._settings)
         place.warm()
         return self.sandbox == (place, place.generation)
 
-    def check(self) -> None:
-        """Grade the canaries with the checks as they are now; then trust this sandbox.
+    def run(self) -> None:
+        """Grade the known solutions with the checks as they are now; then trust this sandbox.
 
         Raises:
-            CanaryError: the canaries got wrong points. The next sandbox will be a new one.
+            SelfTestFailed: they got wrong points. The next sandbox will be a new one.
             MachineFailure: the sandbox cannot be started, or has ended.
             SandboxUnavailable: there is no sandbox.
             AuthorError: the check is broken.
@@ -229,40 +229,43 @@ class Canaries:
         """
         self.sandbox = None
         exam = self._exam = Exam.of(self._source)
-        canary = Canary.of(exam, self._source, self._released)
+        known = KnownSolutions.of(exam, self._source, self._released)
         place = exam.place(self._settings)
         place.warm()
         start, sandbox = time.monotonic(), (place, place.generation)
-        if canary is not None:
+        if known is not None:
             try:
-                self._examine(canary)
-            except CanaryError:
+                self._examine(known)
+            except SelfTestFailed:
                 place.close()
                 raise
         self.seconds, self.sandbox = time.monotonic() - start, sandbox
 
-    def _examine(self, canary: Canary) -> None:
+    def _examine(self, known: KnownSolutions) -> None:
         verdict = Verdict(
-            *(self._source.name, "canary", canary.notebook, "canary", ""),
+            assignment=self._source.name,
+            student="self-test",
+            notebook=known.notebook,
+            seed="self-test",
+            source_sha256="",
             settings=asdict(all_filled_in(self._settings)),
         )
-        examine_notebook(copy.deepcopy(canary.nb), canary.exam, verdict, _LOG)
-        if wrong := canary.wrong(verdict.checks):
-            raise CanaryError(
-                f"{wrong}. So this machine, or the check, is broken. Grades that this process made "
-                "since its last successful test do not count. Test the machine with: course doctor "
-                "--grading; and test the check with: make test-all "
+        examine_notebook(copy.deepcopy(known.nb), known.exam, verdict, _LOG)
+        if wrong := known.wrong(verdict.checks):
+            raise SelfTestFailed(
+                f"{wrong}. So this machine, or the check, is broken. Test the machine with: "
+                "course doctor --grading; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
 
 
 def main() -> int:
-    """Grade the canaries of one assignment; print the result as a line of JSON.
+    """Run the self-test of one assignment; print the result as a line of JSON.
 
     In it, ``told`` says what was tried, or ``wrong`` says what went wrong. The assignment is the
-    first one whose canaries send messages, in its released version.
+    first one whose known solutions send messages, in its released version.
     """
-    parser = argparse.ArgumentParser(prog="python -m autograder.passes.canary")
+    parser = argparse.ArgumentParser(prog="python -m autograder.passes.self_test")
     parser.add_argument("--course", type=Path, required=True, help="the course folder")
     root: Path = parser.parse_args().course.resolve()
     found = {"told": "", "wrong": ""}
@@ -275,21 +278,21 @@ def main() -> int:
 
 
 def try_out(root: Path) -> str:
-    """Grade the canaries of one assignment of the course in `root`; return what was tried.
+    """Run the self-test of one assignment of the course in `root`; return what was tried.
 
     Raises:
-        CanaryError: the canaries got wrong points.
+        SelfTestFailed: the known solutions got wrong points.
         LookupError: there is no assignment with its solution.
 
     """
     for source in sorted(path.parent for path in (root / "instructor").glob("*/hidden.py")):
-        canary = Canary.of(Exam.of(source), source, handed_out(source))
-        if canary is not None and canary.ranks > 1:
-            canaries = Canaries(source, handed_out(source), Settings())
-            canaries.check()
+        known = KnownSolutions.of(Exam.of(source), source, handed_out(source))
+        if known is not None and known.ranks > 1:
+            test = SelfTest(source, handed_out(source), Settings())
+            test.run()
             return (
                 f"{source.name}: a right, a wrong and a crashing solution "
-                f"got the right points, in {canaries.seconds:.1f} s"
+                f"got the right points, in {test.seconds:.1f} s"
             )
     raise LookupError("this copy of the course has no assignment with a solution to test with")
 
