@@ -8,7 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -43,9 +43,6 @@ _FAR = Wrong("")
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
 _KEPT = "Each of the two calls is right alone, but something is kept from the call before."
-_NOT_WRITTEN = re.compile(r" raised NotImplementedError(?: +(\(.*\)))?\.?$")
-"""Matches the error of a cell in which the student has not written anything: as handed out, the
-cells raise this exception without a message."""
 _PROGRAMS_OWN = (
     "This computation is in the check's own program, which calls your function: do not skip or "
     "shorten it."
@@ -212,8 +209,8 @@ class _Examination:
             self.trace = getattr(error, "trace", None)
             reason, detail = _in_one_line(error), _explanation(error)
             summary = error.summary + _beside_pytorch(error.summary)
-            if found := _NOT_WRITTEN.search(error.summary):
-                place = f" {found[1]}" if found[1] else ""
+            if _not_written(error):
+                place = f" ({error.where})" if error.where else ""
                 reason, detail, summary = f"not written yet: NotImplementedError{place}", "", ""
         except NotPlainError as error:
             reason = str(error)
@@ -302,6 +299,15 @@ def _together(findings: Sequence[Wrong]) -> Wrong:
     also = [f"Also: {_reason(other, other.hint).rstrip('.')}." for other in others]
     hint = " ".join([each for each in (first.hint, *also) if each])
     return Wrong(first.message, hint, first.detail, expected=first.expected, got=first.got)
+
+
+def _not_written(error: RanksError) -> TypeGuard[RankError]:
+    """Return whether the cell is as handed out: it raises this exception without a message."""
+    return (
+        isinstance(error, RankError)
+        and error.kind == NotImplementedError.__name__
+        and not error.message
+    )
 
 
 def _cut(text: str, most: int) -> str:

@@ -105,8 +105,13 @@ class RankError(RanksError):
     Attributes:
         rank: the rank that failed first.
         original: the exception as it was raised, if it could be sent back; else ``None``.
+        kind: the name of the exception's class; empty if the process ended.
+        message: the exception's message.
+        where: the line that raised it.
 
     """
+
+    kind = message = where = ""
 
     def __init__(
         self,

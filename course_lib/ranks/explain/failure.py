@@ -163,6 +163,7 @@ def rank_error(
         rank=first,
         original=original,
     )
+    error.kind, error.message, error.where = failure.kind, failure.message, failure.where
     error.__cause__ = original
     if failure.kind == "RuntimeError" and failure.message.startswith(_NO_VIEW):
         error.add_detail(_RESHAPE_COPIES)

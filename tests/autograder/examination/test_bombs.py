@@ -35,6 +35,15 @@ def raw(*data):
         for each in data: client()._channel.sendall(each)
     except OSError:
         time.sleep(99)
+def ours(name):
+    import importlib
+    return importlib.import_module("course_lib.checking.on_ranks." + name)
+def answers(kind, value):
+    ours("wire").MAX_KEY = 10**9
+    data = ours("wire").encode(value)
+    for fd in range(3, 64):
+        try: ours("frames").send_frame(socket.socket(fileno=os.dup(fd)), kind, data)
+        except OSError: pass
 def frames():
     return sys.modules["course_lib.ranks.simulated.socket_frames"]
 ---
@@ -117,7 +126,7 @@ BOMBS = {
     "tensors without numbers": Bomb(
         "def f(x):\n    big = torch.empty(1 << 47, device='meta')\n"
         "    for _ in range(50): dist.all_reduce(big)\n    return x",
-        "it came back",
+        "on the device meta has no values",
     ),
     "large answers": Bomb(
         "def f(x):\n    return torch.zeros(12_000_000)", "an answer that cannot be read", 8
@@ -127,13 +136,13 @@ BOMBS = {
     ),
     "answers of many parts": Bomb("def f(x):\n    return [[]] * 340_000", "it came back", 8),
     "a long exception": Bomb(
-        "def f(x):\n    answer = sys.modules['course_lib.checking.on_ranks.wire'].encode("
-        "{'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', 'trace': 't'})\n"
-        "    send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
-        "    for fd in range(3, 64):\n"
-        "        try: send(socket.socket(fileno=os.dup(fd)), 7, answer)\n"
-        "        except OSError: pass\n    time.sleep(99)",
+        "def f(x):\n    answers(7, {'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', "
+        "'trace': 't'})\n    time.sleep(99)",
         "raised E",
+    ),
+    "a key that is long, with many items": Bomb(
+        "def f(x):\n    answers(6, {'k' * 10_000: [0] * 200_000})\n    time.sleep(99)",
+        "a dict with a bad, long or repeated key",
     ),
     "buffers that were touched": Bomb(
         "def f(x):\n    found = client().context.handles.found\n"
@@ -144,12 +153,7 @@ BOMBS = {
         "before its wait()",
     ),
     "a cell that says too much": Bomb(
-        "wire = sys.modules['course_lib.checking.on_ranks.wire']\n"
-        "send = sys.modules['course_lib.checking.on_ranks.frames'].send_frame\n"
-        "told = wire.encode({'stdout': 'o' * 900_000, 'stderr': '', 'error': None})\n"
-        "for fd in range(3, 64):\n"
-        "    try: send(socket.socket(fileno=os.dup(fd)), 3, told)\n"
-        "    except OSError: pass",
+        "answers(3, {'stdout': 'o' * 900_000, 'stderr': '', 'error': None})",
         "f could not be read from the notebook",
     ),
     "functions that carry much": Bomb(
@@ -158,7 +162,7 @@ BOMBS = {
 }
 
 
-QUICK = {"many smaller ones"}
+QUICK = {"many smaller ones", "a key that is long, with many items"}
 """The bomb that is tried by default: the others take long, or are like it."""
 
 

@@ -25,7 +25,9 @@ from course_lib.checking import (
 from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
 from course_lib.checking.mutants import says
 from course_lib.checking.runners import LocalRunner
-from course_lib.ranks import RankError, Trace
+from course_lib.ranks import Trace
+from course_lib.ranks.explain.errors import RankState
+from course_lib.ranks.explain.failure import Failure, rank_error
 
 
 @pytest.mark.parametrize(
@@ -162,18 +164,19 @@ def test_of_many_cases_with_one_cause_two_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "where", "reason"),
     [
-        ("", "not written yet: NotImplementedError (Cell In[3], line 8)"),
-        (": not for groups", "Ranks 0, 1 raised NotImplementedError: not for groups"),
+        ("", "Cell In[3], line 8", "not written yet: NotImplementedError (Cell In[3], line 8)"),
+        ("not for groups", "", "Ranks 0, 1 raised NotImplementedError: not for groups"),
     ],
 )
-def test_a_function_that_is_not_written_is_told_in_a_line(words: str, reason: str) -> None:
+def test_a_function_that_is_not_written_is_told_in_a_line(
+    words: str, where: str, reason: str
+) -> None:
     def run(*_: object) -> list[object]:
-        said = f"Ranks 0, 1 raised NotImplementedError{words}"
-        raise RankError(
-            said if words else f"{said}  (Cell In[3], line 8)", detail="Traceback …", rank=0
-        )
+        failure = Failure("NotImplementedError", words, where, "Traceback …", False, None)
+        states = [RankState(rank, "") for rank in (0, 1)]
+        raise rank_error({0: failure, 1: failure}, 0, states, None)
 
     check = Check("f", len, lambda case, generator: [[]], lambda *_: None, (Case("a", 1),))
     report = run_check("t/f", check, run, seed="")

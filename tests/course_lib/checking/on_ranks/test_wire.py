@@ -332,3 +332,12 @@ def test_a_list_that_is_none_is_named_without_the_numbers_of_its_items() -> None
 def test_too_many_dimensions_are_called_so() -> None:
     with pytest.raises(NotPlainError, match="a tensor of 65 dimensions: at most 64 can be sent"):
         encode(torch.zeros([1] * 65))
+
+
+def test_the_names_of_many_places_stay_short() -> None:
+    value: Any = [1] * 100_000
+    for _ in range(60):
+        value = {"k" * wire.MAX_KEY: value}
+    assert all(len(name) < 2 * wire.MAX_NAME for name, _ in wire.leaves(decode(encode(value))))
+    with pytest.raises(NotPlainError, match="a key of 201 characters"):
+        encode({"k" * (wire.MAX_KEY + 1): 1})
