@@ -108,9 +108,7 @@ class CaseRanks:
             channel.queue(Frame.PROGRAM, program)
             channel.queue(Frame.FUNCTION, function)
         nothing: Sequence[Mapping[float, int]] = [{}] * self._k
-        self._server = FabricServer(
-            ends, self._k, network, computes=computes or nothing, bounds=CARRIED
-        )
+        self._server = FabricServer(ends, network, computes=computes or nothing, bounds=CARRIED)
 
     def __enter__(self) -> CaseRanks:
         return self

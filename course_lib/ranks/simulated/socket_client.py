@@ -34,10 +34,8 @@ class FabricClient:
     """The endpoint of one rank: posts operations, waits for answers.
 
     Args:
-        server: the path of the server's socket; or a connection that the server knows as this
-            rank's.
+        server: the connection that the server knows as this rank's.
         rank: which rank this is.
-        secret: the 16 bytes that the server expects of this rank; empty for such a connection.
 
     Attributes:
         clock: the rank's virtual time, in seconds, as far as the server reveals it.
@@ -46,21 +44,15 @@ class FabricClient:
 
     """
 
-    def __init__(self, server: str | socket.socket, rank: int, secret: bytes = b"") -> None:
+    def __init__(self, server: socket.socket, rank: int) -> None:
         self.rank = rank
         self.clock = 0.0
         self.context: SimulatedRank | None = None
-        if isinstance(server, socket.socket):
-            self._channel = server
-        else:
-            self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._channel.connect(server)
+        self._channel = server
         self._numbers: dict[int, int] = {}
         self._groups: dict[str, int] = {}
         self._posted = 0
         self._entered: Counter[str] = Counter()
-        if secret:
-            self._channel.sendall(socket_frames.hello(rank, secret))
 
     def post(self, operation: Operation) -> None:
         """Post an operation and send its inputs at once.
@@ -172,24 +164,21 @@ class FabricClient:
 
 @contextmanager
 def fabric_rank(
-    server: str | socket.socket,
+    server: socket.socket,
     rank: int,
     world_size: int,
-    secret: bytes = b"",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[FabricClient]:
     """Act as rank `rank` of a fabric: inside the block, ``torch.distributed`` works.
 
     Args:
-        server: the path of the server's socket; or a connection that the server knows as this
-            rank's.
+        server: the connection that the server knows as this rank's.
         rank: which rank this is.
         world_size: K.
-        secret: the 16 bytes that the server expects of this rank; empty for such a connection.
         labels: file name → its name in messages for people; the mapping may grow later.
 
     """
-    client = FabricClient(server, rank, secret)
+    client = FabricClient(server, rank)
     locate = locator({} if labels is None else labels)
     context = client.context = SimulatedRank(rank, world_size, client, locate)
 

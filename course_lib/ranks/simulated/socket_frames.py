@@ -4,7 +4,7 @@ A frame is 16 bytes of header (magic, type, zero, length of the body) and a body
 followed by raw tensor bytes. Nothing is unpickled. The reader checks every number before use;
 `FrameError` says what was wrong.
 
-    rank → fabric   HELLO, GROUP, POST, WAIT, TEST, COMPUTE, FINISH
+    rank → fabric   GROUP, POST, WAIT, TEST, COMPUTE, FINISH
     fabric → rank   DONE, LATER, STOP
 """
 
@@ -35,7 +35,6 @@ class FrameError(Exception):
 class Type(IntEnum):
     """The type of a frame."""
 
-    HELLO = 1
     GROUP = 2
     POST = 3
     WAIT = 4
@@ -47,7 +46,6 @@ class Type(IntEnum):
     COMPUTE = 10
 
 
-_HELLO = struct.Struct("<I16s")
 _GROUP = struct.Struct("<IHH")
 _WAIT = struct.Struct("<Q")
 _DONE = struct.Struct("<Qdi")
@@ -82,17 +80,6 @@ def read_seconds(value: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= 1e9):
         raise FrameError(f"{value} is not a valid number of seconds for compute")
     return value
-
-
-def hello(rank: int, secret: bytes) -> bytes:
-    """Return the first frame of a rank: its number and the secret that only it was given."""
-    return frame(Type.HELLO, _HELLO.pack(rank, secret))
-
-
-def read_hello(body: bytes | bytearray) -> tuple[int, bytes]:
-    """Return rank and secret."""
-    rank, secret = unpack(_HELLO, body)
-    return rank, bytes(secret)
 
 
 def group(number: int, name: str, members: tuple[int, ...]) -> bytes:

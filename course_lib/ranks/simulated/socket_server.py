@@ -1,4 +1,4 @@
-"""A fabric at the end of a Unix socket, for ranks that are processes and need not be trusted.
+"""A fabric at the end of Unix sockets, for ranks that are processes and need not be trusted.
 
 Every connection is one rank. The server reads frames and checks them. It answers a waiting rank
 when the event that the rank waits for has happened. A rank that breaks the protocol or closes its
@@ -9,31 +9,22 @@ own run until the time limit.
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.socket_frames import LOOSE, Bounds, FrameError, OverBoundError
 from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
 
 
 class FabricServer:
-    """Serves one run of `world_size` ranks.
-
-    `serve` serves the whole run. A caller that also waits for other things selects on `fileno`
-    instead, and calls `turn` whenever it is readable.
+    """Serves one run of ranks. Select on `fileno`, and call `turn` whenever it is readable.
 
     Args:
-        path: the path of the socket, which must not exist yet and to which only this user can
-            connect; or one connection per rank, in rank order. Such ranks need no secret.
-        world_size: K.
+        channels: one connection per rank, in rank order.
         network: what messages cost.
         bounds: how much the ranks may ask for.
         computes: for each rank, seconds → how often it may report a computation of that length.
@@ -41,7 +32,6 @@ class FabricServer:
             reports count.
 
     Attributes:
-        secrets: per rank, the 16 bytes that it must send.
         fabric: the fabric, with its clocks and events.
         hung_up: the ranks that closed their connection before they reported their end.
 
@@ -49,15 +39,14 @@ class FabricServer:
 
     def __init__(
         self,
-        path: str | Sequence[socket.socket],
-        world_size: int,
+        channels: Sequence[socket.socket],
         network: Network,
         *,
         bounds: Bounds = LOOSE,
         computes: Sequence[Mapping[float, int]] | None = None,
     ) -> None:
         self._session = Session(
-            world_size,
+            channels,
             network,
             self._send,
             bounds=bounds,
@@ -65,63 +54,14 @@ class FabricServer:
         )
         self.hung_up: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._path = path if isinstance(path, str) else None
-        if isinstance(path, str):
-            self._listen(path, world_size)
-        else:
-            for rank, channel in enumerate(path):
-                channel.setblocking(False)
-                self._selector.register(
-                    channel, selectors.EVENT_READ, self._session.expect(Connection(channel), rank)
-                )
-
-    def _listen(self, path: str, world_size: int) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(world_size + 8)
-        self._listener = listener
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        for connection in self._session.ranks:
+            connection.channel.setblocking(False)
+            self._selector.register(connection.channel, selectors.EVENT_READ, connection)
 
     @property
     def fabric(self) -> Fabric:
         """The fabric: its clocks and events."""
         return self._session.fabric
-
-    @property
-    def secrets(self) -> list[bytes]:
-        """Per rank, the 16 bytes that it must send."""
-        return self._session.secrets
-
-    def serve(self, timeout: float, alive: Callable[[], bool] = lambda: True) -> None:
-        """Serve until every rank has ended.
-
-        Args:
-            timeout: seconds for the whole run.
-            alive: called now and then; when it returns false, ranks that never connected count as
-                ended.
-
-        Raises:
-            RankError: a rank raised, closed its connection or broke the protocol.
-            DeadlockError: the ranks wait for one another, or left communication behind.
-            MismatchError: the ranks entered different collectives.
-            RankTimeout: the run outlasted `timeout`.
-
-        """
-        deadline = time.monotonic() + timeout
-        session = self._session
-        try:
-            while not session.over:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise timed_out("run", timeout, session.states())
-                self.turn(min(left, 0.1))
-                if not alive():
-                    session.end_absent()
-                    session.settle()
-            session.raise_outcome()
-        finally:
-            self.close()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `turn` has something to do."""
@@ -136,9 +76,6 @@ class FabricServer:
 
         """
         for key, mask in self._selector.select(seconds):
-            if key.data is None:
-                self._accept()
-                continue
             if mask & selectors.EVENT_WRITE:
                 self._write(key.data)
             if mask & selectors.EVENT_READ and key.data.channel.fileno() >= 0:
@@ -168,22 +105,10 @@ class FabricServer:
         return None
 
     def close(self) -> None:
-        """Close all connections and remove the socket."""
+        """Close all connections."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
-        if self._path is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            channel, _ = self._listener.accept()
-            channel.setblocking(False)
-            if len(self._selector.get_map()) > 4 * self._session.world_size + 16:
-                channel.close()  # far more connections than ranks: this one is not a rank's
-                return
-            self._selector.register(channel, selectors.EVENT_READ, Connection(channel))
 
     def _read(self, connection: Connection) -> None:
         budget = CHUNK
@@ -229,8 +154,6 @@ class FabricServer:
             return
         self._selector.unregister(connection.channel)
         connection.channel.close()
-        if connection.rank is None:
-            return
         if not by_us and not self._session.has_ended(connection.rank):
             self.hung_up.add(connection.rank)
         self._session.end(connection.rank, reason)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +28,9 @@ CHUNK = 1 << 18
 class Connection:
     """One connection: its received bytes, its bytes to send, and its unfinished operations."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, rank: int) -> None:
         self.channel = channel
-        self.rank: int | None = None
+        self.rank = rank
         self.groups: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.open: dict[int, Operation] = {}
         self.held = 0
@@ -66,8 +65,6 @@ class Connection:
             self.header += data
             if len(self.header) < socket_frames.HEADER.size:
                 return len(data), None
-            # A connection that has not named its rank yet may send only 64 bytes.
-            limit = limit if self.rank is not None else 64
             self.type, self.length = socket_frames.read_header(bytes(self.header), limit)
             self.header, self.body = bytearray(), bytearray()
             self.frames += 1
@@ -85,10 +82,10 @@ _ENDED = (Phase.FINISHED, Phase.RAISED)
 
 
 class Session:
-    """One run of `world_size` ranks on a fabric.
+    """One run of ranks on a fabric.
 
     Args:
-        world_size: K.
+        channels: one connection per rank, in rank order.
         network: what messages cost.
         send: sends a frame to a rank.
         bounds: how much the ranks may ask for.
@@ -96,7 +93,7 @@ class Session:
 
     Attributes:
         fabric: the fabric, with its clocks and events.
-        secrets: per rank, the 16 bytes that it must send.
+        ranks: the ranks' connections.
         failures: rank → why it failed.
         bounds: how much each rank may ask for.
 
@@ -104,21 +101,20 @@ class Session:
 
     def __init__(
         self,
-        world_size: int,
+        channels: Sequence[socket.socket],
         network: Network,
         send: Callable[[Connection, bytes], None],
         *,
         bounds: Bounds,
         computes: Sequence[Mapping[float, int]] | None,
     ) -> None:
-        self.world_size = world_size
-        self.fabric = Fabric(world_size, network)
-        self.secrets = [secrets.token_bytes(16) for _ in range(world_size)]
+        self.world_size = len(channels)
+        self.fabric = Fabric(self.world_size, network)
+        self.ranks = [Connection(channel, rank) for rank, channel in enumerate(channels)]
         self.failures: dict[int, str] = {}
-        self.bounds = bounds.shared_by(world_size)
+        self.bounds = bounds.shared_by(self.world_size)
         self._send = send
         self._computes = None if computes is None else [Counter(each) for each in computes]
-        self._ranks: dict[int, Connection] = {}
 
     @property
     def over(self) -> bool:
@@ -135,10 +131,6 @@ class Session:
 
         """
         rank = connection.rank
-        if rank is None:
-            if kind is not Type.HELLO:
-                raise FrameError("its first message did not say which rank it is")
-            return self._greet(connection, *socket_frames.read_hello(body))
         if connection.waits_for is not None or self.fabric.phase[rank] is not Phase.RUNNING:
             raise FrameError("it sent a message while it waited, or after its end")
         if kind is Type.GROUP:
@@ -153,26 +145,6 @@ class Session:
             self.end(rank, "it raised an exception" if socket_frames.read_finish(body) else "")
         else:
             raise FrameError(f"it sent {kind.name}, which only the simulated network may send")
-
-    def _greet(self, connection: Connection, rank: int, secret: bytes) -> None:
-        if (
-            rank >= self.world_size
-            or not secrets.compare_digest(secret, self.secrets[rank])
-            or rank in self._ranks
-            or self.fabric.phase[rank] is not Phase.RUNNING
-        ):
-            raise FrameError(
-                "it gave a wrong secret, or the number of a rank that does not exist, is already "
-                "connected or has ended"
-            )
-        connection.rank = rank
-        self._ranks[rank] = connection
-
-    def expect(self, connection: Connection, rank: int) -> Connection:
-        """Register a connection as this rank's, without a HELLO frame."""
-        connection.rank = rank
-        self._ranks[rank] = connection
-        return connection
 
     def expect_within_bounds(self, connection: Connection) -> None:
         """Raise `OverBoundError` if a rank holds too many bytes or has sent too many frames."""
@@ -217,7 +189,7 @@ class Session:
 
     def _answer(self, connection: Connection) -> None:
         """Answer a rank: to WAIT, that the operation is over; to TEST, whether it is."""
-        assert connection.rank is not None and connection.waits_for is not None
+        assert connection.waits_for is not None
         kind, number = connection.waits_for
         operation = connection.open[number]
         connection.waits_for = None
@@ -255,7 +227,7 @@ class Session:
                     self._answer(asking)
                     continue
                 break
-            self._answer(self._ranks[rank])
+            self._answer(self.ranks[rank])
         stuck = not running and any(phase is Phase.BLOCKED for phase in self.fabric.phase)
         if self.fabric.failure is not None or stuck:
             error = explain_failure(self.fabric)
@@ -272,10 +244,8 @@ class Session:
         ]
 
     def _asking(self, rank: int) -> Connection | None:
-        connection = self._ranks.get(rank)
-        if connection is None or connection.waits_for is None:
-            return None
-        return connection
+        connection = self.ranks[rank]
+        return None if connection.waits_for is None else connection
 
     def end(self, rank: int, reason: str = "") -> None:
         """Mark a rank as ended; `reason` says why it failed, and is empty if it did not."""
@@ -288,23 +258,14 @@ class Session:
         """Return whether this rank has ended."""
         return self.fabric.phase[rank] in _ENDED
 
-    def end_absent(self) -> None:
-        """Mark every rank that never connected as ended."""
-        for rank in set(range(self.world_size)) - self._ranks.keys():
-            self.end(rank, "its process ended before it had connected")
-
     def _stop_all(self, reason: str) -> None:
-        for connection in self._ranks.values():
+        for connection in self.ranks:
             if connection.channel.fileno() >= 0:
                 self._send(connection, socket_frames.frame(Type.STOP, reason.encode()[:4096]))
 
     def states(self) -> list[RankState]:
         """Return what every rank does."""
-        states = fabric_states(self.fabric)
-        for rank in range(self.world_size):
-            if rank not in self._ranks and rank not in self.failures:
-                states[rank] = RankState(rank, "never connected")
-        return states
+        return fabric_states(self.fabric)
 
     def raise_outcome(self) -> None:
         """Raise the error of a run that is over, if something went wrong."""

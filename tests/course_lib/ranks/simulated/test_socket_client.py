@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,13 @@ from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout
 from course_lib.ranks.ranks import Ranks
 from course_lib.ranks.simulated.operation import Operation
 from course_lib.ranks.simulated.socket_client import FabricStopped, fabric_rank
+from course_lib.ranks.simulated.socket_frames import HEADER, post, read_post
 from course_lib.ranks.simulated.socket_server import FabricServer
 from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.every_operation import assert_same, everything
 from tests.helpers.faulty_programs import CASES
 from tests.helpers.mixed_program import mixed
-from tests.helpers.socket_ranks import SocketRanks
+from tests.helpers.socket_ranks import Serving, SocketRanks
 from tests.helpers.training import train_ddp
 
 NETWORK = Network(1.3e-3, 7e6)
@@ -126,11 +126,11 @@ def test_found_and_explained(
 
 
 ANOTHER = """
-import sys
+import socket, sys
 import torch, torch.distributed as dist
 from course_lib.ranks.simulated.socket_client import fabric_rank
 
-with fabric_rank(sys.argv[1], 1, 2, bytes.fromhex(sys.argv[2])) as client:
+with fabric_rank(socket.socket(fileno=int(sys.argv[1])), 1, 2) as client:
     x = torch.tensor([10.0, 20.0])
     dist.all_reduce(x)
     got = torch.empty(3)
@@ -141,27 +141,19 @@ with fabric_rank(sys.argv[1], 1, 2, bytes.fromhex(sys.argv[2])) as client:
 """
 
 
-def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
+def test_ranks_may_be_any_processes() -> None:
     """One is this process, the other a program that nobody forked."""
-    path = str(tmp_path / "fabric")
-    server = FabricServer(path, 2, NETWORK)
-    told: list[RanksError] = []
-
-    def serve() -> None:
-        try:
-            server.serve(timeout=300)
-        except RanksError as error:
-            told.append(error)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    other = subprocess.Popen(
-        [sys.executable, "-c", ANOTHER, path, server.secrets[1].hex()],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    (near, own), (far, theirs) = socket.socketpair(), socket.socketpair()
+    serving = Serving(FabricServer([near, far], NETWORK))
+    with theirs:
+        other = subprocess.Popen(
+            [sys.executable, "-c", ANOTHER, str(theirs.fileno())],
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[theirs.fileno()],
+        )
     try:
-        with fabric_rank(path, 0, 2, server.secrets[0]) as client:
+        with fabric_rank(own, 0, 2) as client:
             x = torch.tensor([1.0, 2.0])
             dist.all_reduce(x)
             dist.send(torch.tensor([3.0, 4.0, 5.0]), dst=1)
@@ -176,29 +168,29 @@ def test_ranks_may_be_any_processes(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
-    thread.join(30)
-    assert not told and not early
+    serving.join(30)
+    assert serving.error is None and not early
     assert x.tolist() == [11.0, 22.0] and back.tolist() == [5.0, 4.0, 3.0]
     assert said == "[11.0, 22.0] True\n" and now > 2.0
 
 
-def test_a_fabric_that_is_gone_stops_its_rank(tmp_path: Path) -> None:
-    path = str(tmp_path / "fabric")
-    server = FabricServer(path, 2, NETWORK)
-    told: list[RanksError] = []
+def test_a_fabric_that_is_gone_stops_its_rank() -> None:
+    (near, own), (far, silent) = socket.socketpair(), socket.socketpair()
+    serving = Serving(FabricServer([near, far], NETWORK), timeout=0.2)
+    with silent:
+        with pytest.raises(FabricStopped, match="closed the connection"), fabric_rank(own, 0, 2):
+            dist.recv(torch.empty(1), src=1)
+        serving.join(30)
+    assert isinstance(serving.error, RankTimeout)
 
-    def serve() -> None:
-        try:
-            server.serve(timeout=0.2)
-        except RanksError as error:
-            told.append(error)
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    with (
-        pytest.raises(FabricStopped, match="closed the connection"),
-        fabric_rank(path, 0, 2, server.secrets[0]),
-    ):
-        dist.recv(torch.empty(1), src=1)
-    thread.join(30)
-    assert [type(error) for error in told] == [RankTimeout]
+def test_no_memory_of_the_server_reaches_a_rank() -> None:
+    """The result of an operation is zeros until it is written, also after other use of memory."""
+    dirty = [torch.full((n,), 7.0) for n in (3, 100, 10_000)]
+    del dirty
+    for n in (3, 100, 10_000):
+        body = post(1, Operation(0, "recv", "g", (0, 1), [], [torch.empty(n)], peer=1), 0)
+        read = read_post(bytearray(body[HEADER.size :]), 0, {0: ("g", (0, 1))}, 1 << 20)
+        assert not read.operation.outputs[0].any()
+    with pytest.raises(NotImplementedError, match="has no values"):
+        post(1, Operation(0, "recv", "g", (0, 1), [], [torch.empty(3, device="meta")], peer=1), 0)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from course_lib.ranks.simulated import socket_frames as frames
 from course_lib.ranks.simulated.operation import Operation
 from course_lib.ranks.simulated.socket_frames import Bounds, FrameError, Type, post, read_post
 from course_lib.ranks.simulated.socket_server import FabricServer
+from tests.helpers.socket_ranks import Serving
 
 NETWORK = Network(1.3e-3, 7e6)
 
@@ -30,40 +28,26 @@ class Served:
     """A server of three ranks, in a thread, and connections to it."""
 
     def __init__(self, timeout: float = 20.0, **limits: Any) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self.path = str(Path(self._folder.name) / "fabric")
-        self.server = FabricServer(self.path, 3, NETWORK, **limits)
-        self.error: BaseException | None = None
-        self._channels: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
-        self._thread.start()
+        pairs = [socket.socketpair() for _ in range(3)]
+        self._channels = [theirs for _, theirs in pairs]
+        server = FabricServer([ours for ours, _ in pairs], NETWORK, **limits)
+        self._serving = Serving(server, timeout)
 
-    def _serve(self, timeout: float) -> None:
-        try:
-            self.server.serve(timeout)
-        except BaseException as error:
-            self.error = error
-
-    def connect(self) -> socket.socket:
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        channel.settimeout(20)
-        channel.connect(self.path)
-        self._channels.append(channel)
-        return channel
+    @property
+    def error(self) -> BaseException | None:
+        return self._serving.error
 
     def rank(self, rank: int) -> socket.socket:
-        channel = self.connect()
-        channel.sendall(frames.hello(rank, self.server.secrets[rank]))
+        channel = self._channels[rank]
+        channel.settimeout(20)
         channel.sendall(frames.group(0, "0", (0, 1, 2)))
         return channel
 
     def join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        self._serving.join(30)
+        assert not self._serving.is_alive()
         for channel in self._channels:
             channel.close()
-        assert not os.path.exists(self.path)
-        self._folder.cleanup()
 
 
 def hung_up(channel: socket.socket) -> bool:
@@ -127,7 +111,6 @@ BAD_FRAMES = {
     ),
     "wait for nothing": frames.wait(Type.WAIT, 5),
     "twice the same number": good() + good(),
-    "second hello": frames.hello(2, b"0" * 16),
     "group of nobody": frames.group(1, "x", (0, 9)),
     "group of others": frames.group(1, "x", (0, 1)),
 }
@@ -174,27 +157,6 @@ def test_those_who_wait_for_a_broken_rank_are_told() -> None:
     assert isinstance(served.error, RankError) and served.error.rank == 2
 
 
-def test_strangers_are_turned_away() -> None:
-    served = Served()
-    for data in (
-        frames.hello(2, b"guess" + bytes(11)),
-        frames.hello(9, served.server.secrets[2]),
-        good(),
-        b"GET / HTTP/1.1\r\n\r\n",
-    ):
-        with served.connect() as stranger:
-            stranger.sendall(data)
-            assert hung_up(stranger)
-    second = served.rank(2)
-    with served.connect() as impostor:
-        impostor.sendall(frames.hello(2, served.server.secrets[2]))
-        assert hung_up(impostor)
-    second.sendall(frames.finish(False))
-    talk(served)
-    served.join()
-    assert served.error is None
-
-
 def test_half_a_frame_and_nothing_meet_the_time_limit_of_their_own_run() -> None:
     for data in (b"", good()[:9], good()[:50]):
         served = Served(timeout=1.0)
@@ -209,15 +171,7 @@ def test_half_a_frame_and_nothing_meet_the_time_limit_of_their_own_run() -> None
         served.join()
         assert isinstance(served.error, RankTimeout)
         doing = [state.doing for state in served.error.states]
-        assert doing == ["finished", "never connected", "running"]
-
-
-def test_a_rank_that_never_comes() -> None:
-    served = Served(timeout=0.5)
-    served.rank(0)
-    served.join()
-    assert isinstance(served.error, RankTimeout)
-    assert served.error.states[2].doing == "never connected"
+        assert doing == ["finished", "running", "running"]
 
 
 FLOODS = {
@@ -272,7 +226,6 @@ def test_no_bytes_make_the_reader_fail_otherwise(data: st.DataObject) -> None:
         for read in (
             lambda b: read_post(b, 2, {0: ("0", (0, 1, 2))}, 1 << 20),
             lambda b: frames.read_group(b, 3),
-            frames.read_hello,
             frames.read_wait,
             frames.read_compute,
             frames.read_finish,
