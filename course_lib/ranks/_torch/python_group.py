@@ -278,17 +278,6 @@ def _monitored_barrier(before: Any) -> Any:
     return monitored_barrier
 
 
-def _attach_flight_recorder(before: Any) -> Any:
-    """Wrap what attaches PyTorch's recorder to a new group, after 2.14: it needs a C++ backend."""
-
-    @functools.wraps(before)
-    def attach(group: Any, *rest: Any) -> None:
-        if not isinstance(group, PythonGroup):
-            before(group, *rest)
-
-    return attach
-
-
 def _ours(group: Any) -> PythonGroup | None:
     """Return the group, or the default group for ``None``, if it is a `PythonGroup`."""
     meant = dist.group.WORLD if group is None else group
@@ -306,8 +295,6 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
     "monitored_barrier": _monitored_barrier,
 }
 """Name of a function of ``torch.distributed`` → a wrapper that makes it work with `PythonGroup`."""
-if hasattr(distributed_c10d, "_maybe_attach_flight_recorder"):
-    STAND_INS["_maybe_attach_flight_recorder"] = _attach_flight_recorder
 
 
 for _each in COLLECTIVES:

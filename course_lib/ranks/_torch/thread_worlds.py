@@ -99,8 +99,7 @@ def thread_worlds() -> Iterator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(_replaced(module, "init_process_group", _init_process_group))
             for name, stand_in in STAND_INS.items():
-                if hasattr(module, name):
-                    stack.enter_context(_replaced(module, name, stand_in))
+                stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
