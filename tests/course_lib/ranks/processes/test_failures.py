@@ -1,4 +1,4 @@
-"""Every way a call can fail: it is found, explained, and the next call works."""
+"""Ways in which a call can fail, beside those of `student_bugs`: found, explained, and survived."""
 
 import ctypes
 import os
@@ -76,14 +76,6 @@ def test_one_rank_skips_a_collective(ranks: Ranks) -> None:
     assert error.states[1].doing == "finished"
 
 
-def test_uneven_loop_counts(ranks: Ranks) -> None:
-    def program() -> None:
-        for _ in range(3 + dist.get_rank()):
-            dist.all_reduce(torch.ones(3))
-
-    assert "which rank 0 never called" in str(fails(ranks, DeadlockError, program))
-
-
 def test_one_rank_of_a_ddp_step_skips_it(ranks: Ranks) -> None:
     def program() -> None:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
@@ -110,53 +102,6 @@ def test_a_ddp_step_against_a_receive(ranks: Ranks) -> None:
     assert "waits in compiled code for all_reduce" in error.states[1].doing
 
 
-def test_all_reduce_against_broadcast(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.broadcast(torch.ones(3), src=0)
-        else:
-            dist.all_reduce(torch.ones(3))
-
-    error = fails(ranks, MismatchError, program)
-    assert "broadcast root=0 float32 3 elements" in str(error)
-    assert "all_reduce sum float32 3 elements" in str(error)
-
-
-def test_different_shapes(ranks: Ranks) -> None:
-    error = fails(
-        ranks, MismatchError, lambda: dist.all_reduce(torch.ones(3 + (dist.get_rank() == 2)))
-    )
-    assert "3 elements" in str(error)
-    assert "4 elements" in str(error)
-
-
-def test_different_dtypes(ranks: Ranks) -> None:
-    def program() -> None:
-        dtype = torch.int32 if dist.get_rank() == 1 else torch.float32
-        dist.all_reduce(torch.ones(4, dtype=dtype))
-
-    error = fails(ranks, MismatchError, program)
-    assert "int32" in str(error)
-    assert "float32" in str(error)
-
-
-def test_the_same_shapes_in_another_order(ranks: Ranks) -> None:
-    def program() -> None:
-        calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
-        for call in calls if dist.get_rank() else calls[::-1]:
-            call()
-
-    fails(ranks, MismatchError, program)
-
-
-def test_different_sources(ranks: Ranks) -> None:
-    error = fails(
-        ranks, MismatchError, lambda: dist.broadcast(torch.ones(4), src=int(dist.get_rank() == 2))
-    )
-    assert "root=0" in str(error)
-    assert "root=1" in str(error)
-
-
 def test_a_mismatch_that_was_not_waited_for(ranks: Ranks) -> None:
     def program() -> None:
         dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
@@ -164,37 +109,18 @@ def test_a_mismatch_that_was_not_waited_for(ranks: Ranks) -> None:
     fails(ranks, MismatchError, program)
 
 
-def test_a_group_that_not_all_make(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank():
-            dist.new_group([0, 1])
-
-    fails(ranks, DeadlockError, program)
-
-
 # Messages ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("elements", [1, 100_000])
-def test_a_ring_of_blocking_sends(ranks: Ranks, elements: int) -> None:
+def test_a_ring_of_large_blocking_sends(ranks: Ranks) -> None:
     def program() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
-        dist.send(torch.ones(elements), dst=(rank + 1) % size)
-        dist.recv(torch.ones(elements), src=(rank - 1) % size)
+        dist.send(torch.ones(100_000), dst=(rank + 1) % size)
+        dist.recv(torch.ones(100_000), src=(rank - 1) % size)
 
     error = fails(ranks, DeadlockError, program)
     assert "rank 0 → rank 1 → rank 2 → rank 0" in str(error)
     assert "All of them send first" in str(error)
-
-
-def test_a_receive_that_nobody_sends(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 2:
-            dist.recv(torch.ones(1), src=0)
-
-    error = fails(ranks, DeadlockError, program)
-    assert error.states[2].doing == "waits in recv from rank 0 (4 B)"
-    assert "rank 0, which ended without sending" in str(error)
 
 
 def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
@@ -205,27 +131,6 @@ def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
             time.sleep(FOREVER)
 
     assert "rank 0 → rank 1 → rank 0" in str(fails(ranks, DeadlockError, program))
-
-
-def test_tags_are_told_apart(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.send(torch.ones(1), dst=1, tag=7)
-        elif dist.get_rank() == 1:
-            dist.recv(torch.ones(1), src=0, tag=8)
-
-    error = fails(ranks, DeadlockError, program)
-    assert "with tag 7" in str(error)
-    assert "with tag 8" in str(error)
-
-
-def test_messages_that_nobody_received(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.isend(torch.ones(1), dst=1)
-
-    error = fails(ranks, DeadlockError, program)
-    assert "Rank 0 sent 1 message to rank 1, which never received" in str(error)
 
 
 # Exceptions and deaths -----------------------------------------------------------------------
@@ -263,11 +168,6 @@ def test_all_ranks_raise_and_keep_their_processes(ranks: Ranks) -> None:
 
     assert "Ranks 0, 1, 2 raised KeyError" in str(fails(ranks, RankError, program))
     assert ranks.run(os.getpid) == before
-
-
-def test_system_exit(ranks: Ranks) -> None:
-    error = fails(ranks, RankError, lambda: sys.exit(3) if dist.get_rank() == 0 else None)
-    assert "Rank 0 raised SystemExit: 3" in str(error)
 
 
 def test_os_exit(ranks: Ranks) -> None:
@@ -374,8 +274,3 @@ def test_an_argument_that_cannot_be_sent(ranks: Ranks) -> None:
     with pytest.raises(TypeError, match=r"argument 1 \(\w*\) cannot be sent"):
         ranks.run(lambda _: None, sys._getframe())
     assert ranks.run(os.getpid) == before
-
-
-def test_a_result_that_cannot_be_sent(ranks: Ranks) -> None:
-    error = fails(ranks, RankError, lambda: threading.Lock())
-    assert "the result (lock) cannot be sent back" in str(error)
