@@ -137,7 +137,7 @@ class LocalGradient(PartialGradient):
 class GradientElsewhere(PartialGradient):
     """Stands in for the gradient of a parameter whose mean is in `piece.grad`.
 
-    It has the parameter's shape, but the memory of one number.
+    It has the parameter's shape, but no memory of its own.
     """
 
     piece: Tensor
@@ -163,7 +163,10 @@ def partial_gradient(kind: type[PartialGradient], gradient: Tensor, group: Group
 
 def gradient_elsewhere(param: Tensor, piece: Tensor, group: Group) -> Tensor:
     """Return a stand-in for the gradient of `param`, whose mean is in `piece.grad`."""
-    part = param.new_zeros(()).expand(param.shape).as_subclass(GradientElsewhere)
+    # A view that repeats one of the weights: nobody reads it, and nobody can write to it.
+    one = param.detach().as_strided((1,), (1,)) if param.numel() > 1 else param.new_zeros(1)
+    part = one.expand(param.shape) if param.dim() else one.squeeze()
+    part = part.as_subclass(GradientElsewhere)
     part.group, part.piece = group, piece
     return part
 
