@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 
 from traitlets.config import Config
 
+from course_lib.learner.limits import CELL_SECONDS, CELLS_SECONDS
+
 ATTEMPTS = 3
 """Number of attempts to examine a submission if the machine fails."""
 
@@ -14,10 +16,10 @@ ATTEMPTS = 3
 class Settings:
     """The options of `Examine`, which explains them. They are part of every verdict."""
 
-    cell_seconds: float = 30.0
+    cell_seconds: float = CELL_SECONDS
     case_seconds: float = 0.0
     """0 means `course_lib.checking.limits.CASE_SECONDS`. It is not imported: that imports torch."""
-    submission_seconds: float = 60.0
+    submission_seconds: float = CELLS_SECONDS
     memory_gib: float = 3.0
     on: str = ""
 

@@ -201,12 +201,20 @@ def _whose(
     known: ByStudent,
     ours: Mapping[str, str],
 ) -> str:
-    """Return the course's id of the student in a line of a system's file, or an empty string."""
+    """Return the course's id of the student in a line of a system's file, or an empty string.
+
+    Ids may differ in case, if only one student's then fits.
+    """
+    alike: dict[str, list[str]] = {}
+    for student in known:
+        alike.setdefault(student.casefold(), []).append(student)
     for key in keys:
         cell = line[header.index(key)].strip()
         for guess in (cell, cell.partition("@")[0], ours.get(cell.split(" ")[-1], "")):
             if guess in known:
                 return guess
+            if len(found := alike.get(guess.casefold(), [])) == 1:
+                return found[0]
     return ""
 
 

@@ -55,7 +55,10 @@ def _run(shell: Any, step: dict[str, Any], results: IO[str]) -> int:
     error = done.error_before_exec or done.error_in_exec
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if "check" in step:
+    if "check" not in step:
+        results.write(json.dumps({"cell": step["number"], "seconds": _since(start)}) + "\n")
+        results.flush()
+    else:
         told = _told(getattr(error, "report", done.result), error)
         results.write(json.dumps({**told, "check": step["check"], "seconds": _since(start)}) + "\n")
         results.flush()

@@ -22,8 +22,9 @@ from nbformat import NotebookNode
 from course_lib.learner import _course
 from course_lib.learner._course import Task
 from course_lib.learner.installed import find_course
+from course_lib.learner.limits import CELL_SECONDS, CELLS_SECONDS
 from course_lib.learner.start import add_desk, desk_of
-from course_lib.learner.what_counts import is_check, is_run, names_defined, rebuild
+from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild
 
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
@@ -87,11 +88,12 @@ def check_notebook(
     outcomes = {
         step["check"]: NOT_WRITTEN for step in steps if not step["source"] and "check" in step
     }
-    status = 0
+    status, notes = 0, list(rebuilt.metadata.get("rebuild", ()))
     if any("check" in step for step in written):
-        status, found = run_steps(written, notebook.resolve().parent)
+        status, found, slow = run_steps(written, notebook.resolve().parent)
         outcomes |= found
-    return status, outcomes, list(rebuilt.metadata.get("rebuild", ()))
+        notes += slow
+    return status, outcomes, notes
 
 
 def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
@@ -112,6 +114,7 @@ def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> l
     """
     chosen_names = {task.name for task in chosen}
     given = {cell.source.strip() for cell in released.cells}
+    stubs = {grade_id(cell): names_defined(cell.source) for cell in released.cells if is_run(cell)}
     wanted = _functions_of_tasks(released)
     written: set[str] = set()
     steps: list[Step] = []
@@ -121,7 +124,7 @@ def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> l
             steps.append({"check": name, "source": source, "number": number})
         elif is_run(cell):
             if cell.source.strip() not in given:
-                written |= names_defined(cell.source)
+                written |= names_defined(cell.source) | stubs.get(grade_id(cell), set())
             steps.append({"source": cell.source, "number": number})
     return steps
 
@@ -137,8 +140,8 @@ def _functions_of_tasks(released: NotebookNode) -> dict[str, set[str]]:
     return found
 
 
-def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
-    """Run the steps in a new process; return its exit status, and the outcome of each check.
+def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], list[str]]:
+    """Run the steps in a new process; return its exit status, each check's outcome, and warnings.
 
     The process has its own session, so that this process decides how an interrupt at the terminal
     reaches it. It ends when this process ends, for any reason.
@@ -156,14 +159,18 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
     os.close(write)
     assert process.stdin is not None
     line = json.dumps({"steps": steps, "folder": str(folder), "results": write})
-    outcomes = {}
+    outcomes: dict[str, Any] = {}
+    cells: dict[int, float] = {}
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
         with open(read) as results:
             for result in map(json.loads, results):
-                outcomes[result["check"]] = result
+                if "check" in result:
+                    outcomes[result["check"]] = result
+                else:
+                    cells[result["cell"]] = result["seconds"]
         status = process.wait()
     except BaseException:
         process.send_signal(signal.SIGINT)
@@ -184,7 +191,22 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any]]:
             file=sys.stderr,
         )
         status = 2
-    return status, outcomes
+    return status, outcomes, _slow(cells)
+
+
+def _slow(cells: dict[int, float]) -> list[str]:
+    """Return warnings of cells that would reach the grader's limits."""
+    told = [
+        f"cell {number} took {seconds:.0f} s; the grader stops a cell after {CELL_SECONDS:g} s"
+        for number, seconds in cells.items()
+        if seconds > CELL_SECONDS
+    ]
+    if (total := sum(cells.values())) > CELLS_SECONDS:
+        told.append(
+            f"your cells took {total:.0f} s; the grader gives {CELLS_SECONDS:g} s to cells that "
+            "are no solutions. Give slow ones the tag explore, and it leaves them out"
+        )
+    return told
 
 
 def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:

@@ -105,14 +105,14 @@ def is_run(cell: NotebookNode) -> bool:
 def graded_cells(notebook: NotebookNode) -> set[str]:
     """Return the names of the cells of any notebook that are answers or give points."""
     cells = [cell for cell in notebook.cells if isinstance(cell, dict)]
-    marks = [(_nbgrader(cell), _grade_id(cell)) for cell in cells]
+    marks = [(_nbgrader(cell), grade_id(cell)) for cell in cells]
     return {name for mark, name in marks if name and (mark.get("grade") or mark.get("solution"))}
 
 
 def tasks_in(released: NotebookNode, submitted: NotebookNode) -> set[str]:
     """Return the names of the released answers and checks that are in a student's notebook."""
     found = {index for index in _origins(released.cells, submitted.cells) if index is not None}
-    return {_grade_id(released.cells[index]) for index in found} & graded_cells(released)
+    return {grade_id(released.cells[index]) for index in found} & graded_cells(released)
 
 
 def is_untouched(released: NotebookNode, submitted: NotebookNode) -> bool:
@@ -125,7 +125,7 @@ def is_untouched(released: NotebookNode, submitted: NotebookNode) -> bool:
 
 
 def _is_students(cell: NotebookNode) -> bool:
-    return is_run(cell) or is_answer(cell) or not (_grade_id(cell) or _tags(cell))
+    return is_run(cell) or is_answer(cell) or not (grade_id(cell) or _tags(cell))
 
 
 def pictures_in(folder: Path) -> dict[str, bytes]:
@@ -178,7 +178,7 @@ class _Walk:
             self.placed.append(_Placed(copy.deepcopy(released), index))
         if not _same(_content(cell)[1], released.source):
             self.notes.append(
-                f"cell {number} is a changed copy of the check {_grade_id(released)}: the released "
+                f"cell {number} is a changed copy of the check {grade_id(released)}: the released "
                 "check counts"
             )
 
@@ -199,11 +199,11 @@ class _Walk:
             return
         if is_answer(released):
             self._join(number, cell, index)
-        elif self._add(number, cell, explore=EXPLORE in _tags(released)) and _grade_id(released):
+        elif self._add(number, cell, explore=EXPLORE in _tags(released)) and grade_id(released):
             how = "copy" if _may_edit(released) else "version"
             self.notes.append(
-                f"cell {number} is another {how} of {_grade_id(released)}, so it counts as a cell "
-                "of your own"
+                f"cell {number} is another {how} of {grade_id(released)}, so it counts as an "
+                "added cell"
             )
 
     def _join(self, number: int, cell: Any, index: int) -> None:
@@ -215,7 +215,7 @@ class _Walk:
         answer.source = f"{begun}\n\n{source}" if begun else source
         self._show_pictures(number, cell, answer)
         self.notes.append(
-            f"cell {number} is another part of {_grade_id(released)}, so both were joined"
+            f"cell {number} is another part of {grade_id(released)}, so both were joined"
         )
 
     def _add(self, number: int, cell: Any, *, explore: bool) -> bool:
@@ -278,12 +278,12 @@ def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iter
     tracked: dict[str, int] = {}
     ids: dict[str, int] = {}
     texts: dict[tuple[str, str], list[int]] = {}
-    names = {_grade_id(cell) for cell in submitted} - {""}
+    names = {grade_id(cell) for cell in submitted} - {""}
     their_ids = {_id(cell) for cell in submitted} - {""}
     for index, cell in enumerate(released):
-        if grade_id := _grade_id(cell):
-            tracked[grade_id] = index
-        if grade_id in names:
+        if name := grade_id(cell):
+            tracked[name] = index
+        if name in names:
             continue
         if _id(cell) in their_ids:
             ids[_id(cell)] = index
@@ -291,7 +291,7 @@ def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iter
             texts.setdefault((cell.cell_type, cell.source), []).append(index)
     found: set[int] = set()
     for cell in submitted:
-        origin = tracked.get(_grade_id(cell))
+        origin = tracked.get(grade_id(cell))
         if origin is None:
             origin = ids.get(_id(cell))
             if origin is None or origin in found or not _fits(released[origin], cell):
@@ -304,7 +304,7 @@ def _origins(released: Sequence[NotebookNode], submitted: Sequence[Any]) -> Iter
 
 def _fits(released: NotebookNode, cell: Any) -> bool:
     """If a text of ours has become code, it counts as a new cell, not as an edit of ours."""
-    return bool(_grade_id(released)) or released.cell_type == _content(cell)[0]
+    return bool(grade_id(released)) or released.cell_type == _content(cell)[0]
 
 
 class _Room:
@@ -359,7 +359,7 @@ def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[s
         before = next((i for i in range(index - 1, -1, -1) if i in places), None)
         placed.insert(0 if before is None else places[before] + 1, back)
         if _nbgrader(cell).get("solution"):
-            notes.append(f"the cell {_grade_id(cell)} is missing, so the released cell is back")
+            notes.append(f"the cell {grade_id(cell)} is missing, so the released cell is back")
     placed += at_end
     return notes
 
@@ -414,7 +414,7 @@ def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
         told = ", ".join(name[:40] for name in names[:3])
         return [
             f"a cell to explore is not run, but other cells use what only it defines: {told}. Move "
-            "this into a cell of your own"
+            "this into another cell"
         ]
     return []
 
@@ -451,10 +451,10 @@ def _nbgrader(cell: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _grade_id(cell: Any) -> str:
+def grade_id(cell: Any) -> str:
     """Return the name by which nbgrader tracks a cell, or "" if it does not."""
-    grade_id = _nbgrader(cell).get("grade_id")
-    return grade_id if isinstance(grade_id, str) else ""
+    name = _nbgrader(cell).get("grade_id")
+    return name if isinstance(name, str) else ""
 
 
 def _id(cell: Any) -> str:
@@ -471,7 +471,7 @@ def _tags(cell: Any) -> list[Any]:
 
 def _may_edit(released: NotebookNode) -> bool:
     """Tell whether a student may edit a cell: it is a solution, or nbgrader does not track it."""
-    return bool(_nbgrader(released).get("solution")) or not _grade_id(released)
+    return bool(_nbgrader(released).get("solution")) or not grade_id(released)
 
 
 def _same(source: str, other: str) -> bool:

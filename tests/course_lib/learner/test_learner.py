@@ -343,3 +343,14 @@ def test_a_full_disk_is_told_with_what_to_do(
     assert main(["start", NAME]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "No space left" in line and "free some space" in line and "--desk" in line
+
+
+def test_slow_cells_are_warned_of(mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.learner.check.CELL_SECONDS", 0.5)
+    monkeypatch.setattr("course_lib.learner.check.CELLS_SECONDS", 0.8)
+    main(["start", NAME])
+    write(mine, assignment(RIGHT, "import time; time.sleep(0.6)", "time.sleep(0.3)"))
+    assert main(["check", NAME]) == 0
+    said = capfd.readouterr().out
+    assert "the grader stops a cell after 0.5 s" in said
+    assert "the grader gives 0.8 s to cells that are no solutions" in said

@@ -1,0 +1,50 @@
+"""Penalties count the calendar's days in the course's zone, also where the clocks change."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from nbgrader.api import Gradebook
+
+from autograder.collection.times import keep_zone
+from autograder.course import load_config
+from autograder.pool.penalties import renew_penalties
+from tests.helpers.course_folders import ROOT
+
+NAME = "02_data_parallel_sgd"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_day_of_25_hours_is_one_day(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    config = load_config(tmp_path)
+    config.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"
+    data = tmp_path / "grading"
+    keep_zone(data, "America/New_York")
+    extensions = f"assignment,student_id,until\n{NAME},extended,2026-10-31 21:00\n"
+    (data / "extensions.csv").write_text(extensions)
+    with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
+        book.add_assignment(NAME, duedate="2026-11-01 00:00:00")  # Saturday, 20:00 in New York
+        book.add_notebook(NAME, NAME)
+        book.add_grade_cell("task", NAME, NAME, cell_type="code", max_score=10.0)
+        for student, when in {
+            "in time": datetime(2026, 10, 31, 23, 59),
+            "one day": datetime(2026, 11, 2, 0, 30),  # Sunday, 19:30, after 24.5 hours
+            "two days": datetime(2026, 11, 2, 1, 30),
+            "extended": datetime(2026, 11, 2, 1, 30),
+        }.items():
+            book.add_student(student)
+            book.add_submission(NAME, student, timestamp=when)
+            book.find_grade("task", NAME, NAME, student).auto_score = 10.0
+        book.db.commit()
+    for _ in range(2):  # the second time changes nothing
+        renew_penalties(config, data, NAME)
+        with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
+            lost = {
+                s.student.id: float(s.late_submission_penalty)
+                for s in book.assignment_submissions(NAME)
+            }
+        assert lost == {"in time": 0, "one day": 1, "two days": 2, "extended": 1}
