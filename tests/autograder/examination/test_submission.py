@@ -258,3 +258,15 @@ def test_a_cell_that_cannot_start_is_not_a_zero_either(monkeypatch: Any) -> None
         pytest.raises(MachineFailure, match="a cell did not start"),
     ):
         examination.run_cell("x = 1")
+
+
+def test_exploration_has_a_time_of_its_own_and_is_interrupted(place: SandboxedPlace) -> None:
+    slow = "import time\nseen = [*globals().get('seen', []), 1]\ntime.sleep(60)"
+    with Submission(place, Limits(cell=1, submission=3)) as submission:
+        assert submission.run_cell("x = 20").error == ""
+        told = [submission.run_cell(slow, exploring=True) for _ in range(4)]
+        assert [each.limit for each in told] == ["time"] * 4
+        assert all("was interrupted" in each.error for each in told)
+        assert submission.exploration.left == 0
+        assert submission.run_cell("print(x, len(seen))", exploring=True).stdout == "20 4\n"
+        assert report(submission, RIGHT, 2).passed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.sandbox.memory import MemoryGroup, descendants, held_memory
+from autograder.sandbox.memory import MemoryGroup, descendants, exact_memory, held_memory
 
 
 @pytest.fixture
@@ -111,3 +111,19 @@ def test_both_ways_of_finding_descendants_agree(monkeypatch: pytest.MonkeyPatch)
         assert sorted(descendants(tree.pid)) == listed
         assert len(listed) == 4
         tree.stdin.close()
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    code = (
+        "import mmap, os\nshared = mmap.mmap(-1, 80 << 20)\nshared.write(bytes(80 << 20))\n"
+        "os.fork()\nlen(shared[:])\nprint('ready', flush=True)\ninput()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+        both = [process.pid, *descendants(process.pid)]
+        held, exact = sum(map(held_memory, both)), sum(map(exact_memory, both))
+        process.communicate(b"\n\n")
+    assert held > 160 << 20
+    assert 80 << 20 < exact < 140 << 20
