@@ -214,8 +214,8 @@ def _view(rank: int, dump: Mapping[str, Any], dumps: Mapping[int, Mapping[str, A
 def _keys(dumps: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
     """Return a number for every group, as the dumps name groups by text."""
     entries = [entry for dump in dumps.values() for entry in dump.get("entries", ())]
-    found = sorted({str(entry["process_group"][0]) for entry in entries})
-    return {name: number for number, name in enumerate(found, 1)}
+    group_names = sorted({str(entry["process_group"][0]) for entry in entries})
+    return {name: number for number, name in enumerate(group_names, 1)}
 
 
 def _where(frames: Any) -> str:

@@ -498,26 +498,26 @@ def _as_json(view: RankView) -> dict[str, Any]:
     }
 
 
-def _from_json(told: dict[str, Any]) -> RankView:
-    """Return the part of a board from which `_as_json` made `told`."""
-    channel = told["channel"]
+def _from_json(published: dict[str, Any]) -> RankView:
+    """Return the part of a board from which `_as_json` made `published`."""
+    channel = published["channel"]
     messages = {
         MessageChannel.of(word): {int(n): Message.of(what) for n, what in shown.items()}
-        for word, _, shown in told["channels"]
+        for word, _, shown in published["channels"]
     }
     groups = {}
-    for key, members, entered, latest in told["groups"]:
+    for key, members, entered, latest in published["groups"]:
         shown = {int(n): (what, where) for n, (what, where) in latest.items()}
         groups[key] = GroupView(tuple(members), entered, partial(dict, shown))
     return RankView(
         **{
-            **{name: told[name] for name in _PLAIN},
-            "state": RankPhase(told["state"]),
-            "wait": Wait(told["wait"]),
+            **{name: published[name] for name in _PLAIN},
+            "state": RankPhase(published["state"]),
+            "wait": Wait(published["wait"]),
         },
-        since=time.monotonic() - told["age"],
+        since=time.monotonic() - published["age"],
         channel=None if channel is None else MessageChannel.of(channel),
-        channels={MessageChannel.of(word): count for word, count, _ in told["channels"]},
+        channels={MessageChannel.of(word): count for word, count, _ in published["channels"]},
         groups=groups,
         read_messages=messages.__getitem__,
     )

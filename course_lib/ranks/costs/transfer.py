@@ -132,8 +132,8 @@ class RoundsTransfer(Transfer):
 
     def _go_on(self, member: int, at: int) -> None:
         """Let a member enter its next round that has messages for it; the search starts at `at`."""
-        while (mine := self._round(at)) is not None:
-            if numbers := mine.get(member):
+        while (messages_now := self._round(at)) is not None:
+            if numbers := messages_now.get(member):
                 for number in numbers:
                     self._come(number, self.times[member])
                 return

@@ -174,10 +174,10 @@ def rank_error(
 def _alike(one: Failure, other: Failure) -> bool:
     """Return whether two ranks failed in the same way, except for numbers such as the rank."""
 
-    def told(failure: Failure) -> tuple[str, str, str]:
+    def without_numbers(failure: Failure) -> tuple[str, str, str]:
         return failure.kind, failure.where, re.sub(r"\d+", "#", failure.message)
 
-    return told(one) == told(other)
+    return without_numbers(one) == without_numbers(other)
 
 
 def _first_line(message: str) -> str:
@@ -208,8 +208,8 @@ def closed_meanwhile(states: Sequence[RankState]) -> RanksError:
 def interrupted(states: Sequence[RankState], *, kept: bool = False) -> str:
     """Return the text to print when a person stops a call. `kept`: whether the ranks stay alive."""
     now = "keep their variables" if kept else "were ended"
-    told = f"Interrupted. The ranks {now}. When you interrupted, they did this:"
-    return f"{told}\n\n{format_states(states)}\n"
+    heading = f"Interrupted. The ranks {now}. When you interrupted, they did this:"
+    return f"{heading}\n\n{format_states(states)}\n"
 
 
 def exit_reason(status: int | None) -> str:

@@ -80,12 +80,12 @@ def _locals(frame: FrameType) -> dict[str, str]:
     hidden: tuple[type, ...] = (ModuleType,)
     if frame.f_code.co_name == "<module>":  # a cell: also hide the functions and classes it defines
         hidden = (ModuleType, FunctionType, type)
-    told = [
+    shown_variables = [
         (name, value)
         for name, value in frame.f_locals.items()
         if not name.startswith("_") and not isinstance(value, hidden)
     ]
-    return {name: shortened(value) for name, value in told[-_LOCALS:]}
+    return {name: shortened(value) for name, value in shown_variables[-_LOCALS:]}
 
 
 def shortened(value: Any) -> str:
@@ -113,11 +113,11 @@ class _Short(reprlib.Repr):
 
 def _tensor(value: torch.Tensor) -> str:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-    told = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    description = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if plain and value.numel() <= _ELEMENTS and value.device.type == "cpu" and not value.is_sparse:
-        return f"{value.detach()}, {told}"
+        return f"{value.detach()}, {description}"
     on = "" if value.device.type == "cpu" else f" on {value.device}"
-    return f"{'tensor' if plain else type(value).__name__} of {told}{on}"
+    return f"{'tensor' if plain else type(value).__name__} of {description}{on}"
 
 
 _SHORT = _Short()

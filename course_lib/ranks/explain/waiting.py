@@ -216,12 +216,12 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
     if len(groups) < 2:
         return ""
     places = ["one group", *["another"] * (len(groups) - 1)]
-    told = ", ".join(
+    clauses = ", ".join(
         f"{names_inside(ranks)} {one_or_many(ranks, 'waits', 'wait')} in a collective of {place}"
         for ranks, place in zip(groups.values(), places, strict=True)
     )
     return (
-        f"{told[0].upper()}{told[1:]}. Ranks that are in several groups must all call the "
+        f"{clauses[0].upper()}{clauses[1:]}. Ranks that are in several groups must all call the "
         "collectives of these groups in the same order."
     )
 
@@ -257,20 +257,20 @@ def _explain_ended(waiting: Mapping[int, Waiting], absence: Absence) -> str:
 def _went_elsewhere(waiting: Iterable[Waiting], unmatched: Sequence[Unmatched]) -> list[str]:
     """Return a line for each awaited message that was started for another rank, tag or group."""
     lines = []
-    for mine in waiting:
-        if mine.kind not in ("send", "recv") or len(mine.awaited) != 1:
+    for waiter in waiting:
+        if waiter.kind not in ("send", "recv") or len(waiter.awaited) != 1:
             continue
         for other in unmatched:
-            if other.rank != mine.awaited[0] or other.sends == (mine.kind == "send"):
+            if other.rank != waiter.awaited[0] or other.sends == (waiter.kind == "send"):
                 continue
             did = "send" if other.sends else "receive"
             at = f" ({other.where})" if other.where else ""
-            if other.peer not in (mine.rank, None):
+            if other.peer not in (waiter.rank, None):
                 to = f"{'to' if other.sends else 'from'} rank {other.peer}"
-                lines.append(f"Rank {other.rank} did {did}, but {to}, not rank {mine.rank}{at}.")
-            elif other.tag != mine.tag:
-                what = f"with tag {other.tag}, not {mine.tag}"
+                lines.append(f"Rank {other.rank} did {did}, but {to}, not rank {waiter.rank}{at}.")
+            elif other.tag != waiter.tag:
+                what = f"with tag {other.tag}, not {waiter.tag}"
                 lines.append(f"Rank {other.rank} did {did}, but {what}{at}.")
-            elif other.group != mine.group:
+            elif other.group != waiter.group:
                 lines.append(f"Rank {other.rank} did {did}, but in a different group{at}.")
     return list(dict.fromkeys(lines))

@@ -78,17 +78,17 @@ def _missing(rank: RankView, channel: MessageChannel, count: int, ranks: Sequenc
 def _waiting(ranks: Sequence[RankView]) -> dict[int, Waiting]:
     """Return, for every blocked rank, the operation that it waits in."""
     kinds = {Wait.SEND: "send", Wait.RECV: "recv"}
-    found = {}
+    all_waiting = {}
     for rank in ranks:
         if rank.state is RankPhase.BLOCKED:
             kind = kinds.get(rank.wait, "collective" if rank.seq else "new_group")
             tag = 0 if rank.channel is None else rank.channel.tag
             group = rank.group if rank.channel is None else rank.channel.group
             awaited = waits_for(rank, ranks)
-            found[rank.rank] = Waiting(
+            all_waiting[rank.rank] = Waiting(
                 rank.rank, kind, awaited, rank.seq, tag, group, one_is_enough=rank.from_anyone
             )
-    return found
+    return all_waiting
 
 
 def stuck_ranks(ranks: Sequence[RankView]) -> dict[int, Waiting]:

@@ -40,31 +40,31 @@ def waits(events: Sequence[Event]) -> dict[int, Wait]:
     An operation waits from its own start until the other rank of a message, the root, or the last
     of all members has also begun it. An operation that ends earlier has not waited.
     """
-    found = {}
+    all_waits = {}
     for send, receive in messages(events).items():
-        for mine, other in ((send, receive), (receive, send)):
-            found.update(_wait(events, mine, [other]))
+        for one, other in ((send, receive), (receive, send)):
+            all_waits.update(_wait(events, one, [other]))
     together: dict[tuple[object, ...], list[int]] = {}
     for i, event in enumerate(events):
         if event.kind not in ("compute", "send", "recv"):
             key = (event.kind, event.group, event.group_name, event.seq)
             together.setdefault(key, []).append(i)
     for members in together.values():
-        for mine in members:
-            event, others = events[mine], members
+        for one in members:
+            event, others = events[one], members
             at_root = event.rank == event.peer
             if event.kind in _FROM_ROOT:
                 others = [i for i in members if events[i].rank == event.peer]
             elif event.kind in _TO_ROOT and not at_root:
                 others = []
-            found.update(_wait(events, mine, others))
-    return found
+            all_waits.update(_wait(events, one, others))
+    return all_waits
 
 
-def _wait(events: Sequence[Event], mine: int, others: Iterable[int]) -> dict[int, Wait]:
-    start, end = events[mine].start, events[mine].end
-    last = max(others, key=lambda i: events[i].start, default=mine)
+def _wait(events: Sequence[Event], one: int, others: Iterable[int]) -> dict[int, Wait]:
+    start, end = events[one].start, events[one].end
+    last = max(others, key=lambda i: events[i].start, default=one)
     came = events[last].start
     if not start < came <= end:
         return {}
-    return {mine: Wait(events[last].rank, came)}
+    return {one: Wait(events[last].rank, came)}

@@ -35,5 +35,5 @@ class Table(str):
 
 def _line(tag: str, cells: Sequence[str]) -> str:
     style = "text-align: left; white-space: normal"
-    told = "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell in cells)
-    return f"<tr>{told}</tr>"
+    cells_html = "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell in cells)
+    return f"<tr>{cells_html}</tr>"

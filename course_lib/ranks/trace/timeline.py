@@ -74,8 +74,8 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
         axes.spines[["top", "right"]].set_visible(False)
         if len(timelines) > 1:
             axes.set_title(title, loc="left", fontsize=11)
-    told = "" if all_drawn else " · height of a color: its share of the time there"
-    panels[-1].set_xlabel(f"time ({unit}){told}")
+    about_colors = "" if all_drawn else " · height of a color: its share of the time there"
+    panels[-1].set_xlabel(f"time ({unit}){about_colors}")
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="black", hatch=hatch, label=kind)
@@ -103,8 +103,8 @@ def _bars(
         begin = event.start
         if i in waiting and waiting[i].until - begin > short:
             begin = waiting[i].until
-            told = f"waits for {waiting[i].rank}"
-            bars.append(Bar(event.rank, lane, WAITS, event.start, begin, told))
+            label = f"waits for {waiting[i].rank}"
+            bars.append(Bar(event.rank, lane, WAITS, event.start, begin, label))
         name = _name(event, world_size)
         bars.append(Bar(event.rank, lane, look(event), begin, event.end, name))
     return bars
@@ -146,12 +146,12 @@ def in_words(timeline: Timeline) -> str:
     makespan = max(event.end for event in events)
     unit, scale = unit_of(makespan)
     calls = Counter(event.kind for event in events if event.kind != "compute")
-    told = ", ".join(f"{n} {kind}" for kind, n in calls.most_common(4))
-    told = told or "no communication"
+    called = ", ".join(f"{n} {kind}" for kind, n in calls.most_common(4))
+    called = called or "no communication"
     groups = dict.fromkeys(filter(None, (group_label(event, k) for event in events)))
     if groups:
-        told += f", in the groups {'; '.join(list(groups)[:_GROUPS_TOLD])}"
-        told += " and others" if len(groups) > _GROUPS_TOLD else ""
+        called += f", in the groups {'; '.join(list(groups)[:_GROUPS_TOLD])}"
+        called += " and others" if len(groups) > _GROUPS_TOLD else ""
     busy = [
         sum(e.end - e.start for e in events if e.rank == rank and e.kind == "compute") / makespan
         for rank in range(k)
@@ -170,7 +170,7 @@ def in_words(timeline: Timeline) -> str:
         waited += f"{wait.rank}, {seconds * scale:.3g} {unit}."
     return (
         f"Timeline of {counted(k, 'rank')} over {makespan * scale:.3g} {unit}: on all ranks "
-        f"together {told}; a rank computes for {share} of the time.{waited}"
+        f"together {called}; a rank computes for {share} of the time.{waited}"
     )
 
 

@@ -21,10 +21,7 @@ from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
 NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
 ALWAYS = {
     "all send to the right before anyone receives",
-    "the tags of send and receive differ",
-    "one rank skips an all_reduce",
     "all_reduce of another shape",
-    "two groups used in another order",
     "one rank has a batch less, under DDP",
     "an exception on one rank",
 }
@@ -83,7 +80,7 @@ os.write(1, told.encode())
 """
 
 
-@pytest.mark.parametrize("way", ["by -m", "imported"])
+@pytest.mark.parametrize("way", ["by -m", pytest.param("imported", marks=pytest.mark.large)])
 def test_a_right_script_is_left_alone(way: str, tmp_path: Path) -> None:
     words = ["-m", "course_lib.ranks.watch"] if way == "by -m" else []
     first = "import course_lib.ranks.watch\n" if way == "imported" else ""
@@ -103,6 +100,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.large
 def test_the_watch_ends_before_python_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HURRIED)
     job = torchrun(tmp_path, "train.py", ranks=4)
@@ -151,6 +149,7 @@ if rank == 1:
 """
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("what", ["collective", "message"])
 def test_after_the_groups_limit_pytorch_ends_the_job(what: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIMITED)
@@ -183,9 +182,24 @@ KILLED_FAR = KILLED.replace("== 1", "== 3")
     ("ranks", "script", "words"),
     [
         (2, SKIPS, ["DeadlockError", "which rank 3 never called", line_of(SKIPS, "ones(5)")]),
-        (2, DIFFERS, ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"]),
-        (2, KILLED_FAR, ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")]),
-        (1, KILLED, ["Rank 1's process ended", line_of(KILLED, "time.sleep")]),
+        pytest.param(
+            2,
+            DIFFERS,
+            ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"],
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            2,
+            KILLED_FAR,
+            ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")],
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            1,
+            KILLED,
+            ["Rank 1's process ended", line_of(KILLED, "time.sleep")],
+            marks=pytest.mark.large,
+        ),
     ],
     ids=["skips", "differs", "killed", "all of a node killed"],
 )
@@ -262,7 +276,11 @@ if dist.get_rank() == 0 or sys.argv[1] == "circle":
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("circle", "It ends at the time limit of the process group (1800 s)."),
+        pytest.param(
+            "circle",
+            "It ends at the time limit of the process group (1800 s).",
+            marks=pytest.mark.large,
+        ),
         ("ended", "(1800 s), or sooner if the backend notices that rank 1 has exited."),
     ],
 )
