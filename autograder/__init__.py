@@ -3,7 +3,8 @@
 A submission's path through ``nbgrader autograde``:
 
 1. `passes.vet` sets aside files that no student needs to submit. `passes.rebuild` makes the
-   released notebook again, with the student's sources and nothing else from the student.
+   notebook that counts: the released one with the student's sources, by the rule that
+   ``course check`` has too (`course_lib.learner.what_counts`).
 2. nbgrader's own sanitizing passes
 3. `passes.examine` runs the cells and each check, and writes points and report into the notebook.
    Before that, `passes.self_test` tests that this machine gives known solutions the right points.

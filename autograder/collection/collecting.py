@@ -185,13 +185,26 @@ def _owned_by_others(inbound: Path) -> dict[str, str]:
     Anybody may write into the exchange, and choose a folder's name.
     """
     ours = {_account(0), _account(os.geteuid())}
+    folders = sorted(inbound.iterdir(), key=lambda each: each.name.split("+")[2:])
+    owners = {folder.name: owner_of(folder) for folder in folders}
+    names: dict[str, set[str]] = {}  # account → the students under whose names it wrote
+    first: dict[str, str] = {}  # student → the account that wrote first under this name
+    for name, owner in owners.items():
+        names.setdefault(owner, set()).add(_student_in(name))
+        first.setdefault(_student_in(name), owner)
     found = {}
-    for folder in inbound.iterdir():
-        owner = owner_of(folder)
-        whose = unicodedata.normalize("NFC", folder.name.partition("+")[0])
-        if owner not in ours and owner.casefold() != whose.casefold():
-            found[folder.name] = owner
+    for name, owner in owners.items():
+        student = _student_in(name)
+        is_theirs = owner.casefold() == student.casefold()
+        if owner.isdigit():  # this machine knows no name of the account
+            is_theirs = owner == first[student] and len(names[owner]) == 1
+        if owner not in ours and not is_theirs:
+            found[name] = owner
     return found
+
+
+def _student_in(folder: str) -> str:
+    return unicodedata.normalize("NFC", folder.partition("+")[0])
 
 
 def owner_of(path: Path) -> str:

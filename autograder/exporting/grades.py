@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,8 +11,9 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 from traitlets.config import Config
 
+from autograder.collection.extensions import read_extensions
 from autograder.collection.roster import Roster, Student
-from autograder.collection.times import DAY
+from autograder.collection.times import course_zone, days_late
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
 LEFT = "not in the class list"
@@ -101,7 +101,11 @@ def _student(each: Any) -> Student:
 def _of_assignment(
     gradebook: Gradebook, data: Path, name: str, students: Sequence[Student]
 ) -> Iterator[Grade]:
-    max_score = float(gradebook.find_assignment(name).max_score)
+    assignment = gradebook.find_assignment(name)
+    max_score = float(assignment.max_score)
+    due = assignment.duedate.replace(tzinfo=UTC) if assignment.duedate else None
+    zone = course_zone(data)
+    due_of = read_extensions(data, name, zone)
     for student in students:
         handed_in = (data / "submitted" / student.student_id / name).is_dir()
         try:
@@ -112,6 +116,7 @@ def _of_assignment(
         if any(map(_left_without_points, found.notebooks)):
             yield Grade(student, name, NOT_GRADED, max_score)
             continue
+        when = found.timestamp.replace(tzinfo=UTC) if found.timestamp else None
         raw, penalty = float(found.score), float(found.late_submission_penalty or 0)
         yield Grade(
             student,
@@ -121,8 +126,8 @@ def _of_assignment(
             raw,
             penalty,
             max(0.0, raw - penalty),
-            found.timestamp.replace(tzinfo=UTC) if found.timestamp else None,
-            math.ceil(found.total_seconds_late / DAY),
+            when,
+            days_late(when, due_of.get(student.student_id, due), zone),
             {g.cell.name: float(g.score) for n in found.notebooks for g in n.grades},
         )
 

@@ -208,9 +208,10 @@ class _Walk:
 
     def _join(self, number: int, cell: Any, index: int) -> None:
         released, source = self._released[index], _content(cell)[1]
-        if not source.strip() or not self._accepts(number, source, None):
-            return
         answer = self._first[index]
+        is_repeated = not source.strip() or _same(source, answer.source)
+        if is_repeated or not self._accepts(number, source, None):
+            return
         begun = "" if _same(answer.source, released.source) else answer.source.rstrip()
         answer.source = f"{begun}\n\n{source}" if begun else source
         self._show_pictures(number, cell, answer)

@@ -9,6 +9,7 @@ import shutil
 import stat
 import time
 import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -666,19 +667,23 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
     assert now() == ("first", 0)
 
 
+@pytest.mark.parametrize("account", [lambda name, number: name, lambda name, number: number])
 def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: Callable[[str, str], str],
+    course: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inbound = tmp_path / "x" / "inbound"
     for when, text in (("2026-11-19", "hers"), ("2026-11-20", "not hers")):
         folder = inbound / f"ada+{ASSIGNMENT}+{when} 10:00:00 UTC+{when}"
         folder.mkdir(parents=True)
         (folder / FILE).write_bytes(notebook(text))
-    owners = {"2026-11-19": "Ada", "2026-11-20": "eve"}
+    owners = {"2026-11-19": account("Ada", "1001"), "2026-11-20": account("eve", "1002")}
     monkeypatch.setattr(collecting, "owner_of", lambda p: owners[p.name.rpartition("+")[2]])
     collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange")
     assert submitted(course) == {"ada": "hers"}
-    assert "belongs to eve, not to this student" in why(collected)
+    assert f"belongs to {owners['2026-11-20']}, not to this student" in why(collected)
 
 
 def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(

@@ -98,6 +98,8 @@ def test_a_split_answer_is_joined() -> None:
     rebuilt = rebuild(notebook(), insert(submitted, 5, half))
     assert rebuilt.cells[4].source == "Because\n\nof this."
     assert len(rebuilt.cells) == 6
+    same = copy.deepcopy(submitted.cells[4])
+    assert rebuild(notebook(), insert(answered(), 5, same)).cells[4].source == "Because"
     submitted.cells[4].source = notebook().cells[4].source  # the copy was written in
     assert rebuild(notebook(), submitted).cells[4].source == "of this."
 
