@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._foreach_utils import _foreach_supported_types
+from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._pytree import tree_iter
 
 from course_lib.bucketing import Bucket
@@ -81,7 +81,7 @@ class Piece(nn.Parameter):
 
 
 # As PyTorch does for DTensor: an optimizer takes all parameters at once only if it knows the type.
-_foreach_supported_types.append(Piece)  # type: ignore[arg-type]
+_foreach_supported_types.append(Piece)
 
 
 class Unit:

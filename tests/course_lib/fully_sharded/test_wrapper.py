@@ -361,3 +361,18 @@ def wrong(what: str) -> None:
 def test_errors_say_what_is_wrong(ranks_of, what, said):
     with pytest.raises(RankError, match=said):
         ranks_of("simulated", 2).run(wrong, what)
+
+
+def test_an_optimizer_takes_all_pieces_at_once_where_it_would_take_all_parameters(ranks_of):
+    from torch.optim.optimizer import _default_to_fused_or_foreach
+
+    def choices() -> tuple[bool, bool]:
+        wrapped = FullyShardedDataParallel(layers())
+        plain = [nn.Parameter(param.detach().clone()) for param in wrapped.parameters()]
+        ours, theirs = (
+            _default_to_fused_or_foreach(list(params), differentiable=False, use_fused=True)
+            for params in (wrapped.parameters(), plain)
+        )
+        return ours == theirs, ours[0]
+
+    assert ranks_of("simulated", 2).run(choices) == [(True, True)] * 2
