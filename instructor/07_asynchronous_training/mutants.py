@@ -433,7 +433,7 @@ backup_server__running_sum_edited = edits_of(
     ),
     Mutant(
         "says_late_but_takes_it",
-        "a step with a late gradient: discard it",
+        "weights of pull",
         """
         if versions[worker] < state["version"]:
             return False

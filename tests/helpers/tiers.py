@@ -3,10 +3,9 @@
 All of them take an hour, in `make test-all`. These rules put the mark ``large`` on the tests that
 `make test` leaves out:
 
-- The assignments of `IN_FULL` are tested in all ways, their wrong solutions in samples.
-- Every other assignment has only its cheap tests: its files keep to the rules, a function that was
-  not written fails every case, its solutions pass on the simulated network, and a sample of its
-  wrong ones is found there.
+- Of each assignment, the solutions pass on the simulated network, and a sample of the wrong ones is
+  found there. Its first task is tested in all other ways.
+- The assignments of `IN_FULL` are also examined in the grader's sandbox.
 
 After a change to an assignment, run all of it: ``make test-all ARGS="-k 05_bucketing"``.
 """
@@ -35,15 +34,6 @@ def in_full(folder: Path) -> bool:
 def assignments_in_tiers(folders: list[Path]) -> list[Any]:
     """Return a parameter for each assignment, in its tier."""
     return [pytest.param(each, id=each.name, marks=tier(in_full(each))) for each in folders]
-
-
-def sampled(folder: Path, number: int, *, one_in: int, of_others: int = 0) -> bool:
-    """Return whether wrong solution `number` of an assignment is one that `make test` tries.
-
-    One in so many is, of the assignments of `IN_FULL` and of the others; 0 is none.
-    """
-    every = one_in if in_full(folder) else of_others
-    return every > 0 and number % every == 0
 
 
 def in_tiers(worlds: list[tuple[str, int]]) -> list[Any]:
