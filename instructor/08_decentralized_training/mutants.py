@@ -560,7 +560,7 @@ choose_graph__all_times_edited = edits_of(
     Mutant("always_one_less", "seconds: expected", "int(weights[j, j] != 0)", "1"),
     Mutant(
         "one_step_less",
-        "the time of one step less: round T up",
+        "seconds: expected",
         "second**steps",
         "second ** (steps + 1)",
     ),
