@@ -18,8 +18,15 @@ from typing import Any, Literal
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import seconds_of
 from course_lib.checking.on_ranks.wire import Plain, decode, encode
-from course_lib.ranks import MisuseWarning, Ranks, RanksError, RankState, Trace, per_rank
-from course_lib.ranks.explain import errors
+from course_lib.ranks import (
+    MisuseWarning,
+    Ranks,
+    RanksError,
+    RankState,
+    RankTimeout,
+    Trace,
+    per_rank,
+)
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.for_graders import end_soon, pack, pack_call, preload
 
@@ -137,7 +144,7 @@ def _told_of_misuse(touched: list[str]) -> Iterator[None]:
 
 def _of_a_case(error: RanksError, check: Check) -> RanksError:
     """Return the error as the report of a case shows it: a timeout has the check's time limit."""
-    if isinstance(error, errors.RankTimeout):
+    if isinstance(error, RankTimeout):
         return _timed_out(check, error.states)
     return error
 

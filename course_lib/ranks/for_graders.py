@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from course_lib.ranks._torch.thread_worlds import current, here
     from course_lib.ranks.calls import (
         Sources,
-        cell_labels,
         cell_sources,
         install_sources,
         pack_call,
@@ -52,7 +51,6 @@ __all__ = [
     "Operation",
     "PythonGroup",
     "Sources",
-    "cell_labels",
     "cell_sources",
     "check_tensors",
     "collapse",
@@ -82,7 +80,7 @@ __getattr__ = later(
         "KINDS Collective reduction_of why_not": "_torch.collective_table",
         "PythonGroup watched_by": "_torch.python_group",
         "current here": "_torch.thread_worlds",
-        "Sources cell_labels cell_sources install_sources pack_call": "calls",
+        "Sources cell_sources install_sources pack_call": "calls",
         "pack": "memory",
         "nccl_version place share": "placement",
         "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",

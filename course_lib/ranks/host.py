@@ -302,19 +302,11 @@ class Host:
         dump, labels = read_dump(self._stacks), cell_labels()
         where = line_in_dump(dump, labels)
         self.end()
+        gone = "The next call starts a new process. Variables that simulated ranks kept are gone."
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
             + (f"  ({where})" if where else ""),
-            detail="\n\n".join(
-                filter(
-                    None,
-                    [
-                        with_labels(dump, labels).rstrip(),
-                        "The next call starts a new process. Variables that simulated ranks kept "
-                        "are gone.",
-                    ],
-                )
-            ),
+            detail="\n\n".join(filter(None, [with_labels(dump, labels).rstrip(), gone])),
         )
 
 
