@@ -87,18 +87,6 @@ staleness__counting_up_edited = edits_of(
 )
 
 
-@fails("IndexError")
-def staleness__a_hundred_workers(events):
-    version, pulled, found = 0, [0] * 100, []
-    for kind, worker in events:
-        if kind == "pull":
-            pulled[worker] = version
-        else:
-            found.append(version - pulled[worker])
-            version += 1
-    return found
-
-
 @fails("course_lib", ("grader",))
 def staleness__imports_the_reference(events):
     import importlib
@@ -407,19 +395,6 @@ backup_server__by_sets_edited = edits_of(
         "list(gradients)",
     ),
     Mutant("mean_over_the_numbers", "weights of pull", "0", ""),
-    Mutant(
-        "one_gradient_of_each",
-        "weights of pull",
-        "arrived = list(params), set(), []",
-        "arrived = list(params), set(), {}",
-        also=(
-            (
-                "arrived.append([g.clone() for g in gradients])",
-                "arrived[worker] = [*map(torch.clone, gradients)]",
-            ),
-            ("zip(*arrived, strict=True)", "zip(*arrived.values(), strict=True)"),
-        ),
-    ),
 )
 
 
@@ -454,21 +429,6 @@ backup_server__running_sum_edited = edits_of(
         "= min(wait_for, len(versions))",
     ),
     Mutant("never_clears", "weights of pull", "each.zero_()", "pass"),
-    Mutant(
-        "one_memory_for_all_servers",
-        "push 1 counts: expected True",
-        "wait_for):",
-        'wait_for, versions={}, state={"version": 0, "count": 0}):',
-        also=(
-            (
-                """
-        state = {"version": 0, "count": 0}
-        versions = {}
-        """,
-                "",
-            ),
-        ),
-    ),
     Mutant(
         "who_completes_is_fresh",
         "push 2 counts: expected False, got True",
@@ -551,23 +511,6 @@ diloco__by_hand_edited = edits_of(
         b.mul_(momentum).add_(delta)
         """,
     ),
-    Mutant(
-        "remembers_late",
-        "weights after step",
-        "buffers = [torch.zeros_like(p) for p in start]",
-        "buffers = [torch.zeros_like(p) for p in start]; begun = []",
-        also=(
-            (
-                "inner_step()",
-                """
-        inner_step()
-        if not begun:
-            begun.append(True)
-            start[:] = [p.detach().clone() for p in params]
-        """,
-            ),
-        ),
-    ),
     Mutant("not_nesterov", "a step of m alone", "(delta + momentum * b, alpha=", "(b, alpha="),
     Mutant("adds_the_step", "an outer step away from the mean", "s.sub_(delta +", "s.add_(delta +"),
     Mutant(
@@ -595,18 +538,6 @@ diloco__by_hand_edited = edits_of(
         """
         dist.all_reduce(moved, group=group, async_op=True).wait()
         [dist.all_reduce(b.clone(), group=group) for b in buffers]
-        """,
-    ),
-    Mutant(
-        "whole_world",
-        "✗ 4 ranks in two groups",
-        """
-        dist.all_reduce(moved, group=group, async_op=True).wait()
-        moved /= dist.get_world_size(group)
-        """,
-        """
-        dist.all_reduce(moved, group=None, async_op=True).wait()
-        moved /= dist.get_world_size()
         """,
     ),
     Mutant("does_not_wait", "never waits for the handle", ".wait()", ""),

@@ -411,42 +411,6 @@ decentralized_step__flat_edited = edits_of(
         "copy_(piece.view(p.shape)",
         "data = piece.view(p.shape).clone(",
     ),
-    Mutant(
-        "mixes_gradients",
-        "expected",
-        "mine = torch.cat([p.detach().reshape(-1) for p in params])",
-        """
-        [setattr(p, "grad", None) for p in params]
-        loss().backward()
-        w = torch.cat([p.detach().reshape(-1) for p in params])
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        g = torch.cat([each.reshape(-1) for each in grads])
-        mine = g
-        """,
-        also=(
-            (
-                """
-        for p in params:
-            p.grad = None
-        loss().backward()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        g = torch.cat([each.reshape(-1) for each in grads])
-        """,
-                "",
-            ),
-            (
-                "new = float(weights[rank, rank]) * mine - lr * g",
-                "new = float(weights[rank, rank]) * mine",
-            ),
-            (
-                "with torch.no_grad():",
-                """
-        new = w - lr * new
-        with torch.no_grad():
-        """,
-            ),
-        ),
-    ),
     Mutant("does_not_wait", "never waits for the handle", "work.wait()", "pass", VIRTUAL),
     Mutant(
         "matrix_of_the_first_call",

@@ -381,40 +381,7 @@ row_parallel__by_function_edited = edits_of(
             ),
         ),
     ),
-    Mutant(
-        "gathers",
-        "this task allows all_reduce only",
-        """
-        work = dist.all_reduce(total, group=group, async_op=True)
-        work.wait()
-        return total
-        """,
-        """
-        parts = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]
-        work = dist.all_gather(parts, total, group=group, async_op=True)
-        work.wait()
-        return sum(parts)
-        """,
-    ),
     Mutant("chunks", "shapes cannot be multiplied", "columns.tensor_split(k", "columns.chunk(k"),
-    Mutant(
-        "sets_the_gradient",
-        "gradient of bias",
-        "class Rows(nn.Module):",
-        """
-        class Plus(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, y, bias, layer):
-                ctx.layer = layer
-                return y + bias
-            @staticmethod
-            def backward(ctx, grad):
-                ctx.layer.bias.grad = grad.reshape(-1, grad.shape[-1]).sum(0)
-                return grad, None, None
-        class Rows(nn.Module):
-        """,
-        also=(("y + self.bias", "Plus.apply(y, self.bias, self)"),),
-    ),
     Mutant("sums_in_bfloat16", "output", "(partial)", "(partial.bfloat16()).to(partial.dtype)"),
     Mutant("does_not_wait", "never waits for the handle", "work.wait()", "pass"),
 )
