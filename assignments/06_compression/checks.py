@@ -154,8 +154,8 @@ def k_numbers(case, rank):
 # The places are the same on all ranks, and different for a different seed. All sets of k places are
 # equally likely.
 
-ENOUGH = 100
-"""Smallest number of draws whose distribution is judged."""
+ENOUGH = 50
+"""The distribution is judged where so many draws are expected of each set."""
 LIKELY = 10**9
 """If there are this many possible draws, no two are equal by chance."""
 CHANCE = 1e-9
@@ -212,7 +212,7 @@ def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> No
                 raise Wrong(f"seed {seed} draws other places in the second call than in the first")
         if math.comb(n, k) > LIKELY:
             _drawn_anew(seeds, first)
-        if len(seeds) >= ENOUGH:
+        if len(seeds) >= ENOUGH * math.comb(n, k) > ENOUGH:
             _equally_likely(first, k)
 
 
