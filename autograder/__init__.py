@@ -21,7 +21,6 @@ processes, without a gradebook. Then `passes.book` replaces step 3: it uses thes
 
 The other packages and modules: `collection` takes in submissions. `late_policy` is a policy for
 nbgrader. `exporting` writes grades for other systems. `class_report` says how a class did, and why.
-`leaderboard` ranks the entries of the capstone by the time they take on the grader's clock.
 
 `commands` has the commands. `grade`, `regrade` and `status` are for a class. `demo` shows
 the whole process with a class of six. `release` makes the students' notebooks from the

@@ -14,7 +14,7 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course, load_
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
-    "leaderboard": "time the submissions of the capstone and write the leaderboard",
+    "leaderboard": "write the leaderboard of the capstone, from the verdicts of the class",
     "new": "write a first version of a new assignment, which passes its tests and can be released",
     "release": "make the notebooks that students get, in assignments/, from instructor/",
     "collect": "take submissions from the exchange, a folder, or a learning system's zip",

@@ -1,236 +1,184 @@
-"""``autograder leaderboard``: time the class's submissions of the capstone and show the board.
+"""``autograder leaderboard``: the board of the capstone's race, from the verdicts of the class.
 
-Each submission's code runs in the sandbox and writes the tapes of its ranks. The referee plays the
-tapes in a separate cell of the sandbox, on draws that no submission has seen. Measured times are
-kept. So after an interruption, or after new submissions, only entries without a time run. An entry
-that ran out of time runs again only with a larger limit.
+`autograder grade` has run every submission's race on the grader's own network, with a virtual
+clock. This command only reads what the verdicts say, and writes a page and a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import secrets
+import csv
+import io
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import Any
 
-from autograder.course import find_sources, handed_out, load_config
-from autograder.examination.budget import Limits
+from autograder.course import Folders, handed_out, load_config
 from autograder.files import write_whole
-from autograder.foreign_text import printable
-from autograder.leaderboard.entries import FAILED, Entry, Store, ranked
-from autograder.leaderboard.page import page, table
-from autograder.leaderboard.timing import (
-    Meeting,
-    Unreadable,
-    digest_of,
-    read_released,
-    sources_of,
-    time_submission,
-)
-from autograder.passes.examine import masked_from
-from autograder.pool.progress import in_words
-from autograder.sandbox.look import ready
-from autograder.sandbox.place import MachineFailure, SandboxedPlace
-from autograder.sandbox.unavailable import SandboxUnavailable
-from autograder.settings import ATTEMPTS
+from autograder.foreign_text import no_formula, printable
+from autograder.pool.book import current
+from autograder.pool.class_list import NothingToGrade, students
+from autograder.web_page import web_page
+from course_lib.capstone import Race
 from course_lib.checking.local import load_module
 
-ASSIGNMENT = "10_capstone"
-DESCRIPTION = (
-    "Time every submission of the capstone on the virtual clock and write a page and a CSV: place, "
-    "score, bytes, gradients, distance from the speed of light. An interrupted run continues where "
-    "it was. Changed submissions are timed again, and also those that ran out of time, if "
-    "--seconds is larger now."
-)
+ASSIGNMENT, TASK = "10_capstone", "train"
+DESCRIPTION = """\
+Write the leaderboard of the capstone from the verdicts of the class: place, virtual time, bytes and
+rounds of communication. Run `autograder grade 10_capstone` first. The board names students. Those
+who missed the target stay on it, with the reason and without a place."""
 
 
-class BoardError(RuntimeError):
-    """The board cannot be made; the message says what to do."""
+@dataclass(frozen=True)
+class Entry:
+    """One student on the board.
 
-
-def leaderboard(
-    root: Path,
-    *,
-    final: bool = False,
-    submitted: Path | None = None,
-    to: Path | None = None,
-    plays: int = 3,
-    seconds: float = 60.0,
-    again: bool = False,
-    say: Callable[[str], None] = print,
-) -> list[Entry]:
-    """Time the submissions, write page and CSV, return the entries in order.
-
-    Args:
-        root: the course folder.
-        final: use the hidden network instead of the one that students know.
-        submitted: folder of ``STUDENT/10_capstone/10_capstone.ipynb``; by default nbgrader's.
-        to: folder of the board; by default ``grading/leaderboard``.
-        plays: number of draws; an entry must reach the target on each.
-        seconds: wall-clock limit for a submission's ranks to write their tapes.
-        again: forget measured times, and draw again.
-        say: called with one line for each entry.
-
-    Raises:
-        SourcesMissing: this copy of the course lacks ``instructor/``.
-        SandboxUnavailable: there is no sandbox, so no student's code is run.
-        BoardError: there is nothing to time, or the file of measured times cannot be read.
+    Attributes:
+        name: the student's name.
+        note: why there is no time; empty if there is one.
+        seconds: virtual seconds of the race.
+        computed: seconds of the gradients of the rank with the most.
+        sent: bytes of the rank that sends most.
+        rounds: number of operations of rank 0.
+        place: from 1; equal times share a place; 0 for none.
 
     """
-    source = find_sources(root) / ASSIGNMENT
-    hidden = load_module(source / "hidden.py", handed_out(source))
-    checks = load_module(handed_out(source) / "checks.py")
-    check, case = checks.CHECKS["train"], hidden.FINAL if final else checks.RACE
-    if submitted is None:
-        submitted = root / load_config(root).CourseDirectory.submitted_directory
-    target, stem = to or root / "grading" / "leaderboard", "final" if final else "leaderboard"
-    kept = target / f"{stem}.json"
-    if again:
-        kept.unlink(missing_ok=True)
-    try:
-        store = Store(kept, secrets.token_hex(16))
-    except ValueError as error:
-        raise BoardError(str(error)) from None
-    limits = Limits(cell=30, case=seconds, submission=seconds + 60)
-    released = read_released(root / "assignments" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb")
-    meeting = Meeting(case, replace(check, seconds=seconds), released, store.seed, plays, limits)
-    names = sorted(path.name for path in submitted.glob("*") if (path / ASSIGNMENT).is_dir())
-    if not names:
-        raise BoardError(
-            f"nobody has submitted {ASSIGNMENT}: there is no {submitted}/NAME/{ASSIGNMENT}"
+
+    name: str
+    note: str = ""
+    seconds: float = 0.0
+    computed: float = 0.0
+    sent: int = 0
+    rounds: int = 0
+    place: int = 0
+
+
+def entries_of(found: Mapping[str, Sequence[Any]], case: str) -> list[Entry]:
+    """Return the entries in the board's order.
+
+    Args:
+        found: student → the verdicts that count.
+        case: name of the race's case.
+
+    """
+    timed, others = [], []
+    for name, verdicts in found.items():
+        checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
+        results = [each for check in checks for each in check.cases if each["name"] == case]
+        if not results:
+            others.append(Entry(name, "not graded yet"))
+            continue
+        result = results[0]
+        cost = result.get("cost", {})
+        if not cost or not result["parts"].get("values", result["passed"]):
+            why = "it missed the target, or failed" if result["hidden"] else result["reason"]
+            others.append(Entry(name, why or "this verdict has no time"))
+            continue
+        numbers = cost["seconds"], cost["computed"], int(cost["sent"]), int(cost["rounds"])
+        timed.append(Entry(name, "", *numbers))
+    timed.sort(key=lambda entry: (entry.seconds, entry.sent, entry.name))
+    seconds = [entry.seconds for entry in timed]
+    placed = [Entry(*(e.name, e.note, e.seconds, e.computed, e.sent, e.rounds),
+                    place=1 + seconds.index(e.seconds)) for e in timed]  # fmt: skip
+    return placed + sorted(others, key=lambda entry: entry.name)
+
+
+def _honours(entry: Entry, entries: Sequence[Entry]) -> str:
+    timed = [each for each in entries if each.place]
+    best = {
+        "fewest bytes": entry.sent == min(each.sent for each in timed),
+        "fewest rounds": entry.rounds == min(each.rounds for each in timed),
+        "least computing": entry.computed == min(each.computed for each in timed),
+    }
+    return ", ".join(name for name, has in best.items() if has)
+
+
+def page(entries: Sequence[Entry], race: Race, title: str) -> str:
+    """Return the board as one page that fetches nothing and has no script."""
+    longest = max((entry.seconds for entry in entries if entry.place), default=1.0)
+    rows = []
+    for e in entries:
+        name = f"<td>{escape(printable(e.name))}"
+        if not e.place:
+            note = escape(printable(e.note)[:300])
+            rows.append(f'<tr><td class="n">–</td>{name}</td><td colspan="5">{note}</td></tr>')
+            continue
+        width, part = 100 * e.seconds / longest, 100 * e.computed / e.seconds
+        bar = (
+            f'<div class="bar" aria-hidden="true" style="width:{width:.1f}%">'
+            f'<div class="all" style="width:{part:.1f}%"></div></div>'
         )
-    title = f"The race: {'final results' if final else 'results so far'}"
-    with SandboxedPlace(masked_from(hidden.MASKED)) as place:
-        ready(place)
-        try:
-            _time_all(names, submitted, meeting, place, store, say)
-        finally:  # even after an interruption, show the measured times
-            entries = ranked(store.entries[name] for name in names if name in store.entries)
-            shown = page(entries, meeting.race, title, plays)
-            write_whole(target / f"{stem}.html", shown, errors="replace")
-            write_whole(target / f"{stem}.csv", table(entries), errors="replace")
-    return entries
+        cells = (f"{1e3 * e.seconds:.3f}", f"{1e3 * e.computed:.3f}", f"{e.sent:,}", e.rounds)
+        numbers = "".join(f'<td class="n">{each}</td>' for each in cells)
+        honours = _honours(e, entries)
+        rows.append(
+            f'<tr><td class="n">{e.place}</td>{name}{bar}</td>{numbers}<td>{honours}</td></tr>'
+        )
+    titles = ("place", "name", "time, ms", "gradients, ms", "bytes sent", "rounds", "")
+    head = "".join(f'<th scope="col">{each}</th>' for each in titles)
+    about = (
+        f"{race.world_size} ranks, with a latency of {1e6 * race.latency:g} µs and a bandwidth of "
+        f"{race.bandwidth / 1e6:g} MB/s between them, train a network of {race.features}, "
+        f"{race.hidden} and {race.classes} units until its loss is at most {race.target:g}."
+    )
+    body = f"""<p>{escape(about)}</p>
+<table><caption>The time is virtual: the same on every machine. A bar shows the time; its left part
+is the time of the gradients. The bytes are those of the rank that sends most.</caption>
+<thead><tr>{head}</tr></thead><tbody>
+{"".join(rows)}
+</tbody></table>"""
+    return web_page(title, body if entries else "<p>There is no submission yet.</p>")
 
 
-def _time_all(
-    names: list[str],
-    submitted: Path,
-    meeting: Meeting,
-    place: SandboxedPlace,
-    store: Store,
-    say: Callable[[str], None],
-) -> None:
-    began, timed = time.monotonic(), 0
-    for number, name in enumerate(names, 1):
-        path = submitted / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-        try:
-            sources = sources_of(path, meeting.released)
-        except Unreadable as error:
-            store.keep(Entry(name, "", FAILED, str(error)))
-            say(f"{number} of {len(names)}: {_shown(name)}: {error}")
-            continue
-        known = store.known(name, digest_of(sources, meeting), meeting.limits.case)
-        if known is not None:
-            say(f"{number} of {len(names)}: {_shown(name)}: {_told(known)} (known)")
-            continue
-        try:
-            entry = _timed(name, sources, meeting, place)
-        except MachineFailure as error:
-            told = f"the machine failed {ATTEMPTS} times, so there is no entry: {error}"
-            say(f"{number} of {len(names)}: {_shown(name)}: {_shown(told)}")
-            continue
-        store.keep(entry)
-        timed += 1
-        each = (time.monotonic() - began) / timed
-        left = each * (len(names) - number)
-        wait = f"; about {in_words(left)} left" if left else ""
-        say(f"{number} of {len(names)}: {_shown(name)}: {_told(entry)}{wait}")
-
-
-def _timed(
-    name: str, sources: list[tuple[int, str]], meeting: Meeting, place: SandboxedPlace
-) -> Entry:
-    for _ in range(ATTEMPTS - 1):
-        place.warm()
-        with contextlib.suppress(MachineFailure):
-            return time_submission(name, sources, meeting, place)
-    place.warm()
-    return time_submission(name, sources, meeting, place)
-
-
-def _told(entry: Entry) -> str:
-    if entry.status == "timed":
-        return f"{1e3 * entry.seconds:.3f} ms, {entry.distance:.2f} × the speed of light"
-    return f"{entry.status}: {_shown(entry.note)}"
-
-
-def _shown(text: str) -> str:
-    return printable(text)[:200]
+def table(entries: Sequence[Entry]) -> str:
+    """Return the board as comma-separated values, with the seconds to the last digit."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["place", "name", "seconds", "computed", "bytes_sent", "rounds", "note"])
+    for e in entries:
+        numbers = [e.seconds, e.computed, e.sent, e.rounds] if e.place else [""] * 4
+        texts = no_formula(printable(e.name)), no_formula(printable(e.note))
+        writer.writerow([e.place or "", texts[0], *numbers, texts[1]])
+    return out.getvalue()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "--final",
-        action="store_true",
-        help="make the final leaderboard, with the hidden network and model",
+        "--final", action="store_true", help="the race on the hidden network and model"
     )
     parser.add_argument(
-        "--submitted",
-        type=Path,
-        help=f"folder with NAME/{ASSIGNMENT}/{ASSIGNMENT}.ipynb (default: grading/submitted)",
-    )
-    parser.add_argument(
-        "--to", type=Path, help="folder of the leaderboard (default: grading/leaderboard)"
-    )
-    parser.add_argument(
-        "--plays",
-        type=int,
-        default=3,
-        help="number of random draws of the problem; an entry must reach the target on each "
-        "(default: 3)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=60.0,
-        help="wall-clock limit for a submission's code; not part of the score (default: 60)",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="delete the known times, draw a new seed, and time all submissions again",
+        "--to", type=Path, help="folder of the board (default: grading/leaderboard)"
     )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
-    """Make the board for the command line; return the exit status."""
-    to = arguments.to or root / "grading" / "leaderboard"
-    if arguments.plays < 1 or not arguments.seconds > 0:
-        print("autograder leaderboard: --plays and --seconds must be above 0", file=sys.stderr)
-        return 2
+    """Write the board; return the exit status."""
+    folders = Folders.of(root, load_config(root))
+    source = folders.source / ASSIGNMENT
+    case = (
+        load_module(source / "hidden.py", handed_out(source)).FINAL
+        if arguments.final
+        else load_module(handed_out(source) / "checks.py").RACE
+    )
     try:
-        entries = leaderboard(
-            root,
-            final=arguments.final,
-            submitted=arguments.submitted,
-            to=to,
-            plays=arguments.plays,
-            seconds=arguments.seconds,
-            again=arguments.again,
-            say=lambda line: print(line, flush=True),
-        )
-    except (BoardError, SandboxUnavailable) as error:
+        there = students(folders, ASSIGNMENT)
+    except NothingToGrade as error:
         print(f"autograder leaderboard: {error}", file=sys.stderr)
-        return 1
-    timed = sum(entry.status == "timed" for entry in entries)
+        return 2
+    found = {name: list(current(folders, ASSIGNMENT, name).values()) for name in there}
+    entries = entries_of(found, case.name)
+    target = arguments.to or folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"
+    title = "The race: " + ("final results" if arguments.final else "results so far")
+    write_whole(target / f"{stem}.html", page(entries, Race.of(case.parameters), title))
+    write_whole(target / f"{stem}.csv", table(entries))
+    timed = sum(entry.place > 0 for entry in entries)
     print(
         f"{timed} of {len(entries)} entries reached the target; the results are in "
-        f"{to / stem}.html and {stem}.csv"
+        f"{target / stem}.html and {stem}.csv"
     )
     return 0

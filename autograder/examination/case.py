@@ -11,7 +11,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class CaseRanks:
         function: the student's function, as the notebook process handed it over.
         network: the cost of messages.
         computes: for each rank, seconds → how often its program may report computing that long.
+        answers: answers the ranks' questions; see `FabricServer`.
 
     """
 
@@ -82,6 +83,7 @@ class CaseRanks:
         function: bytes,
         network: Network,
         computes: Sequence[Mapping[float, int]] = (),
+        answers: Callable[[int, bytes], tuple[bytes, float]] | None = None,
     ) -> None:
         self._place = place
         self._k = case.world_size
@@ -108,7 +110,13 @@ class CaseRanks:
             channel.queue(Frame.PROGRAM, program)
             channel.queue(Frame.FUNCTION, function)
         nothing: Sequence[Mapping[float, int]] = [{}] * self._k
-        self._server = FabricServer(ends, network, computes=computes or nothing, bounds=CARRIED)
+        self._server = FabricServer(
+            ends,
+            network,
+            computes=computes or nothing,
+            answers=answers,
+            bounds=CARRIED,
+        )
 
     def __enter__(self) -> CaseRanks:
         return self

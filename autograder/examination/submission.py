@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograder.examination._channel import Channel
-from autograder.examination.booth import tapes_played_in
 from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, SubmissionError
 from autograder.examination.node import NodeRanks, On
@@ -253,7 +252,6 @@ class Submission:
         self._kept.close()
 
     def __enter__(self) -> Submission:
-        self._kept.enter_context(tapes_played_in(self._place))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -286,9 +284,19 @@ class Submission:
                 with NodeRanks(self._place, k, program, function, on) as real:
                     return Observed(self._outputs(real, inputs, deadline))
             computes = [check.computes(mine) for mine in inputs] if check.computes else ()
-            with CaseRanks(self._place, case, program, function, case.network, computes) as ranks:
+
+            def answers(rank: int, question: bytes) -> tuple[bytes, float]:
+                assert check.answers is not None
+                answer, seconds = check.answers(inputs[rank], decode(question))
+                return encode(answer), seconds
+
+            with CaseRanks(
+                *(self._place, case, program, function, case.network, computes),
+                None if check.answers is None else answers,
+            ) as ranks:
                 try:
-                    outputs = self._outputs(ranks, inputs, deadline)
+                    shown = [check.for_the_rank(mine) for mine in inputs]
+                    outputs = self._outputs(ranks, shown, deadline)
                 except RanksError as error:
                     error.trace = ranks.trace  # type: ignore[attr-defined]
                     raise

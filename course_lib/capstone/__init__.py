@@ -1,32 +1,39 @@
 """The capstone: train to a target loss as fast as possible, on a clock that nobody can cheat.
 
-A student's function runs unchanged; its computations and messages are written on a *tape*
-(`recorder`). The referee plays the tapes of all ranks again, on a different draw of the problem, on
-a network with a virtual clock (`player`, `referee`). The score comes from the second run: its time,
-from a price list (`operators`), its bytes, its loss. Nothing else in a student's process can count,
-because it is not on the tape. As with a CUDA graph, the tape does not depend on the numbers.
+A student's function runs on every rank of a simulated network. It has no data: it asks for the
+gradient of its rows at its weights, by `Job.backward`. Whoever holds the data computes it, and
+counts its time: the notebook in a rehearsal, and the examiner in the grader. So no gradient can be
+skipped, and no label enters the sandbox. Messages cost what they cost on the network. Everything
+else is free: it is on the student's own processor.
 
-Read in this order: `race`, `tape`, `constants`, `operators`, `handle`, `recorder`, `player`,
-`referee`, `rehearsal`.
+- `problem`: the race's numbers, and how its data are drawn
+- `race`: what a rank can ask, and what a run has cost
 """
 
-from course_lib.capstone.operators import LAUNCH
-from course_lib.capstone.race import DEVICE, Draw, Job, Race, draw, write_tape
-from course_lib.capstone.referee import Score, referee, speed_of_light
-from course_lib.capstone.rehearsal import rehearse
-from course_lib.capstone.tape import TapeError
+from course_lib.capstone.problem import DEVICE, OVERHEAD, Draw, Race, draw
+from course_lib.capstone.race import (
+    Job,
+    Score,
+    answer,
+    inputs,
+    loss_of,
+    rehearse,
+    run_rank,
+    score_of,
+)
 
 __all__ = [
     "DEVICE",
-    "LAUNCH",
+    "OVERHEAD",
     "Draw",
     "Job",
     "Race",
     "Score",
-    "TapeError",
+    "answer",
     "draw",
-    "referee",
+    "inputs",
+    "loss_of",
     "rehearse",
-    "speed_of_light",
-    "write_tape",
+    "run_rank",
+    "score_of",
 ]

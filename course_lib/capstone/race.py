@@ -1,16 +1,10 @@
-"""The race: the problem, the network, and the target.
-
-Every seed gives a new problem: clusters of points with a label each, and fresh noise. So nobody can
-know the weights in advance. One draw tells nothing about the next, except how hard it is: all draws
-are equally hard.
-"""
+"""The race: a rank asks for gradients; the clock counts them, and the messages."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -18,134 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from course_lib.capstone.recorder import Recorder
-from course_lib.ranks import Device, Network
-from course_lib.ranks.for_graders import watched_by
+from course_lib.capstone.problem import DEVICE, Race, draw, model_of
+from course_lib.ranks import Device, Network, Ranks, Trace, clock, compute, per_rank
 
-DEVICE = Device(flops=50e9, memory_bandwidth=20e9)
-"""The device of every rank: 50 GFLOP/s and 20 GB/s."""
-
-
-@dataclass(frozen=True)
-class Race:
-    """The parameters of a case.
-
-    Args:
-        target: the loss to reach, in nats, on held-out rows, which no rank has.
-        latency: the network's latency in seconds.
-        bandwidth: the network's bandwidth in bytes per second.
-        world_size: number of ranks K.
-        rows: rows of each rank.
-        features: numbers in a row.
-        hidden: width of the network's hidden layer.
-        classes: number of labels.
-        clusters: clusters per label, an even number: half of them lie opposite the others.
-        noise: standard deviation of a point around its centre, in every feature.
-        skew: share of a rank's rows from its own clusters (cluster number modulo K). Its other
-            rows, and the held-out rows, come from all clusters equally.
-
-    """
-
-    target: float = 0.25
-    latency: float = 200e-6
-    bandwidth: float = 125e6
-    world_size: int = 4
-    rows: int = 512
-    features: int = 64
-    hidden: int = 256
-    classes: int = 10
-    clusters: int = 2
-    noise: float = 1.0
-    skew: float = 0.8
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Race:
-        """Return the race of a case's parameters; further parameters are ignored."""
-        names = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in parameters.items() if name in names})
-
-    @property
-    def network(self) -> Network:
-        """The network, which sets the cost of messages."""
-        return Network(self.latency, self.bandwidth)
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One draw of the problem.
-
-    Attributes:
-        weights: the model's weights before training; the same on all ranks.
-        x: for each rank, its rows, (rows, features), float32.
-        y: for each rank, its labels, (rows,), int64.
-        held: held-out rows and labels, which no rank has.
-
-    """
-
-    weights: list[Tensor]
-    x: list[Tensor]
-    y: list[Tensor]
-    held: tuple[Tensor, Tensor]
-
-    def inputs(self, **shared: Any) -> list[dict[str, Any]]:
-        """Return the inputs of each rank for `write_tape`; `shared` is added to all of them."""
-        rows = zip(self.x, self.y, strict=True)
-        return [{**shared, "weights": self.weights, "x": x, "y": y} for x, y in rows]
-
-
-def draw(race: Race, seed: str) -> Draw:
-    """Return the draw of a seed; its numbers are float32, even if the default dtype is not."""
-    digest = hashlib.sha256(seed.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32)
-
-    # Centres are orthogonal or opposite, so every draw is a rotation of every other draw. Each
-    # label has opposite centres, so the mean of its rows contains no information, and a model
-    # without a hidden layer learns nothing. So computing class means in one all-reduce cannot win.
-    count = race.classes * race.clusters
-    centres = torch.linalg.qr(randn(race.features, count // 2)).Q.T * math.sqrt(race.features)
-    centres = torch.cat([centres, -centres])
-
-    def rows(number: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-        which = torch.randint(count, (number,), generator=generator)
-        if rank is not None:
-            own = torch.rand(number, generator=generator, dtype=torch.float32) < race.skew
-            theirs = which - which % race.world_size + rank
-            which = torch.where(own & (theirs < count), theirs, which)
-        x = centres[which] + race.noise * randn(number, race.features)
-        return x, which % race.classes
-
-    own = [rows(race.rows, rank) for rank in range(race.world_size)]
-    shapes = [each.shape for each in model_of(race).parameters()]
-    weights = [
-        randn(*shape) / math.sqrt(shape[-1])
-        if len(shape) > 1
-        else torch.zeros(shape, dtype=torch.float32)
-        for shape in shapes
-    ]
-    return Draw(weights, [x for x, _ in own], [y for _, y in own], rows(4096))
-
-
-def model_of(race: Race, weights: list[Tensor] | None = None) -> nn.Module:
-    """Return the network to train, with these weights, without drawing random numbers."""
-    with torch.device("meta"):
-        model = nn.Sequential(
-            nn.Linear(race.features, race.hidden), nn.ReLU(), nn.Linear(race.hidden, race.classes)
-        )
-    for module in model:
-        if weights is not None and isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(weights.pop(0).clone())
-            module.bias = nn.Parameter(weights.pop(0).clone())
-    return model
-
-
-def loss_of(race: Race, weights: list[Tensor], held: tuple[Tensor, Tensor]) -> float:
-    """Return the loss, in nats, of weights on held-out rows."""
-    model = model_of(race, list(weights))
-    with torch.no_grad():
-        return float(F.cross_entropy(model(held[0]), held[1]))
+Ask = Callable[[Any], Any]
+"""Ask for a gradient: weights and row numbers → loss and gradients. Time passes meanwhile."""
 
 
 @dataclass
@@ -154,46 +25,182 @@ class Job:
 
     Attributes:
         model: the network, the same on all ranks.
-        x: this rank's rows, (rows, features), float32.
-        y: the labels of these rows, (rows,), int64.
+        rows: number of rows of this rank; no other rank has them.
         target: the loss to reach, in nats.
         network: the cost of messages: `.latency` in seconds, `.bandwidth` in bytes per second.
-        device: the cost of computation: `.flops`, and `.memory_bandwidth` in bytes per second.
+        device: the cost of gradients: `.flops`, per second.
+        curve: time and loss of each gradient so far.
 
     """
 
     model: nn.Module
-    x: Tensor
-    y: Tensor
+    rows: int
     target: float
     network: Network
     device: Device
+    ask: Ask = field(repr=False)
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    def backward(self, rows: Tensor | Sequence[int] | slice) -> float:
+        """Set ``.grad`` of the model's parameters to the gradient of these rows' mean loss.
+
+        Args:
+            rows: numbers from 0 to ``job.rows - 1``, or a slice of them.
+
+        Returns:
+            The mean loss of these rows, in nats.
+
+        """
+        if isinstance(rows, slice):
+            rows = range(*rows.indices(self.rows))
+        numbers = torch.as_tensor(rows, dtype=torch.int64).flatten()
+        weights = [param.detach().float().contiguous() for param in self.model.parameters()]
+        told = self.ask({"weights": weights, "rows": numbers})
+        for param, gradient in zip(self.model.parameters(), told["gradients"], strict=True):
+            param.grad = gradient.to(param.dtype)
+        self.curve.append((clock(), told["loss"]))
+        return float(told["loss"])
 
 
-def write_tape(train: Callable[[Job], Any], race: Race, mine: Mapping[str, Any]) -> Tensor:
-    """Call ``train(job)`` on this rank and return its tape as bytes.
+def answer(own: dict[str, Any], question: Any) -> tuple[Any, float]:
+    """Return loss and gradients of a rank's rows, and the virtual seconds that they cost.
 
     Args:
-        train: the student's function.
-        race: the race.
-        mine: this rank's ``x``, ``y`` and ``weights``.
+        own: the rank's ``race`` (parameters), ``seed`` and ``rank``.
+        question: ``weights`` of the model's shapes, float32; ``rows``, int64.
 
     Raises:
-        TapeError: the function did something that a tape cannot hold.
+        ValueError: the question has another form.
 
     """
-    x, y = mine["x"].clone(), mine["y"].clone()
-    model = model_of(race, list(mine["weights"]))
-    recorder = Recorder([x, y, *(each.detach() for each in model.parameters())])
-    before = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        with recorder, watched_by(recorder):
-            claimed = train(Job(model, x, y, race.target, race.network, DEVICE))
-    finally:
-        torch.set_rng_state(before)
-    tape = recorder.tape
-    number: Any = claimed if isinstance(claimed, Real) else -1  # NumPy's numbers too
-    tape.claimed = int(number) if 0 <= number < 2**63 else -1
-    tape.weights = recorder.tensors([each.detach() for each in model.parameters()])
-    return tape.encode()
+    race = Race.of(own["race"])
+    drawn = draw(race, own["seed"])
+    match question:
+        case {"weights": [*weights], "rows": Tensor() as rows} if len(question) == 2:
+            shapes = [each.shape for each in drawn.weights]
+            if [getattr(w, "shape", None) for w in weights] != shapes or not all(
+                w.dtype == torch.float32 for w in weights
+            ):
+                raise ValueError("the weights do not have the shapes of job.model")
+            if rows.dtype != torch.int64 or rows.dim() != 1 or not 0 < len(rows) <= race.rows:
+                raise ValueError(f"ask for 1 to {race.rows} rows, got {rows.numel()}")
+            if int(rows.min()) < 0 or int(rows.max()) >= race.rows:
+                raise ValueError(f"rows are numbered 0 to {race.rows - 1}")
+        case _:
+            raise ValueError("a question has weights and rows")
+    model = model_of(race, weights)
+    x, y = drawn.x[own["rank"]][rows], drawn.y[own["rank"]][rows]
+    loss = F.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return {"loss": float(loss.detach()), "gradients": list(gradients)}, race.seconds(len(rows))
+
+
+def run_rank(train: Callable[[Job], Any], own: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    """Call ``train(job)`` on this rank.
+
+    Returns:
+        The trained ``weights``, the ``bytes`` that the rank says it has sent (-1 if it says no
+        number), and the ``curve`` of its losses.
+
+    """
+    race = Race.of(own["race"])
+    model = model_of(race, own["weights"])
+    job = Job(model, race.rows, race.target, race.network, DEVICE, ask)
+    number: Any = train(job)
+    is_number = isinstance(number, Real)  # NumPy's numbers, too
+    told = int(number) if is_number and 0 <= number < 2**63 else -1
+    weights = [param.detach().float() for param in model.parameters()]
+    return {"weights": weights, "bytes": told, "curve": job.curve}
+
+
+def loss_of(race: Race, seed: str, weights: Sequence[Tensor]) -> float:
+    """Return the loss, in nats, of weights on held-out rows; infinite if it is not a number."""
+    x, y = draw(race, seed).held
+    with torch.no_grad():
+        loss = float(F.cross_entropy(model_of(race, weights)(x), y))
+    return loss if math.isfinite(loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a run has cost.
+
+    Attributes:
+        seconds: the score, in virtual seconds until the last rank has finished.
+        computed: seconds of gradients on the busiest rank.
+        rounds: operations of communication that rank 0 took part in.
+        sent: bytes that each rank has sent.
+        light: the speed of light: seconds that no schedule of these gradients and bytes can beat.
+
+    """
+
+    seconds: float
+    computed: float
+    rounds: int
+    sent: tuple[int, ...]
+    light: float
+
+
+def score_of(trace: Trace, race: Race) -> Score:
+    """Return what a run on simulated ranks has cost.
+
+    The speed of light is the maximum over ranks k of max(C_k, S_k/β, R_k/β): the seconds of its
+    gradients, and the bytes that it sends and receives on a network of β bytes per second. A real
+    run also loses time to latency and waiting.
+    """
+    computed, sent, received = [], [], []
+    for rank in range(race.world_size):
+        events = [event for event in trace.events if event.rank == rank]
+        computed.append(sum(e.end - e.start for e in events if e.kind == "compute"))
+        sent.append(trace.bytes_sent(rank))
+        # In a collective, a rank receives as many bytes as it sends.
+        own = {kind: sum(e.bytes for e in events if e.kind == kind) for kind in ("send", "recv")}
+        received.append(sent[-1] - own["send"] + own["recv"])
+    return Score(
+        seconds=trace.makespan,
+        computed=max(computed),
+        rounds=sum(event.rank == 0 for event in trace.operations),
+        sent=tuple(sent),
+        light=max(*computed, max(*sent, *received) / race.bandwidth),
+    )
+
+
+def inputs(race: Race, seed: str) -> list[dict[str, Any]]:
+    """Return what `run_rank` and `answer` need on each rank. A rank must not see the ``seed``."""
+    weights = [each.clone() for each in draw(race, seed).weights]
+    shared = {"race": asdict(race), "weights": weights, "seed": seed}
+    return [{**shared, "rank": rank} for rank in range(race.world_size)]
+
+
+def rehearse(
+    train: Callable[[Job], Any], race: Race, *, seed: str = "rehearsal"
+) -> tuple[Score, Trace, list[tuple[float, float]]]:
+    """Run ``train(job)`` on simulated ranks of this notebook, as the check does.
+
+    Args:
+        train: the function that races.
+        race: the problem and the network.
+        seed: the seed of the draw.
+
+    Returns:
+        What the run has cost, its trace, and the curve: time and loss of each gradient of rank 0,
+        and at the end the loss on held-out rows.
+
+    Raises:
+        RanksError: a rank failed.
+
+    """
+
+    def on_rank(own: dict[str, Any]) -> dict[str, Any]:
+        def ask(question: Any) -> Any:
+            told, seconds = answer(own, question)
+            compute(seconds)
+            return told
+
+        return run_rank(train, own, ask)
+
+    with Ranks(race.world_size, on="simulated", network=race.network) as ranks:
+        told = ranks.run(on_rank, per_rank(inputs(race, seed)))
+        trace = ranks.trace
+    final = loss_of(race, seed, told[0]["weights"])
+    return score_of(trace, race), trace, [*told[0]["curve"], (trace.makespan, final)]

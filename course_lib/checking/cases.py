@@ -213,6 +213,10 @@ class Check:
             of this time is missing. By default a check does not use that time.
         refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes that a right
             answer in this case rules out; see `answers.Judge`.
+        answers: ``answers(mine, question)`` answers a question that the program asks, and returns
+            the answer and its virtual seconds. In the grader the examiner calls it, outside the
+            sandbox.
+        withheld: keys of the input that only `answers` sees, and no student's code in a sandbox.
 
     """
 
@@ -226,6 +230,14 @@ class Check:
     worth: Mapping[str, float] = field(default_factory=dict)
     computes: Callable[[Any], Mapping[float, int]] | None = None
     refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
+    answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
+    withheld: tuple[str, ...] = ()
+
+    def for_the_rank(self, mine: Any) -> Plain:
+        """Return a rank's input without what is withheld."""
+        own = mine["own"] if self.withheld else {}
+        shown = {key: value for key, value in own.items() if key not in self.withheld}
+        return {**mine, "own": shown} if self.withheld else mine
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

@@ -43,6 +43,10 @@ class CaseResult:
     """The value that came instead of the expected one."""
     difficulty: Sequence[int] = ()
     """How hard it is to find a mistake in the case; see `causes.difficulty_of`."""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """If the ranks have a virtual clock: its ``seconds`` when the last rank ended, ``computed``
+    (seconds) and ``sent`` (bytes), each of the rank with the most, and the ``rounds`` of rank 0:
+    its number of operations."""
 
 
 @dataclass(frozen=True)

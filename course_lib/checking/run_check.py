@@ -188,6 +188,7 @@ class _Examination:
         self.timed_out = False
         self.finding: Wrong | None = None
         self._trouble = ""
+        self._cost: Mapping[str, float] = {}
         self._granted: set[str] = set()
 
     def _inputs(self) -> Sequence[Plain]:
@@ -228,6 +229,7 @@ class _Examination:
             expected=_cut(expected, MAX_REASON),
             got=_cut(got, MAX_REASON),
             difficulty=difficulty_of(self._case, inputs, next(iter(self._check.cases), self._case)),
+            cost=self._cost,
         )
 
     def _judge(self, observed: Observed) -> None:
@@ -237,6 +239,8 @@ class _Examination:
         earn points for that.
         """
         self.trace = observed.trace
+        if self.trace is not None and observed.network is not None:
+            self._cost = _cost(self.trace)
         if self.trace is not None:
             _expect_all_waited_for(self.trace)
         if observed.touched:
@@ -291,6 +295,20 @@ class _Examination:
         self._granted = {VALUES, COMMUNICATION, *self._check.worth} - findings.keys()
         if findings:
             raise _together(list(findings.values()))
+
+
+def _cost(trace: Trace) -> dict[str, float]:
+    ranks = range(trace.world_size)
+    computed = [
+        sum(e.end - e.start for e in trace.events if (e.rank, e.kind) == (rank, "compute"))
+        for rank in ranks
+    ]
+    return {
+        "seconds": trace.makespan,
+        "computed": max(computed),
+        "sent": max(trace.bytes_sent(rank) for rank in ranks),
+        "rounds": sum(event.rank == 0 for event in trace.operations),
+    }
 
 
 def _together(findings: Sequence[Wrong]) -> Wrong:

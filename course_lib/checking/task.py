@@ -48,6 +48,8 @@ def task(
     seconds: float | None = None,
     in_turn: Sequence[tuple[int, int]] = (),
     computes: Callable[[Any], Mapping[float, int]] | None = None,
+    answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
+    withheld: Sequence[str] = (),
 ) -> Check:
     """Return the check of one task.
 
@@ -71,6 +73,9 @@ def task(
             fails.
         computes: ``computes(own)``: how long the program declares that a rank computes; see
             `Check`.
+        answers: ``answers(own, question)`` answers what the program asks by ``given.ask``: it
+            returns the answer and its virtual seconds. See `Check`. There must be no `in_turn`.
+        withheld: keys of the input that only `answers` sees.
 
     """
 
@@ -93,11 +98,17 @@ def task(
 
     judge = _TaskJudge(
         tuple(each if isinstance(each, Judge) else Judge(each) for each in judges),
-        tuple(may_change),
+        (*may_change, *withheld),
     )
     return Check(
         function,
-        RankProgram(program, tuple(may_change), any(e.counts_memory for e in expects)),
+        RankProgram(
+            program,
+            tuple(may_change),
+            any(e.counts_memory for e in expects),
+            answers,
+            tuple(withheld),
+        ),
         dressed,
         judge,
         from_plain(_in_turn([_with_its_form(case, inputs) for case in cases], in_turn)),
@@ -106,6 +117,8 @@ def task(
         dict(worth or {}),
         None if computes is None else computed,
         judge.refutes,
+        None if answers is None else lambda mine, question: answers(mine["own"], question),
+        tuple(withheld),
     )
 
 

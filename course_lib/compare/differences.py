@@ -186,10 +186,15 @@ class Runs:
             columns = list(zip(*ratios, strict=True)) or [(0.0,), (0.0,)]  # largest, mean
             self._typical[key.kind] = (statistics.median(columns[0]), statistics.median(columns[1]))
         usual = self._typical[key.kind]
-        return (
-            self.factor * max(most, usual[0] * size),
-            self.factor * max(mean, usual[1] * size),
-        )
+        most = self.factor * max(most, usual[0] * size)
+        mean = self.factor * max(mean, usual[1] * size)
+        if key.kind == "update":  # the difference of two weights, each of them rounded
+            (weight,) = self.trusted.tensors[Key(key.step, "weight", key.name)]
+            if weight.is_floating_point() and weight.numel():
+                eps = torch.finfo(weight.dtype).eps
+                most = max(most, eps * float(weight.abs().max()))
+                mean = max(mean, eps * _rms(weight.double()))
+        return most, mean
 
     def _spread(self, key: Key) -> tuple[float, float, float]:
         whole = self.value(self.trusted, key)

@@ -14,7 +14,10 @@ def race(name, limits, **parameters):
     return Case(name, it.world_size, {**parameters, "limits": limits}, network=it.network)
 
 
-FINAL = race("the final: 4 ranks, far apart", {}, latency=2e-3, bandwidth=500e6, hidden=192)
+FINAL = race(
+    *("3 ranks, far apart", {"fewer rounds": 0.5}),
+    **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.5},
+)
 """The network and model of `autograder leaderboard --final`."""
 
 HIDDEN = {
@@ -22,12 +25,7 @@ HIDDEN = {
         bound("8 ranks", 8, 1e12, 1e9, 1e9, 3e12, 1e9),
         bound("2 ranks, slow network", 2, 1e12, 1e9, 2e9, 1e13, 1e7),
     ),
-    "train": (
-        race(
-            *("3 ranks, far apart", {"fewer rounds": 0.5}),
-            **{"world_size": 3, "hidden": 64, "latency": 3e-3, "target": 0.4},
-        ),
-    ),
+    "train": (FINAL,),
 }
 
 # Any module of the course may be used.

@@ -25,10 +25,12 @@ from course_lib.checking.on_ranks.held import HeldMemory
 from course_lib.checking.on_ranks.wire import (
     ARRAY,
     NotPlainError,
+    decode,
     encode,
     leaves,
     without_numbers,
 )
+from course_lib.ranks.costs.computation import compute, examiner, is_simulated
 from course_lib.ranks.explain.lines import is_installed
 
 
@@ -41,7 +43,13 @@ class Given:
 
     """
 
-    def __init__(self, form: dict[str, Any], watched: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        form: dict[str, Any],
+        watched: dict[str, Any],
+        answers: Callable[[Any], tuple[Any, float]] | None = None,
+    ) -> None:
+        self._answers = answers
         self._iterable: str = form["iterable"]
         self._training: bool = form["training"]
         self.device = _device()
@@ -65,6 +73,20 @@ class Given:
         if self._iterable == "generator":
             return (item for item in items)
         return tuple(items) if self._iterable == "tuple" else list(items)
+
+    def ask(self, question: Any) -> Any:
+        """Return the answer to a question; see `task`. Its virtual time passes meanwhile.
+
+        In a sandbox the examiner answers. Elsewhere the rank has all that is needed to answer.
+        """
+        asks = examiner()
+        if asks is not None:
+            return decode(asks(encode(question)))
+        assert self._answers is not None, "this check answers no questions"
+        answer, seconds = self._answers(question)
+        if is_simulated():
+            compute(seconds)
+        return answer
 
     def model(self, module: nn.Module) -> nn.Module:
         """Return the module in the case's mode; its mode, hooks and structure are watched."""
@@ -156,12 +178,16 @@ class RankProgram:
         may_change: keys of the input that the function may change, or return.
         counts_memory: whether to count the bytes of tensors that are held, from the first call of
             the function until the program ends.
+        answers: answers the questions of the program, if no examiner does.
+        withheld: keys of the input that only `answers` sees.
 
     """
 
     program: Program
     may_change: tuple[str, ...] = ()
     counts_memory: bool = False
+    answers: Callable[[Any, Any], tuple[Any, float]] | None = None
+    withheld: tuple[str, ...] = ()
 
     def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
         """Run the program; return its value and the report of the state after the call."""
@@ -172,8 +198,12 @@ class RankProgram:
         kept = self._kept_from(function, mine["before"]) if "before" in mine else []
         before = sent_back(kept)
         form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
+        answers = None if self.answers is None else functools.partial(self.answers, own)
+        if self.withheld:
+            own = {key: value for key, value in own.items() if key not in self.withheld}
         watched = own if isinstance(own, dict) else {"its input": own}
-        given = Given(form, {k: v for k, v in watched.items() if k not in self.may_change})
+        watched = {k: v for k, v in watched.items() if k not in self.may_change}
+        given = Given(form, watched, answers)
         world = _world()  # None if a task needs no ranks and nobody made a group
         held = HeldMemory() if self.counts_memory else None
         try:

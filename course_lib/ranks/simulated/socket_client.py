@@ -104,6 +104,14 @@ class FabricClient:
             self._send(socket_frames.compute(seconds))
             self.clock += seconds
 
+    def ask(self, question: bytes) -> bytes:
+        """Ask the examiner; its answer takes virtual time. See `FabricServer`."""
+        self._send(socket_frames.frame(Type.ASK, question))
+        kind, body = self._receive()
+        if kind is Type.STOP:
+            raise FabricStopped(bytes(body).decode("utf-8", "replace"))
+        return bytes(body)
+
     def finish(self, raised: bool) -> None:
         """Tell the server that the rank has ended, and close the connection."""
         try:
@@ -194,7 +202,7 @@ def fabric_rank(
     with thread_worlds():
         try:
             join_world(context)
-            enter_rank(spend, lambda: client.clock)
+            enter_rank(spend, lambda: client.clock, client.ask)
             yield client
             raised = False
         finally:

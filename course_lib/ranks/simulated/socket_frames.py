@@ -4,8 +4,8 @@ A frame is 16 bytes of header (magic, type, zero, length of the body) and a body
 followed by raw tensor bytes. Nothing is unpickled. The reader checks every number before use;
 `FrameError` says what was wrong.
 
-    rank → fabric   GROUP, POST, WAIT, TEST, COMPUTE, FINISH
-    fabric → rank   DONE, LATER, STOP
+    rank → fabric   GROUP, POST, WAIT, TEST, COMPUTE, ASK, FINISH
+    fabric → rank   DONE, LATER, ANSWER, STOP
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Type(IntEnum):
     LATER = 8
     STOP = 9
     COMPUTE = 10
+    ASK = 11
+    ANSWER = 12
 
 
 _GROUP = struct.Struct("<IHH")

@@ -17,7 +17,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.socket_frames import LOOSE, Bounds, FrameError, OverBoundError
-from course_lib.ranks.simulated.socket_session import CHUNK, Connection, Session
+from course_lib.ranks.simulated.socket_session import CHUNK, Answers, Connection, Session
 
 
 class FabricServer:
@@ -30,6 +30,9 @@ class FabricServer:
         computes: for each rank, seconds → how often it may report a computation of that length.
             Other reports are not counted, and the rank does not learn its clock. ``None``: all
             reports count.
+        answers: ``answers(rank, question)`` returns the bytes of the answer, and how many virtual
+            seconds it takes; it raises ValueError if there is no answer. ``None``: ranks must not
+            ask.
 
     Attributes:
         fabric: the fabric, with its clocks and events.
@@ -44,6 +47,7 @@ class FabricServer:
         *,
         bounds: Bounds = LOOSE,
         computes: Sequence[Mapping[float, int]] | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._session = Session(
             channels,
@@ -51,6 +55,7 @@ class FabricServer:
             self._send,
             bounds=bounds,
             computes=computes,
+            answers=answers,
         )
         self.hung_up: set[int] = set()
         self._selector = selectors.DefaultSelector()

@@ -78,6 +78,8 @@ class Connection:
         return len(data), kind
 
 
+Answers = Callable[[int, bytes], tuple[bytes, float]]
+"""A rank and its question → the answer, and the virtual seconds that it takes."""
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 
 
@@ -90,6 +92,7 @@ class Session:
         send: sends a frame to a rank.
         bounds: how much the ranks may ask for.
         computes: which computations each rank may report; ``None``: any. See `FabricServer`.
+        answers: answers the ranks' questions. See `FabricServer`.
 
     Attributes:
         fabric: the fabric, with its clocks and events.
@@ -107,6 +110,7 @@ class Session:
         *,
         bounds: Bounds,
         computes: Sequence[Mapping[float, int]] | None,
+        answers: Answers | None,
     ) -> None:
         self.world_size = len(channels)
         self.fabric = Fabric(self.world_size, network)
@@ -115,6 +119,7 @@ class Session:
         self.bounds = bounds.shared_by(self.world_size)
         self._send = send
         self._computes = None if computes is None else [Counter(each) for each in computes]
+        self._answers = answers
 
     @property
     def over(self) -> bool:
@@ -141,6 +146,8 @@ class Session:
             self._ask(connection, rank, kind, body)
         elif kind is Type.COMPUTE:
             self._compute(rank, socket_frames.read_compute(body))
+        elif kind is Type.ASK and self._answers is not None:
+            self._reply(connection, rank, bytes(body))
         elif kind is Type.FINISH:
             self.end(rank, "it raised an exception" if socket_frames.read_finish(body) else "")
         else:
@@ -186,6 +193,17 @@ class Session:
                 return
             self._computes[rank][seconds] -= 1
         self.fabric.advance(rank, seconds)
+
+    def _reply(self, connection: Connection, rank: int, question: bytes) -> None:
+        connection.operations += 1
+        self.bounds.expect("operations", connection.operations)
+        assert self._answers is not None
+        try:
+            answer, seconds = self._answers(rank, question)
+        except ValueError as error:
+            raise FrameError(f"its question has no answer: {error}") from None
+        self.fabric.advance(rank, seconds)
+        self._send(connection, socket_frames.frame(Type.ANSWER, answer))
 
     def _answer(self, connection: Connection) -> None:
         """Answer a rank: to WAIT, that the operation is over; to TEST, whether it is."""

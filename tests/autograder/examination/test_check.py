@@ -167,7 +167,7 @@ def test_nobody_is_graded_where_the_sandbox_fails(error: Exception) -> None:
 def test_nobody_is_graded_where_a_failed_sandbox_was_overlooked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A judge may swallow the loss of the sandbox, for example while it has a tape played."""
+    """A judge may swallow the loss of the sandbox."""
 
     def gone(_: Ran) -> None:
         raise MachineFailure("The sandbox has ended")

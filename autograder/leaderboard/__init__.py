@@ -1,1 +1,0 @@
-"""The capstone's leaderboard: time every submission, rank them, show them."""

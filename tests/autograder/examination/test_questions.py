@@ -1,0 +1,91 @@
+"""A rank in the sandbox asks the examiner; what the answer needs stays outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from autograder.examination.check import examine
+from autograder.examination.submission import Submission
+from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking import Case, CaseResult, Expectation, Wrong, task
+from course_lib.checking.cases import Observed
+from course_lib.ranks import Network, Trace
+
+K, SECRET = 2, 4_815_162_342
+
+
+def inputs(case: Case, generator: torch.Generator) -> list[Any]:
+    return [{"shown": torch.ones(2), "secret": SECRET + rank} for rank in range(K)]
+
+
+def answer(own: Any, question: Any) -> tuple[Any, float]:
+    if not isinstance(question, int):
+        raise ValueError("ask with a whole number")
+    return own["secret"] * question, 0.25 * question
+
+
+def program(function: Any, mine: Any, given: Any) -> Any:
+    return {"told": function(mine, given.ask)}
+
+
+def judge(case: Case, given: Any, values: Any) -> None:
+    if [value["told"] for value in values] != [5 * (SECRET + rank) for rank in range(K)]:
+        raise Wrong(f"got {values}")
+
+
+def takes_its_time(case: Case, observed: Observed, trace: Trace) -> None:
+    if trace.makespan != pytest.approx(1.25):
+        raise Wrong(f"{trace.makespan} s")
+
+
+CHECK = task(
+    "f",
+    inputs=inputs,
+    program=program,
+    judges=[judge],
+    cases=[Case("a case", K, network=Network(1e-3, 1e6))],
+    expects=[Expectation(takes_its_time)],
+    answers=answer,
+    withheld=["secret"],
+)
+
+
+SEARCH = """
+def f(mine, ask):
+    import gc
+    seen = [repr(each) for each in gc.get_objects() if type(each) in (dict, tuple, list)]
+    secret = "".join(["4815", "1623"])  # not to find this line itself
+    return sum(secret in text for text in seen) + len(mine)
+"""
+CELLS = {
+    "asks": ("def f(mine, ask):\n    return ask(2) + ask(3)", ""),
+    "asks_once": ("def f(mine, ask):\n    return 2.5 * ask(2)", "0.5 s"),
+    "searches": (SEARCH, "got [{'told': 1}, {'told': 1}]"),
+    "asks_wrongly": ("def f(mine, ask):\n    return ask('the secret')", "ask with a whole number"),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, CaseResult]:
+    found = {}
+    with SandboxedPlace(()) as place:
+        place.warm()
+        for name, (cell, _) in CELLS.items():
+            with Submission(place) as submission:
+                submission.run_cell(cell)
+                (found[name],) = examine("t/f", CHECK, submission, seed="s").report.results
+    return found
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_examiner_answers_and_the_secret_stays_outside(
+    name: str, results: dict[str, CaseResult]
+) -> None:
+    reason = CELLS[name][1]
+    assert results[name].passed == (not reason), results[name]
+    assert reason in results[name].reason
+    if name == "asks":
+        assert results[name].cost["computed"] == pytest.approx(1.25)

@@ -1,0 +1,122 @@
+"""The race: what a gradient is, what it costs, and what a run has cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from course_lib.capstone import (
+    DEVICE,
+    OVERHEAD,
+    Job,
+    Race,
+    answer,
+    draw,
+    inputs,
+    loss_of,
+    rehearse,
+)
+from course_lib.ranks import RanksError
+
+SMALL = Race(world_size=2, rows=48, features=8, hidden=6, classes=4)
+
+
+def weights_of(own: dict[str, Any]) -> list[Tensor]:
+    return [each.clone() for each in own["weights"]]
+
+
+@pytest.mark.parametrize("rows", [[0], [5, 3, 3], list(range(48))])
+def test_the_answer_is_the_gradient_of_the_rows(rows: list[int]) -> None:
+    own = inputs(SMALL, "seed")[1]
+    w1, b1, w2, b2 = (each.requires_grad_() for each in weights_of(own))
+    x, y = draw(SMALL, "seed").x[1][rows], draw(SMALL, "seed").y[1][rows]
+    loss = F.cross_entropy(torch.relu(x @ w1.T + b1) @ w2.T + b2, y)
+    right = torch.autograd.grad(loss, [w1, b1, w2, b2])
+    told, seconds = answer(own, {"weights": weights_of(own), "rows": torch.tensor(rows)})
+    assert told["loss"] == pytest.approx(float(loss.detach()))
+    for got, expected in zip(told["gradients"], right, strict=True):
+        torch.testing.assert_close(got, expected)
+    # Two products forward; backward, two more of each, without the gradient of x.
+    flops = 2 * len(rows) * (2 * 8 * 6 + 3 * 6 * 4)
+    assert seconds == pytest.approx(OVERHEAD + flops / DEVICE.flops)
+
+
+WRONG = [
+    {"rows": torch.tensor([48])},
+    {"rows": torch.tensor([-1])},
+    {"rows": torch.tensor([], dtype=torch.int64)},
+    {"rows": torch.zeros(49, dtype=torch.int64)},
+    {"rows": torch.tensor([0.0])},
+    {"rows": torch.tensor([[0]])},
+    {"rows": 0},
+    {"weights": []},
+    {"weights": [torch.zeros(1)] * 4},
+    {"weights": ["weight"] * 4},
+    {"rank": 1},
+]
+
+
+@pytest.mark.parametrize("changed", WRONG)
+def test_other_questions_have_no_answer(changed: dict[str, Any]) -> None:
+    own = inputs(SMALL, "seed")[0]
+    with pytest.raises(ValueError, match=r"rows|weights"):
+        answer(own, {"weights": weights_of(own), "rows": torch.arange(4), **changed})
+    wide = [each.double() for each in weights_of(own)]
+    with pytest.raises(ValueError, match="weights"):
+        answer(own, {"weights": wide, "rows": torch.arange(4)})
+
+
+def test_draws_are_other_ones_and_equally_hard() -> None:
+    one, other = draw(SMALL, "one"), draw(SMALL, "other")
+    assert not torch.equal(one.x[0], other.x[0]) and not torch.equal(one.x[0], one.x[1])
+    assert torch.equal(draw(SMALL, "one").held[0], one.held[0])
+    losses = [loss_of(SMALL, seed, draw(SMALL, seed).weights) for seed in ("one", "other")]
+    assert losses[0] == pytest.approx(losses[1], rel=0.3)
+
+
+def one_step(job: Job) -> int:
+    job.backward(slice(0, 16))
+    flat = torch.cat([param.grad.flatten() for param in job.model.parameters()])  # type: ignore[union-attr]
+    handle = dist.all_reduce(flat, async_op=True)
+    job.backward([0])
+    handle.wait()
+    return 2 * (dist.get_world_size() - 1) * flat.nbytes // dist.get_world_size()
+
+
+def test_messages_and_gradients_overlap() -> None:
+    race = Race(world_size=2, rows=48, features=8, hidden=6, classes=4, latency=1e-3)
+    score, trace, curve = rehearse(one_step, race)
+    n = 4 * (8 * 6 + 6 + 6 * 4 + 4)
+    ring = 2 * (race.latency + n / 2 / race.bandwidth)
+    assert score.seconds == trace.makespan == pytest.approx(race.seconds(16) + ring)
+    assert score.computed == pytest.approx(race.seconds(16) + race.seconds(1))
+    assert score.sent == (n, n) and score.rounds == 1
+    assert score.light == pytest.approx(max(score.computed, n / race.bandwidth))
+    assert [time for time, _ in curve] == pytest.approx(
+        [race.seconds(16), score.computed, score.seconds]
+    )
+
+
+def test_a_curve_goes_down_and_ends_with_the_loss_that_counts() -> None:
+    def train(job: Job) -> None:
+        optimizer = torch.optim.SGD(job.model.parameters(), lr=0.5)
+        for _ in range(60):
+            job.backward(range(job.rows))
+            for param in job.model.parameters():
+                dist.all_reduce(param.grad)
+                param.grad /= dist.get_world_size()  # type: ignore[operator]
+            optimizer.step()
+
+    _, _, curve = rehearse(train, SMALL)
+    assert curve[-2][1] < 0.5 * curve[0][1]
+    assert len(curve) == 61 and curve[-1][1] < curve[0][1]
+
+
+def test_an_error_in_train_is_the_ranks_error() -> None:
+    with pytest.raises(RanksError, match="rows are numbered 0 to 47"):
+        rehearse(lambda job: job.backward([48]), SMALL)
