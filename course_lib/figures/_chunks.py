@@ -19,6 +19,7 @@ ranks add up; a sum of all ranks is one solid dark box. New content is bold, in 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -31,8 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from course_lib.figures._explore import tip
-from course_lib.ranks import Ranks, clock
+from course_lib.figures._explore import Explored, explore, tip
+from course_lib.ranks import Network, Ranks, clock
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
@@ -369,4 +370,110 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
             tip(arrow, f"{said}, {len(arrows)} columns" if len(arrows) > 1 else said)
     when = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
     axes.set_title(f"{title}: {when}" if title else when, fontsize=11)
+    return figure
+
+
+def explore_chunks(
+    films: Mapping[tuple[str, int], Sequence[Moment]], *, first: dict[str, Any], alt: str
+) -> Explored:
+    """Return `draw_moment` under sliders: algorithm, number of ranks K, and step.
+
+    `films` has the moments of a run, from `chunk_moments`, for each (algorithm, K).
+    """
+
+    @functools.cache
+    def drawn(algorithm: str, K: int, step: int) -> Figure:
+        title = f"{algorithm}, step {step} of {len(films[algorithm, K]) - 1}"
+        return draw_moment(films[algorithm, K], step, title)
+
+    def last_of(algorithm: str, K: int, step: int) -> Figure:
+        return drawn(algorithm, K, min(step, len(films[algorithm, K]) - 1))
+
+    def in_words(algorithm: str, K: int, step: int) -> str:
+        film = films[algorithm, K][: step + 1]
+        sent = [[e.bytes for now in film for e in now.arrived if e.peer == r] for r in range(K)]
+        messages = ", ".join(str(len(each)) for each in sent)
+        amount = ", ".join(f"{sum(each) / 1e6:g}" for each in sent)
+        done = ", ".join(str(sum(name[:1] == "Σ" for name in row)) for row in film[-1].held)
+        return (
+            f"After {1e3 * film[-1].time:g} ms ranks 0 to {K - 1} have sent {messages} messages, "
+            f"which are {amount} MB. They hold {done} finished chunks."
+        )
+
+    steps = range(max(map(len, films.values())))
+    names, sizes = (list(dict.fromkeys(each)) for each in zip(*films, strict=True))
+    sliders = {"algorithm": names, "K": sizes, "step": steps}
+    return explore(last_of, in_words, **sliders, first=first, play="step", alt=alt)
+
+
+def collective_outcomes(ranks: Ranks) -> dict[str, list[Tensor]]:
+    """Run eight collectives on marked chunks; return what each rank holds, for `draw_outcomes`."""
+    held = ranks.run(_outcomes)
+    return {title: [of_rank[title] for of_rank in held] for title in held[0]}
+
+
+def _outcomes() -> dict[str, Tensor]:
+    rank, k = dist.get_rank(), dist.get_world_size()
+    own = marked_chunks(rank, k)
+    root = rank == 0
+
+    def after(run: Callable[[Tensor], object]) -> Tensor:
+        held = own.clone()
+        run(held)
+        return held
+
+    def only(row: int, chunk: Tensor) -> Tensor:
+        held = torch.zeros_like(own)
+        held[row] = chunk
+        return held
+
+    def scatter(chunk: Tensor) -> None:
+        dist.scatter(chunk, list(own) if root else None, src=0)
+
+    parts = [torch.empty_like(own[0]) for _ in range(k)]
+    mine, summed, exchanged = torch.empty_like(own[0]), torch.empty_like(own[0]), own.clone()
+    scatter(mine)
+    dist.reduce_scatter(summed, list(own.clone()))
+    dist.all_to_all_single(exchanged, own)
+    dist.all_gather(parts, own[rank])
+    reduced = after(lambda held: dist.reduce(held, 0))
+    return {
+        "before": own,
+        "broadcast from 0": after(lambda held: dist.broadcast(held, 0)),
+        "reduce to 0": reduced if root else torch.zeros_like(own),
+        "scatter from 0": only(rank, mine),
+        "gather to 0": torch.stack(parts) if root else torch.zeros_like(own),
+        "all-gather": torch.stack(parts),
+        "reduce-scatter": only(rank, summed),
+        "all-to-all": exchanged,
+        "all-reduce": after(dist.all_reduce),
+    }
+
+
+def draw_cables(traces: Mapping[str, Trace], network: Network) -> Figure:
+    """Draw when the cable of each rank carries bytes, with a panel for each trace of sends.
+
+    A message occupies its sender's cable for n/β seconds, which end when the send ends.
+    """
+    import matplotlib.pyplot as plt
+
+    size, longest = (7.5, 0.5 + 1.7 * len(traces)), max(t.makespan for t in traces.values())
+    figure, axes = plt.subplots(len(traces), figsize=size, sharex=True, layout="constrained")
+    for ax, (name, trace) in zip(axes, traces.items(), strict=True):
+        busy = 0.0
+        for event in trace.events:
+            if event.kind == "send":
+                seconds = event.bytes / network.bandwidth
+                busy += seconds
+                start = 1e3 * (event.end - seconds)
+                ax.barh(event.rank, 1e3 * seconds, 0.7, start, color="#56b4e9", ec="white", lw=0.5)
+                if seconds > 0.03 * longest:
+                    middle = start + 500 * seconds
+                    ax.text(middle, event.rank, f"→{event.peer}", ha="center", va="center", size=7)
+        share = busy / trace.makespan / trace.world_size
+        ax.set(ylim=(trace.world_size - 0.4, -0.6), yticks=range(0, trace.world_size, 2))
+        ax.set(ylabel="rank")
+        ax.set_title(f"{name}: {1e3 * trace.makespan:.0f} ms, cables busy {share:.0%}", fontsize=11)
+        ax.grid(visible=False, axis="y")
+    axes[-1].set_xlabel("ms, virtual clock")
     return figure

@@ -1,8 +1,8 @@
 """Diagrams: who holds what, and what goes where, as boxes and arrows in one style.
 
     >>> from course_lib.figures import diagrams
-    >>> diagrams.data_parallel_step().get_size_inches()[0]
-    8.0
+    >>> len(diagrams.data_parallel_step(world_size=4).axes)
+    1
 
 Blue is a rank and what it holds, orange is what travels, green is a finished result, and grey is
 what a rank does not hold. Every box has a name, so no colour is needed.
@@ -54,6 +54,17 @@ def _note(axes: Axes, x: float, y: float, text: str, ha: str = "center") -> None
     axes.text(x, y, text, ha=ha, va="center", fontsize=9, color=_INK)
 
 
+def _line(
+    axes: Axes,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    lw: float,
+    color: str = _INK,
+    ls: str = "-",
+) -> None:
+    axes.plot(xs, ys, color=color, linestyle=ls, linewidth=lw, marker="", zorder=1)
+
+
 def data_parallel_step(world_size: int = 4) -> Figure:
     """Draw one step on K replicas: own rows, own gradient, the mean, the same update."""
     figure, axes = _canvas(12, 5.2)
@@ -87,11 +98,11 @@ def flattened_bucket() -> Figure:
         count = rows * columns
         for number in range(count):
             _box(axes, at + number * cell, 3.0, cell, cell, "", MOVED)
-        axes.plot([at, at], [2.92, 3.42], color="black", lw=2)
+        _line(axes, [at, at], [2.92, 3.42], 2, "black")
         _arrow(axes, (middle, 0.7 + rows * cell), (at + count * cell / 2, 2.95))
         at += count * cell
         x += columns * cell + 2.2
-    axes.plot([at, at], [2.92, 3.42], color="black", lw=2)
+    _line(axes, [at, at], [2.92, 3.42], 2, "black")
     text = (
         "one bucket: a contiguous buffer, 27 numbers, one all-reduce; each gradient is a view of it"
     )
@@ -247,8 +258,8 @@ def mesh_cube(sizes: Sequence[int] = (2, 2, 2)) -> Figure:
             if d + u < dp and p + v < pp and t + w < tp:
                 xs, ys = zip(place(d, p, t), place(d + u, p + v, t + w), strict=True)
                 thick = 4 if (d, p, t) == (0, 0, 0) else 1.3
-                axes.plot(xs, ys, color=color, linestyle=line, lw=thick, zorder=1)
-        axes.plot([8.3, 9.1], [2.2 + 0.6 * number] * 2, color=color, linestyle=line, lw=3)
+                _line(axes, xs, ys, thick, color, line)
+        _line(axes, [8.3, 9.1], [2.2 + 0.6 * number] * 2, 3, color, line)
         _note(axes, 9.3, 2.2 + 0.6 * number, name, "left")
     _note(axes, 8.3, 4.1, "thick: the groups of rank 0", "left")
     for rank, at in enumerate(every):
@@ -269,11 +280,9 @@ def two_levels(nodes: int = 2, per_node: int = 4) -> Figure:
         for gpu in range(per_node):
             left = x + 0.15 + gpu * each
             _box(axes, left + 0.1, 0.6, each - 0.2, 0.55, f"GPU {node * per_node + gpu}")
-            axes.plot([left + each / 2] * 2, [1.15, 1.45], color=_INK, lw=3)
-        axes.plot(
-            [x + 0.15 + each / 2, x + 0.15 + (per_node - 0.5) * each], [1.45] * 2, color=_INK, lw=3
-        )
+            _line(axes, [left + each / 2] * 2, [1.15, 1.45], 3)
+        _line(axes, [x + 0.15 + each / 2, x + 0.15 + (per_node - 0.5) * each], [1.45] * 2, 3)
         _note(axes, x + wide / 2 - 0.3, 1.68, "inside a node: hundreds of GB/s")
-        axes.plot([x + wide / 2 - 0.3] * 2, [1.9, 2.5], color=_INK, lw=1)
+        _line(axes, [x + wide / 2 - 0.3] * 2, [1.9, 2.5], 1)
     _box(axes, 2.5, 2.5, 7, 0.6, "between nodes: tens of GB/s for each node or GPU", MOVED)
     return figure
