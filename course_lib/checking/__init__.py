@@ -40,7 +40,6 @@ from course_lib.checking.compare import (
     expect_close,
     expect_equal,
     expect_number,
-    expect_same_on_all_ranks,
     expect_tensor,
 )
 from course_lib.checking.expectations import (
@@ -89,7 +88,6 @@ __all__ = [
     "expect_close",
     "expect_equal",
     "expect_number",
-    "expect_same_on_all_ranks",
     "expect_tensor",
     "guess",
     "holds_at_most",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -310,18 +310,6 @@ def _passes(value: Any, wanted: Any, options: dict[str, Any]) -> bool:
     except Wrong:
         return False
     return True
-
-
-def expect_same_on_all_ranks(values: Sequence[Any], what: str) -> None:
-    """Raise `Wrong` unless all ranks hold the very same bits."""
-    for rank, value in enumerate(values):
-        if not (isinstance(value, Tensor) and isinstance(values[0], Tensor)):
-            raise Wrong(f"rank {rank}: {what} is {describe(value)}, expected a tensor")
-        if not torch.equal(value, values[0]):
-            raise Wrong(
-                f"{what} differs between rank 0 and rank {rank}",
-                "Replicas must hold the same bits after every step, or they drift apart.",
-            )
 
 
 def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:

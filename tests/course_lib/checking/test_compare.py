@@ -14,7 +14,6 @@ from course_lib.checking import (
     Wrong,
     expect_close,
     expect_number,
-    expect_same_on_all_ranks,
     expect_tensor,
 )
 from course_lib.checking.compare import expect_equal
@@ -72,16 +71,6 @@ def test_numbers() -> None:
     for wrong in (0.6, float("nan"), True, None, "0.5", torch.ones(2)):
         with pytest.raises(Wrong, match="loss"):
             expect_number(wrong, 0.5, "loss")
-
-
-def test_replicas_must_hold_the_same_bits() -> None:
-    value = torch.tensor([0.1, 0.2])
-    expect_same_on_all_ranks([value, value.clone(), value.clone()], "w")
-    drifted = torch.nextafter(value, torch.ones(2))
-    with pytest.raises(Wrong, match="w differs between rank 0 and rank 2"):
-        expect_same_on_all_ranks([value, value.clone(), drifted], "w")
-    with pytest.raises(Wrong, match="rank 1: w is None"):
-        expect_same_on_all_ranks([value, None], "w")
 
 
 def test_a_number_beyond_all_floats_is_wrong() -> None:
