@@ -119,8 +119,27 @@ def orphans(mark: str, ancestor: int) -> dict[int, str]:
     return found
 
 
+EXAMPLES = 3
+"""So many cases of a parametrized test run by default; `make test-all` runs every case."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked large
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let workers begin with what takes longest; skip what is marked gpu where there is none."""
+    """Mark as large what is one more of many; let workers begin with what takes longest.
+
+    Of a parametrized test the first, the middle and the last case run by default, if it has more
+    than three; one marked `every_case` runs whole. What is marked gpu is skipped without a GPU.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "[" in item.name and not {"large", "every_case"} & item.keywords.keys():
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for several in cases.values():
+        last = len(several) - 1
+        kept = {0, last // 2, last} if last >= EXAMPLES else set(range(last + 1))
+        for number, item in enumerate(several):
+            if number not in kept:
+                item.add_marker(pytest.mark.large)
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = {name: number for number, name in enumerate(LONG)}
         items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
