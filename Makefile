@@ -24,10 +24,10 @@ demo: .venv/ready  ## the course end to end: release, grade six submissions, fee
 WORKERS ?= 4
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: .venv/ready  ## the default tests, 15 to 20 minutes; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
-test-all: .venv/ready  ## all tests, also large ones (every mistake, whole classes): hours
+test-all: .venv/ready  ## all tests: every case, every mistake, whole classes
 	@$(PYTEST) -m '' $(ARGS)
 
 # Workers, ranks and servers are measured too, so it takes about twice as long as the tests alone.

@@ -156,6 +156,7 @@ def test_a_mistake_in_one_is_named_and_stops_no_other(
     assert "02_bad" in trouble
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
 def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
     report = run(folder, task, solution_of(folder, task))

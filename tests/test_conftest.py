@@ -92,3 +92,25 @@ def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
     result = run_pytest(tmp_path, HANGS, "-o", "timeout=1", "-o", "timeout_func_only=true")
     assert "FAILED test_it.py::test_that_hangs - Failed: Timeout" in result.stdout, result.stdout
     assert "1 failed, 1 passed" in result.stdout
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("k", range(9))
+def test_of_many(k):
+    pass
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("k", range(9))
+def test_whole(k):
+    pass
+"""
+
+
+def test_three_of_many_cases_run_by_default(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, MANY, "-m", "not large", "-vv")
+    ran = [name for name in ("[0]", "[4]", "[8]") if f"test_of_many{name} PASSED" in done.stdout]
+    assert len(ran) == 3 and "test_of_many[1]" not in done.stdout
+    assert "12 passed, 6 deselected" in done.stdout
+    assert "18 passed" in run_pytest(tmp_path, MANY).stdout
