@@ -15,6 +15,7 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_explore`: shows a figure with sliders, drawn for each combination of their values
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
+- `_steps`: turns the marks and the trace of a training step into bars
 - `_graphs`: draws which ranks get messages from which
 - `_schedules`: draws the schedules of pipelines
 - `diagrams`: draws who holds what and what goes where, in boxes and arrows
@@ -49,6 +50,7 @@ from course_lib.figures._shown import (
     timelines,
     use_course_style,
 )
+from course_lib.figures._steps import step_spans
 from course_lib.figures._winners import winner_map
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "order_of_rows",
     "plain_ticks",
     "show",
+    "step_spans",
     "steps_in_words",
     "timeline",
     "timelines",

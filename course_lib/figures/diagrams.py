@@ -29,6 +29,7 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
+    axes.set_prop_cycle(color=[_INK])  # plain lines, without the markers of the course's style
     return figure, axes
 
 

@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,10 +22,12 @@ from course_lib.figures import (
     error_curves,
     order_of_rows,
     show,
+    step_spans,
     timeline,
     timelines,
     use_course_style,
 )
+from course_lib.ranks import Network, Ranks, clock, compute
 from course_lib.ranks.trace.figure import described
 
 SPANS = [
@@ -299,6 +303,34 @@ def test_impossible_panels_are_refused():
 
 
 # --- order_of_rows --------------------------------------------------------------------------------
+
+
+def step_with_two_calls() -> list[tuple[str, float]]:
+    dist.all_reduce(torch.ones(250))  # before the barrier: not a part of the step
+    dist.barrier()
+    marks = [("", clock())]
+    for name in ("F1", "B1", "U"):
+        compute(1.0)
+        marks.append((name, clock()))
+        if name == "B1":
+            works = [dist.all_reduce(torch.ones(250), async_op=True) for _ in range(2)]
+            for work in works:
+                work.wait()
+            marks.append(("", clock()))
+    return marks
+
+
+def test_a_step_has_its_lanes_and_an_all_reduce_begins_when_the_one_before_is_over() -> None:
+    network = Network(latency=0, bandwidth=1e3)  # a call of 1000 bytes takes 1 s on two ranks
+    with Ranks(2, on="simulated", network=network) as ranks:
+        marks = ranks.run(step_with_two_calls)[0]
+        spans = step_spans(marks, ranks.trace)
+    assert [(span[1], span[4]) for span in spans] == [
+        *(("forward", "F1"), ("backward", "B1")),
+        *(("all-reduce", "g1"), ("all-reduce", "g2"), ("update", "U")),
+    ]
+    times = [edge for span in spans for edge in span[2:4]]
+    assert times == pytest.approx([0, 1e3, 1e3, 2e3, 2e3, 3e3, 3e3, 4e3, 4e3, 5e3])
 
 
 def test_order_of_rows_names_the_rank_of_every_row_and_darkens_with_the_step():
