@@ -14,6 +14,7 @@ from autograder.course import CourseNotFound, SourcesMissing, find_course, load_
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
+    "doctor": "check whether this machine can grade, and say what to do if not",
     "leaderboard": "write the leaderboard of the capstone, from the verdicts of the class",
     "new": "write a first version of a new assignment, which passes its tests and can be released",
     "release": "make the notebooks that students get, in assignments/, from instructor/",

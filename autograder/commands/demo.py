@@ -145,7 +145,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
             f"these points are wrong:\n\n{table(results)}\n\n"
             + "\n".join(unexpected)
             + "\n\nDo not grade on this machine before the demo succeeds. Test the machine with: "
-            "course doctor --grading. If you changed the solution, mutants.py or checks.py in "
+            "autograder doctor. If you changed the solution, mutants.py or checks.py in "
             f"{source} or {handed_out(source)}, check your change."
         )
     return results

@@ -254,7 +254,7 @@ class SelfTest:
         if wrong := known.wrong(verdict.checks):
             raise SelfTestFailed(
                 f"{wrong}. So this machine, or the check, is broken. Test the machine with: "
-                "course doctor --grading; and test the check with: make test-all "
+                "autograder doctor; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
 

@@ -37,7 +37,7 @@ from course_lib.ranks.explain.words import counted
 TO_DO = """\
 No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
 you may need room on the disk, more memory, or fewer --jobs. Test whether this machine grades
-correctly: `course doctor --grading`. Then give the same command again: graded submissions stay
+correctly: `autograder doctor`. Then give the same command again: graded submissions stay
 graded."""
 
 

@@ -11,7 +11,7 @@ If bubblewrap is installed but is not allowed to start, allow user namespaces:
   docker run --privileged ...                                (in a container)
 AppArmor's profile for bubblewrap (Ubuntu 25.04 and later) does not allow enough, because ranks get
 namespaces of their own inside the sandbox.
-`course doctor --grading` tests whether this machine has all that grading needs."""
+`autograder doctor` tests whether this machine has all that grading needs."""
 
 
 class SandboxUnavailable(RuntimeError):

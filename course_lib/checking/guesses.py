@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from course_lib import diary
 from course_lib.checking.predictions import FILE, agrees, plain, shown
-from course_lib.learner import diary
 
 Rule = float | str | Callable[[Any], object]
 """The value that a run shows if an option is right, or a function that tests the run's value."""

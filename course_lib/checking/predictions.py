@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from course_lib.learner import diary
+from course_lib import diary
 
 FILE = diary.PREDICTIONS
 _locked: dict[str, Prediction] = {}

@@ -10,8 +10,8 @@ from typing import Any
 
 import nbformat
 
-from course_lib.learner.diary import find_desk
-from course_lib.learner.installed import SHARED
+from course_lib.diary import find_desk
+from course_lib.installed import SHARED
 
 Cell = dict[str, Any]
 

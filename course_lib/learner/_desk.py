@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from course_lib.learner.diary import FOLDER
-from course_lib.learner.installed import PACKAGE
+from course_lib.diary import FOLDER
+from course_lib.installed import PACKAGE
 from course_lib.learner.notebooks import cleared, digest, has_outputs, with_outputs_of, words
 
 WORKED_IN = ("lectures", "assignments")

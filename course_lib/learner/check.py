@@ -19,9 +19,9 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner._course import Task
-from course_lib.learner.installed import find_course
 from course_lib.learner.limits import CELL_SECONDS, CELLS_SECONDS
 from course_lib.learner.start import add_desk, desk_of
 from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_runtime_dir
 
+from course_lib.installed import find_course
 from course_lib.learner._desk import refresh
-from course_lib.learner.installed import find_course
 from course_lib.learner.notebooks import has_outputs
 from course_lib.learner.start import add_desk, desk_of
 

@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from course_lib.diary import CHECKS, PREDICTIONS, in_lecture, kept
+from course_lib.installed import find_course
 from course_lib.learner import _course
-from course_lib.learner.diary import CHECKS, PREDICTIONS, in_lecture, kept
-from course_lib.learner.installed import find_course
 from course_lib.learner.start import add_desk, desk_of
 
 DESCRIPTION = (

@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
+from course_lib.diary import CHECKS, in_lecture, kept
+from course_lib.installed import PACKAGE, find_course
 from course_lib.learner import _course
 from course_lib.learner._course import Task, cells, is_check, role
-from course_lib.learner.diary import CHECKS, in_lecture, kept
-from course_lib.learner.installed import PACKAGE, find_course
 from course_lib.learner.start import add_desk, confirm, desk_of
 
 DESCRIPTION = (

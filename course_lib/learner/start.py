@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner._course import default_desk
 from course_lib.learner._desk import put_aside, refresh
-from course_lib.learner.installed import find_course
 from course_lib.learner.notebooks import words
 
 DESCRIPTION = (

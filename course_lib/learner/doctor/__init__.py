@@ -5,8 +5,8 @@ All tests run in order, and are printed as text or as JSON.
 - `_finding`: the result of one test
 - `_software`: Python, PyTorch, kernels, JupyterLab's extensions
 - `_machine`: cores, memory, disk, GPUs, network, and whether ranks start
-- `_sandbox`: what grading needs (bubblewrap, namespaces, control groups), and whether grades are
-  right
+
+``autograder doctor`` tests what grading needs.
 """
 
 from __future__ import annotations
@@ -16,52 +16,42 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import chain
 
-from course_lib.learner.doctor import _machine, _sandbox, _software
-from course_lib.learner.doctor._finding import Finding, Need
+from course_lib.learner.doctor import _machine, _software
+from course_lib.learner.doctor._finding import Finding
 
+__all__ = ["Finding", "add_options", "findings", "run", "text_of"]
 DESCRIPTION = (
     "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
-    "0 if lectures and checks will work (with --grading: and the autograder), else 1."
+    "0 if lectures and checks will work, else 1. What grading needs: autograder doctor."
 )
 LOOKS: tuple[Callable[[], Finding | Iterator[Finding]], ...] = (
     *(_software.python, _software.packages, _software.torch_build, _software.course),
     *(_machine.memory, _machine.disk, _machine.home, _machine.port),
     *(_machine.gpus, _machine.host_name, _machine.loopback, _machine.simulated, _machine.real),
     *(_software.kernels, _software.extensions),
-    *(_sandbox.namespaces, _sandbox.bubblewrap, _sandbox.control_groups),
 )
-GRADING_LOOKS = (_sandbox.graded,)
-"""Tests that --grading adds. They take a few more seconds."""
-_MARKS = {"course": "✗", "grading": "✗", "nothing": "!"}
+_MARKS = {"course": "✗", "nothing": "!"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--grading",
-        action="store_true",
-        help="also grade solutions; exit status 1 if grading does not work",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    needs: set[Need] = {"course", "grading"} if arguments.grading else {"course"}
     found = []
-    more = GRADING_LOOKS if arguments.grading else ()
-    for finding in chain(findings(), findings(more)):
+    for finding in findings():
         found.append(finding)
         if not arguments.json:
             print(text_of(finding), flush=True)
-    wrong = [each for each in found if not each.fine and each.needed_for in needs]
+    wrong = [each for each in found if not each.fine and each.needed_for == "course"]
     if arguments.json:
         told = [{**asdict(each), "fine": each.fine} for each in found]
         print(json.dumps({"fine": not wrong, "findings": told}, ensure_ascii=False, indent=1))
     else:
-        print(f"\n{conclusion(found, needs)}")
+        print(f"\n{conclusion(wrong)}")
     return int(bool(wrong))
 
 
@@ -92,14 +82,9 @@ def text_of(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def conclusion(found: list[Finding], needs: set[Need]) -> str:
+def conclusion(wrong: list[Finding]) -> str:
     """Return the last line, which says whether the learner can begin."""
-    wrong = [each.name for each in found if not each.fine and each.needed_for == "course"]
-    ungraded = [each.name for each in found if not each.fine and each.needed_for == "grading"]
     if wrong:
-        return f"Not ready: {', '.join(wrong)}. The arrows show what to do."
-    if ungraded and "grading" in needs:
-        return f"Lectures and checks work; grading does not: {', '.join(ungraded)}."
-    if ungraded:
-        return f"Ready. Lectures and checks work; only grading does not: {', '.join(ungraded)}."
-    return "Ready: lectures, checks and grading work here."
+        names = ", ".join(each.name for each in wrong)
+        return f"Not ready: {names}. The arrows show what to do."
+    return "Ready: lectures and checks work here. `autograder doctor` tests grading."

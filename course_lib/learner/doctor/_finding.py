@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Need = Literal["course", "grading", "nothing"]
+Need = Literal["course", "nothing"]
 
 
 @dataclass(frozen=True)

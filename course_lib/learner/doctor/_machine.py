@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from course_lib.installed import find_course
 from course_lib.learner._course import default_desk
 from course_lib.learner.doctor._finding import Finding
-from course_lib.learner.installed import find_course
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from course_lib.installed import PACKAGE, find_course
 from course_lib.learner.doctor._finding import Finding
-from course_lib.learner.installed import PACKAGE, find_course
 
 NAME = "sgd-to-ddp"
 COMPLETE = "complete the installation: `make .venv/ready`, or `pip install -e .` in the course"
@@ -108,12 +108,12 @@ def extensions() -> Finding:
     try:
         version = metadata.version("nbgrader")
     except metadata.PackageNotFoundError:
-        return Finding("nbgrader", "is missing", advice, "grading")
+        return Finding("nbgrader", "is missing", advice, "nothing")
     switched_on = Path(sys.prefix, "etc/jupyter/jupyter_server_config.d/nbgrader.json")
     panels = Path(sys.prefix, "share/jupyter/labextensions/@jupyter/nbgrader/package.json")
     missing = [path.name for path in (switched_on, panels) if not _readable(path)]
     if missing:
-        return Finding("nbgrader", f"{version}, without its panels", advice, "grading")
+        return Finding("nbgrader", f"{version}, without its panels", advice, "nothing")
     return Finding("nbgrader", f"{version}, with its panels for instructors")
 
 

@@ -107,7 +107,7 @@ def test_a_table_that_is_not_as_it_must_be_is_an_error(
     said = capsys.readouterr()
     assert "these points are wrong" in said.err
     assert "ada: average_gradients got 0 of 4, but the solution is right" in said.err
-    assert "ada: shard_bounds" not in said.err and "course doctor --grading" in said.err
+    assert "ada: shard_bounds" not in said.err and "autograder doctor" in said.err
 
 
 def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from course_lib.checking import guess, guesses, predictions
-from course_lib.learner.diary import PREDICTIONS
+from course_lib.diary import PREDICTIONS
 from course_lib.learner.progress import table
 
 IDLE = {"none": 0.0, "a quarter": 0.25, "more than half": lambda share: share > 0.5}

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib import diary
 from course_lib.checking import (
     Case,
     Check,
@@ -32,7 +33,6 @@ from course_lib.checking.local import (
     load_module,
 )
 from course_lib.checking.program import pack_program
-from course_lib.learner import diary
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
 from tests.helpers.kernels import kernel

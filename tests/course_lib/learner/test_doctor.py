@@ -7,7 +7,6 @@ import json
 import shutil
 import socket
 import sys
-import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import pytest
 
 from course_lib.learner import doctor
 from course_lib.learner.__main__ import main
-from course_lib.learner.doctor import _machine, _sandbox, _software
+from course_lib.learner.doctor import _machine, _software
 from course_lib.learner.doctor._finding import Finding
 from course_lib.ranks.placement import share
-from tests.helpers.course_folders import needs_sources
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -41,71 +39,16 @@ def test_this_machine_can_take_the_course(capsys: Any, monkeypatch: pytest.Monke
     assert all(each["told"] and each["fine"] == (not each["advice"]) for each in told["findings"])
 
 
-@pytest.mark.parametrize(
-    ("need", "plain", "grading"), [("course", 1, 1), ("grading", 0, 1), ("nothing", 0, 0)]
-)
+@pytest.mark.parametrize(("need", "status"), [("course", 1), ("nothing", 0)])
 def test_the_exit_status_says_for_what(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, need: Any, plain: int, grading: int
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, need: Any, status: int
 ) -> None:
     def look() -> Finding:
         return Finding("thing", "is broken", "mend it", need)
 
     monkeypatch.setattr(doctor.findings, "__defaults__", ((look, _software.python),))
-    monkeypatch.setattr(doctor, "GRADING_LOOKS", ())
-    assert main(["doctor"]) == plain
-    assert main(["doctor", "--grading"]) == grading
-    out = capsys.readouterr().out
-    assert out.count("→ mend it") == 2
-
-
-@needs_sources
-@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
-def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(doctor.findings, "__defaults__", ((),))
-    assert main(["doctor", "--grading"]) == 0
-    assert "got the right points" in " ".join(capsys.readouterr().out.split())
-
-
-@needs_sources
-@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("raise SystemExit('no such grader')", "the grader ended: no such grader"),
-        ("import time; time.sleep(600)", "took more than"),
-        (
-            "from autograder.passes import self_test as c; K = c.KnownSolutions;"
-            "K.wrong = lambda *_: 'x got 3 of 4';"
-            "c.SelfTest.run = lambda self: self._examine(K.of(c.Exam.of(self._source),"
-            " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
-            "x got 3 of 4. So this machine, or the check, is broken",
-        ),
-    ],
-    ids=["ends", "hangs", "gives other points"],
-)
-def test_a_machine_that_grades_wrongly_is_told(
-    monkeypatch: pytest.MonkeyPatch, code: str, words: str
-) -> None:
-    run = _sandbox.subprocess.run
-
-    def other(command: list[str], **options: Any) -> Any:
-        rest = command[command.index("--course") :]
-        return run([sys.executable, "-P", "-c", code, *rest], **options)
-
-    monkeypatch.setattr(_sandbox.subprocess, "run", other)
-    if "sleep" in code:
-        monkeypatch.setattr(_sandbox, "_SELF_TEST_SECONDS", 0.5)
-    found = _sandbox.graded()
-    assert words in found.told and found.needed_for == "grading"
-    assert "do not grade here" in found.advice
-
-
-def test_without_solutions_it_says_what_was_not_tried(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(_sandbox, "find_course", lambda: tmp_path)
-    found = _sandbox.graded()
-    assert found.fine and ("not tested" in found.told or sys.platform != "linux")
+    assert main(["doctor"]) == status
+    assert capsys.readouterr().out.count("→ mend it") == 1
 
 
 def test_a_look_that_stumbles_is_a_finding_too() -> None:
@@ -198,33 +141,3 @@ def test_a_taken_port_is_no_trouble() -> None:
         with contextlib.suppress(OSError):  # taken by somebody else: just as good
             other.bind(("127.0.0.1", 8888))
         assert _machine.port().fine and "next free" in _machine.port().told
-
-
-@pytest.mark.parametrize("root", [True, False])
-def test_forbidden_namespaces_are_named_with_the_setting(
-    monkeypatch: pytest.MonkeyPatch, root: bool
-) -> None:
-    monkeypatch.setattr(_sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(_sandbox.os, "geteuid", lambda: 0 if root else 1000)
-    monkeypatch.setattr(
-        Path, "read_text", lambda path: "0\n" if "max_user" in path.name else "none\n"
-    )
-    found = _sandbox.namespaces()
-    assert found.fine == root and "user.max_user_namespaces is 0" in found.told
-    assert root or found.advice.endswith("user.max_user_namespaces=10000")
-
-
-def test_without_bubblewrap_only_grading_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autograder.sandbox import binary
-
-    monkeypatch.setattr(_sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(binary, "candidates", list)
-    monkeypatch.setattr("autograder.sandbox.bubblewrap.probe", lambda: binary.choose(print))
-    found = _sandbox.bubblewrap()
-    assert "'bwrap' is missing" in found.told and found.needed_for == "grading"
-
-
-def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sandbox, "sys", types.SimpleNamespace(platform="darwin"))
-    for look in (_sandbox.namespaces, _sandbox.bubblewrap, _sandbox.control_groups):
-        assert not look().fine and look().needed_for != "course"

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from nbformat import v4
 
-from course_lib.learner import _course, diary
+from course_lib import diary
+from course_lib.learner import _course
 from course_lib.learner.__main__ import COMMANDS, main
 from course_lib.learner.check import plan
 from course_lib.learner.lab import FIRST, NoHome, opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 SHARED = ("share", "sgd-to-ddp")
 """Where a wheel puts the course, below the environment's folder."""
 _FIRST = Path("lectures", "00_start_here.ipynb")

@@ -1,0 +1,94 @@
+"""What `autograder doctor` says of machines that cannot grade."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autograder.commands import doctor
+from tests.helpers import ROOT
+from tests.helpers.course_folders import needs_sources
+
+
+@needs_sources
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
+def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert doctor.run(ROOT, argparse.Namespace()) == 0
+    assert "got the right points" in " ".join(capsys.readouterr().out.split())
+
+
+@needs_sources
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit('no such grader')", "the grader ended: no such grader"),
+        ("import time; time.sleep(600)", "took more than"),
+        (
+            "from autograder.passes import self_test as c; K = c.KnownSolutions;"
+            "K.wrong = lambda *_: 'x got 3 of 4';"
+            "c.SelfTest.run = lambda self: self._examine(K.of(c.Exam.of(self._source),"
+            " self._source, self._released)); c.examine_notebook = lambda *_: None; c.main()",
+            "x got 3 of 4. So this machine, or the check, is broken",
+        ),
+    ],
+    ids=["ends", "hangs", "gives other points"],
+)
+def test_a_machine_that_grades_wrongly_is_told(
+    monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    run = doctor.subprocess.run
+
+    def other(command: list[str], **options: Any) -> Any:
+        rest = command[command.index("--course") :]
+        return run([sys.executable, "-P", "-c", code, *rest], **options)
+
+    monkeypatch.setattr(doctor.subprocess, "run", other)
+    if "sleep" in code:
+        monkeypatch.setattr(doctor, "_SELF_TEST_SECONDS", 0.5)
+    found = doctor.graded()
+    assert words in found.told
+    assert "do not grade here" in found.advice
+
+
+def test_without_solutions_it_says_what_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "find_course", lambda: tmp_path)
+    found = doctor.graded()
+    assert found.fine and ("not tested" in found.told or sys.platform != "linux")
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_forbidden_namespaces_are_named_with_the_setting(
+    monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: "0\n" if "max_user" in path.name else "none\n"
+    )
+    found = doctor.namespaces()
+    assert found.fine == root and "user.max_user_namespaces is 0" in found.told
+    assert root or found.advice.endswith("user.max_user_namespaces=10000")
+
+
+def test_without_bubblewrap_only_grading_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autograder.sandbox import binary
+
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(binary, "candidates", list)
+    monkeypatch.setattr("autograder.commands.doctor.probe", lambda: binary.choose(print))
+    found = doctor.bubblewrap()
+    assert "'bwrap' is missing" in found.told
+
+
+def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(platform="darwin"))
+    for look in (doctor.namespaces, doctor.bubblewrap, doctor.control_groups):
+        assert not look().fine
