@@ -12,7 +12,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 TOPICS = [
     *("Mini-batch SGD", "Data-parallel SGD", "All-reduce", "Process groups", "The DDP API"),
     *("The sampler", "Bucketing", "Overlap", "Compression"),
-    *("Asynchronous training", "Decentralized training"),
+    *("Asynchronous training", "Decentralized training", "Beyond the slides"),
 ]
 ROWS = re.findall(r"^\| (.+) \| (.+) \|$", re.sub(r"^\| on the.*", "", TEXT, flags=re.M), re.M)
 LINK = re.compile(r"\[(\d\d), ([^\]]+)\]\(\.\./lectures/(\w+)\.ipynb#([^)\s]+)\)")
