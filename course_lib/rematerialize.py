@@ -18,7 +18,9 @@ T. Chen, B. Xu, C. Zhang and C. Guestrin, "Training Deep Nets with Sublinear Mem
 PyTorch's is `torch.utils.checkpoint`.
 """
 
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,6 +41,38 @@ def rematerialize(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     trained = torch.empty(0, requires_grad=True)
     result: Tensor = _Again.apply(function, trained, *inputs)  # type: ignore[no-untyped-call]
     return result
+
+
+def most_kept(run: Callable[[], object], weights: Iterable[Tensor] = ()) -> int:
+    """Return the most bytes that autograd keeps at any one time while `run` goes there and back.
+
+    A piece of memory counts once, however many tensors lie in it, from the first time that autograd
+    keeps one of them until it drops the last. The memory of `weights` does not count.
+    """
+    ignored = {weight.untyped_storage().data_ptr() for weight in weights}
+    uses: Counter[tuple[int, int]] = Counter()  # of each memory, by its address and bytes
+    most = 0
+
+    def keep(tensor: Tensor) -> _Kept:
+        nonlocal most
+        kept, storage = _Kept(tensor), tensor.untyped_storage()
+        memory = storage.data_ptr(), storage.nbytes()
+        if memory[0] not in ignored:
+            uses[memory] += 1
+            weakref.finalize(kept, uses.subtract, [memory])
+            most = max(most, sum(nbytes for (_, nbytes), count in uses.items() if count))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+        run()
+    return most
+
+
+class _Kept:
+    """Stands for a tensor that autograd keeps, and dies when autograd drops it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 class _Again(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
-from course_lib.rematerialize import rematerialize
+from course_lib.rematerialize import most_kept, rematerialize
 from course_lib.sharded_optimizer import ShardedOptimizer
 from tests.helpers.zero_scenarios import batches, own
 
@@ -70,25 +70,28 @@ def test_gradients_are_those_without_it(other, needs_input):
         torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
 
 
-def test_one_more_forward_and_only_the_inputs_are_kept():
-    kept: dict[Any, list[int]] = {}
-    x = torch.randn(100, 6, dtype=torch.float64)
-    for how in (plainly, rematerialize):
-        kept[how], calls[0] = [], 0
-        net = Net(how)
+def test_one_more_forward():
+    for how, forwards in ((plainly, 3), (rematerialize, 6)):
+        calls[0] = 0
+        Net(how)(torch.randn(100, 6, dtype=torch.float64)).sum().backward()
+        assert calls[0] == forwards
 
-        def keep(tensor: Tensor, sizes: list[int] = kept[how]) -> Tensor:
-            sizes.append(tensor.numel() if len(tensor) == 100 else 0)
-            return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            out = net(x)
-        assert calls[0] == 3
-        out.sum().backward()
-        assert calls[0] == (3 if how is plainly else 6)
-    # Each block keeps its input; the head keeps its own.
-    assert sum(kept[rematerialize]) == 4 * x.numel()
-    assert sum(kept[plainly]) > 3 * sum(kept[rematerialize])
+@pytest.mark.parametrize("segment", [1, 2, 3, 6])
+def test_inputs_of_segments_and_one_segment_are_kept(segment):
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(6)))
+    rows = torch.randn(20, 5)
+
+    def in_segments() -> None:
+        x = rows
+        for start in range(0, 6, segment):
+            x = rematerialize(layers[start : start + segment], x)
+        x.sum().backward()
+
+    everything = most_kept(lambda: layers(rows).sum().backward(), layers.parameters())
+    assert everything == 7 * rows.nbytes  # the input, and what each layer makes
+    inputs_and_one_segment = (6 // segment + segment) * rows.nbytes
+    assert most_kept(in_segments, layers.parameters()) == inputs_and_one_segment
 
 
 def test_without_gradients_it_is_the_function():
