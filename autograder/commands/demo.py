@@ -169,7 +169,7 @@ def make_submissions(source: Path, released: Path) -> dict[str, Made]:
         "right-differently": with_mutants(
             ("shard_bounds", "by_rounding_up"),
             ("average_gradients", "flat"),
-            ("data_parallel_step", "sums_then_divides"),
+            ("data_parallel_step", "averages_weights_by_rows"),
         ),
         "wrong-average": with_mutants(("average_gradients", "sum")),
         "deadlock": with_mutants(("average_gradients", "deadlock")),

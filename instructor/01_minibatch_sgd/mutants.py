@@ -12,12 +12,6 @@ from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 
 @passes
-def minibatches__split(n, batch_size, generator, drop_last=False):
-    batches = torch.randperm(n, generator=generator).split(batch_size)
-    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
-
-
-@passes
 def minibatches__one_draw_after_the_other(n, batch_size, generator, drop_last=False):
     left = list(range(n))
     while len(left) >= batch_size or (left and not drop_last):
@@ -49,7 +43,6 @@ minibatches__sorted_random_numbers_edited = edits_of(
         "if drop_last",
         "if True",
     ),
-    Mutant("numbers_from_1", "rows 1 to", "argsort()", "argsort() + 1"),
     Mutant(
         "global_generator",
         "the same seed gives other batches",
@@ -95,13 +88,6 @@ def sgd_step__in_no_grad(params, lr):
 
 
 @passes
-def sgd_step__through_data(params, lr):
-    for param in params:
-        if param.grad is not None:
-            param.data.add_(param.grad, alpha=-lr)
-
-
-@passes
 @torch.no_grad()
 def sgd_step__all_at_once(params, lr):
     with_gradient = [param for param in params if param.grad is not None]
@@ -113,12 +99,6 @@ sgd_step__in_no_grad_edited = edits_of(
     Mutant("climbs", "the sign is wrong", "param -= lr * param.grad", "param += lr * param.grad"),
     Mutant("in_new_memory", "in its own memory", "param -= lr *", "param.data = param.data - lr *"),
     Mutant(
-        "clears",
-        "gradient 0 after the step is None",
-        "* param.grad",
-        "* param.grad; param.grad = None",
-    ),
-    Mutant(
         "walks_twice",
         "α = 0.3",
         "for param in params:",
@@ -126,12 +106,6 @@ sgd_step__in_no_grad_edited = edits_of(
         any(p.grad is None for p in params)
         for param in params:
         """,
-    ),
-    Mutant(
-        "through_float32",
-        "rounded to float32",
-        "param -= lr * param.grad",
-        "param.copy_(param.float() - lr * param.grad.float())",
     ),
     Mutant(
         "stops_at_a_frozen_parameter",
@@ -167,22 +141,6 @@ sgd_step__in_no_grad_edited = edits_of(
     ),
     Mutant("clips", "expected", "-= lr * param.grad", "-= lr * param.grad.clamp(-5, 5)"),
     Mutant(
-        "rate_of_the_first_call",
-        "parameter 0 after two steps",
-        "def sgd_step__in_no_grad(params, lr):",
-        """
-        def sgd_step__in_no_grad(params, lr, kept={}):
-            lr = kept.setdefault("lr", lr)
-        """,
-    ),
-    Mutant(
-        "in_inference_mode",
-        None,
-        "with torch.no_grad():",
-        "with torch.inference_mode():",
-        also=(("param -= lr * param.grad", "param.add_(param.grad, alpha=-lr)"),),
-    ),
-    Mutant(
         "into_the_copy_of_reshape",
         ".contiguous() and .reshape() make a copy",
         "param -= lr * param.grad",
@@ -206,21 +164,6 @@ def accumulate_gradients__weighted(model, loss_fn, x, y, micro_batch_size):
     return total
 
 
-@passes
-def accumulate_gradients__divides_at_the_end(model, loss_fn, x, y, micro_batch_size):
-    params = [param for param in model.parameters() if param.requires_grad]
-    sums, total = [torch.zeros_like(param) for param in params], 0.0
-    parts = zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True)
-    for rows, targets in parts:
-        loss = loss_fn(model(rows), targets) * len(rows)
-        for summed, gradient in zip(sums, torch.autograd.grad(loss, params), strict=True):
-            summed += gradient
-        total = total + loss.detach()
-    for param, summed in zip(params, sums, strict=True):
-        param.grad = summed / len(x)
-    return total / len(x)
-
-
 accumulate_gradients__weighted_edited = edits_of(
     accumulate_gradients__weighted,
     Mutant(
@@ -228,14 +171,6 @@ accumulate_gradients__weighted_edited = edits_of(
         "the last micro-batch is shorter",
         "(len(rows) / len(x)",
         "1 / math.ceil(len(x) / micro_batch_size",
-    ),
-    Mutant("sum_over_rows", "gradient of parameter 0", "(len(rows) / len(x))", "len(rows)"),
-    Mutant(
-        "clears_every_time",
-        "gradient of parameter 0",
-        "model.zero_grad()",
-        "pass",
-        also=(("part.backward()", "model.zero_grad(); part.backward()"),),
     ),
     Mutant("never_clears", "added to the .grad from before the call", "model.zero_grad()", "pass"),
     Mutant(
@@ -263,7 +198,6 @@ accumulate_gradients__weighted_edited = edits_of(
         "pass",
         also=(("part.item()", "part"), ("return total", "total.backward(); return total.item()")),
     ),
-    Mutant("loss_in_float32", None, "part.item()", "part.float().item()"),
     Mutant(
         "zeros_where_nothing_was",
         "the first layer is frozen",
@@ -290,7 +224,6 @@ accumulate_gradients__weighted_edited = edits_of(
                 param.grad = param.grad.float().to(param.dtype)
         """,
     ),
-    Mutant("a_float32_tensor_comes_back", None, "return total", "return torch.tensor(total)"),
 )
 
 
@@ -323,7 +256,6 @@ learning_rate__by_formula_edited = edits_of(
         "step / total_steps",
     ),
     Mutant("linear", "expected", "* (1 + math.cos(math.pi * passed)) / 2", "* (1 - passed)"),
-    Mutant("one_step_late", "expected", "step < warmup_steps", "step <= warmup_steps"),
     Mutant(
         "divides_by_the_warm_up",
         "ZeroDivisionError",
@@ -333,19 +265,6 @@ learning_rate__by_formula_edited = edits_of(
         if step < warmup_steps:
         """,
     ),
-    Mutant(
-        "counts_calls",
-        "expected",
-        "if step < warmup_steps:",
-        """
-        counted = globals().setdefault("_counted", [0])
-        counted[0] += 1
-        step = (counted[0] - 1) % total_steps
-        if step < warmup_steps:
-        """,
-    ),
-    Mutant("half_is_missing", "rate in step", "(math.pi * passed)) / 2", "(math.pi * passed))"),
-    Mutant("pi_is_missing", "rate in step", "math.pi * passed", "passed"),
 )
 
 
@@ -386,7 +305,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
     gradient_variance__draw_by_draw,
     Mutant(
         "with_replacement",
-        "drawn with replacement",
+        "the variance of batches of 10 of 10 rows",
         "randperm(len(x), generator=generator)[:batch_size]",
         "randint(len(x), (batch_size,), generator=generator)",
     ),
@@ -425,19 +344,6 @@ gradient_variance__draw_by_draw_edited = edits_of(
         ),
     ),
     Mutant(
-        "the_formula",
-        "2 batches cannot have this mean",
-        "for _ in range(num_batches)",
-        "for i in range(len(x))",
-        also=(
-            ("torch.randperm(len(x), generator=generator)[:batch_size]", "[i]"),
-            (
-                "return total / num_batches",
-                "n = len(x); return total / n / batch_size * (n - batch_size) / (n - 1)",
-            ),
-        ),
-    ),
-    Mutant(
         "at_most_20_batches",
         "25 batches cannot have this mean",
         "(num_batches",
@@ -458,37 +364,6 @@ def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
         rows[[i, j]] = rows[[j, i]]
     batches = rows.split(batch_size)
     return [batch for batch in batches if len(batch) == batch_size or not drop_last]
-
-
-minibatches__swaps_with_any_row_edited = edits_of(
-    minibatches__swaps_with_any_row,
-    Mutant(
-        "never_stays_in_place",
-        "Every order of the rows must be equally likely",
-        """
-        for i in range(n):
-            j = int(torch.randint(n, (), generator=generator))
-        """,
-        """
-        for i in range(n - 1, 0, -1):
-            j = int(torch.randint(i, (), generator=generator))
-        """,
-    ),
-)
-
-
-minibatches__split_edited = edits_of(
-    minibatches__split,
-    Mutant(
-        "sizes_of_the_first_call",
-        "have [4, 4, 3] rows, expected [3, 3, 3, 3]",
-        "def minibatches__split(n, batch_size, generator, drop_last=False):",
-        """
-        def minibatches__split(n, batch_size, generator, drop_last=False, kept={}):
-            n, batch_size = kept.setdefault("sizes", (n, batch_size))
-        """,
-    ),
-)
 
 
 @fails("RandomSampler cannot be used: it is what this task asks you to write")
@@ -542,15 +417,6 @@ def learning_rate__kept_by_all_but_the_peak(step, peak, warmup_steps, total_step
     return kept[key]
 
 
-@fails("something is kept from the call before")
-def learning_rate__table_of_the_first_call(step, peak, warmup_steps, total_steps, table=[]):
-    w, rest = warmup_steps, max(1, total_steps - warmup_steps)
-    if not table:
-        table += [peak * (t + 1) / w for t in range(w)]
-        table += [peak / 2 * (1 + math.cos(math.pi * t / rest)) for t in range(total_steps - w)]
-    return table[step]
-
-
 @fails("SGD cannot be used: it is what this task asks you to write")
 def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
     def factor(t):
@@ -563,28 +429,3 @@ def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
     for _ in range(step):
         scheduler.step()
     return scheduler.get_last_lr()[0]
-
-
-# Pieces of equal length, frozen parameters, and side effects --------------------------------
-
-
-@passes
-def minibatches__a_random_split(n, batch_size, generator, drop_last=False):
-    sizes = [batch_size] * (n // batch_size) + [n % batch_size]
-    for part in torch.utils.data.random_split(range(n), sizes, generator=generator):
-        if len(part) == batch_size or (len(part) and not drop_last):
-            yield torch.tensor(part.indices)
-
-
-@fails("has shape [2], expected [3]")
-def accumulate_gradients__pieces_of_equal_length(model, loss_fn, x, y, micro_batch_size):
-    model.zero_grad()
-    count, total = math.ceil(len(x) / micro_batch_size), 0.0
-    for rows, targets in zip(x.chunk(count), y.chunk(count), strict=True):
-        share = loss_fn(model(rows), targets) * len(rows) / len(x)
-        share.backward()
-        total += share.item()
-    return total
-
-
-# A frozen layer, and what comes back -----------------------------------------------------------

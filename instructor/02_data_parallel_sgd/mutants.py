@@ -20,16 +20,6 @@ def shard_bounds__by_rounding_up(length, world_size, rank):
     return start, done
 
 
-@passes
-def shard_bounds__in_numpy(length, world_size, rank):
-    import numpy as np
-
-    edges = np.cumsum(
-        [0] + [length // world_size + (r < length % world_size) for r in range(rank + 1)]
-    )
-    return edges[rank], edges[rank + 1]
-
-
 @fails("A stop is not part of its shard")
 def shard_bounds__inclusive_stop(length, world_size, rank):
     size, rest = divmod(length, world_size)
@@ -64,11 +54,6 @@ shard_bounds__drops_the_rest_edited = edits_of(
         "min(length, (rank + 1) * size + length % world_size)",
     ),
 )
-
-
-@fails("the shards have sizes")
-def shard_bounds__rounds(length, world_size, rank):
-    return round(rank * length / world_size), round((rank + 1) * length / world_size)
 
 
 @fails("starts at")
@@ -109,55 +94,6 @@ def average_gradients__deadlock(params, group=None):
 
 
 @passes
-def average_gradients__all_at_once(params, group=None):
-    grads = [param.grad for param in params if param.grad is not None]
-    handles = [dist.all_reduce(grad, group=group, async_op=True) for grad in grads]
-    for handle, grad in zip(handles, grads, strict=True):
-        handle.wait()
-        grad /= dist.get_world_size(group)
-
-
-average_gradients__all_at_once_edited = edits_of(
-    average_gradients__all_at_once,
-    Mutant(
-        "through_bfloat16",
-        "rounded to bfloat16 on the way",
-        "group)",
-        "group); grad.copy_(grad.bfloat16())",
-    ),
-    Mutant(
-        "divides_what_is_under_way",
-        "before its wait()",
-        """
-        handle.wait()
-        grad /= dist.get_world_size(group)
-        """,
-        """
-        grad /= dist.get_world_size(group)
-        handle.wait()
-        """,
-        ("simulated",),
-    ),
-)
-
-
-@fails("this task allows all_reduce only")
-def average_gradients__gathers_on_one_rank(params, group=None):
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    root = members[0]
-    for param in params:
-        if param.grad is not None:
-            grad = param.grad.contiguous()
-            at_root = dist.get_rank() == root
-            copies = [torch.empty_like(grad) for _ in members] if at_root else None
-            dist.gather(grad, copies, dst=root, group=group)
-            if at_root:
-                grad = sum(copies) / len(members)
-            dist.broadcast(grad, src=root, group=group)
-            param.grad = grad
-
-
-@passes
 def average_gradients__new_tensors(params, group=None):
     world_size = dist.get_world_size(group)
     for param in params:
@@ -170,24 +106,6 @@ def average_gradients__new_tensors(params, group=None):
 average_gradients__new_tensors_edited = edits_of(
     average_gradients__new_tensors,
     Mutant("sum", "the sum over the ranks", "grad / world_size", "grad"),
-    Mutant(
-        "averages_the_parameters",
-        "changes weights, which must stay as it is",
-        """
-        dist.all_reduce(grad, group=group)
-        param.grad = grad / world_size
-        """,
-        """
-        dist.all_reduce(param.data, group=group)
-        param.grad = grad
-        """,
-    ),
-    Mutant(
-        "does_not_wait",
-        "never waits for the handle of all_reduce",
-        "=group",
-        "=group, async_op=True",
-    ),
     Mutant(
         "into_a_flat_copy",
         "and the mean went into the copy",
@@ -216,31 +134,16 @@ average_gradients__new_tensors_edited = edits_of(
         also=(("world_size = dist.get_world_size(group)", "world_size = dist.get_world_size()"),),
     ),
     Mutant(
-        "walks_the_parameters_twice",
-        "a second loop over them finds none",
-        "(group)",
-        "(group); any(param.grad is None for param in params)",
-    ),
-    Mutant(
         "exit",
         "process ended",
         "all_reduce",
         "get_rank(group) > 0 and __import__('os')._exit(1); dist.all_reduce",
+        ("cpu", "grader"),
     ),
-    Mutant("clips", "large gradients", "grad / world_size", "(grad / world_size).clamp(-100, 100)"),
     Mutant(
         "leaves_zeros", "only zeros on rank 1", "is not None", "is not None and param.grad.any()"
     ),
-    Mutant(
-        "leaves_inf", "an inf on rank 0", "grad / world_size", "(grad / world_size).nan_to_num()"
-    ),
 )
-
-
-# Right sums, in ways that the task forbids.
-
-
-# Side effects, wrong assumptions, and nearly right solutions.
 
 
 # data_parallel_step ------------------------------------------------------------------------
@@ -277,13 +180,6 @@ data_parallel_step__shares_edited = edits_of(
         "* len(x) / count",
         "/ dist.get_world_size(group)",
     ),
-    Mutant("sum_over_rows", "parameter 0 after two steps", "y) * len(x) / count", "y) * len(x)"),
-    Mutant(
-        "divides_again",
-        "parameter 0 after two steps",
-        "* param.grad",
-        "* param.grad / dist.get_world_size(group)",
-    ),
     Mutant(
         "clears_after_the_step",
         ".grad is not empty",
@@ -298,39 +194,7 @@ data_parallel_step__shares_edited = edits_of(
         "count, group=group)",
         'count, group=group); count = model.__dict__.setdefault("all_rows", count)',
     ),
-    Mutant(
-        "updates_before_averaging",
-        "parameter 0 after two steps",
-        """
-        dist.all_reduce(param.grad, group=group)
-        param -= lr * param.grad
-        """,
-        """
-        pass
-        param -= lr * param.grad
-        dist.all_reduce(param.grad, group=group)
-        """,
-    ),
     Mutant("local_loss", "the loss on this rank's own rows", "loss.", "(share * count / len(x))."),
-    Mutant(
-        "sets_the_mode",
-        "changes the mode of the model",
-        "zero_grad()",
-        "zero_grad(); model.train()",
-    ),
-    Mutant(
-        "sums_twice_the_bytes",
-        "expected at most",
-        """
-        dist.all_reduce(param.grad, group=group)
-        param -= lr * param.grad
-        """,
-        """
-        g = param.grad.repeat(2, *[1] * (param.dim() - 1))
-        dist.all_reduce(g, group=group)
-        param -= lr * g[: len(param)]
-        """,
-    ),
     Mutant(
         "uses_ddp",
         "4 × broadcast",
@@ -353,53 +217,6 @@ data_parallel_step__shares_edited = edits_of(
         "in_any_order", "The ranks disagree about", "model.parameters()", "set(model.parameters())"
     ),
 )
-
-
-# Right steps, in ways that the task forbids.
-
-
-@passes
-def data_parallel_step__sums_then_divides(model, loss_fn, x, y, lr, group=None):
-    model.zero_grad()
-    loss = loss_fn(model(x), y) * len(x)
-    loss.backward()
-    totals = torch.tensor([loss.item(), float(len(x))])
-    dist.all_reduce(totals, group=group)
-    with torch.no_grad():
-        for param in model.parameters():
-            dist.all_reduce(param.grad, group=group)
-            param -= lr * param.grad / totals[1]
-    return (totals[0] / totals[1]).item()
-
-
-@passes
-def data_parallel_step__flat(model, loss_fn, x, y, lr, group=None):
-    share = loss_fn(model(x), y) * len(x)
-    grads = torch.autograd.grad(share, list(model.parameters()))
-    flat = torch.cat(
-        [grad.flatten() for grad in grads] + [share.detach()[None], x.new_tensor([len(x)])]
-    )
-    dist.all_reduce(flat, group=group)
-    mean, at = flat / flat[-1], 0
-    for param in model.parameters():
-        param.data -= lr * mean[at : at + param.numel()].view_as(param)
-        at += param.numel()
-    return mean[-2]
-
-
-@passes
-def data_parallel_step__counts_gathered(model, loss_fn, x, y, lr, group=None):
-    counts = [None] * dist.get_world_size(group)
-    dist.all_gather_object(counts, len(x), group=group)
-    model.zero_grad(set_to_none=False)
-    share = loss_fn(model(x), y) * (len(x) / sum(counts))
-    share.backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    loss = share.detach().clone()
-    for tensor in [loss, *(param.grad for param in model.parameters())]:
-        dist.all_reduce(tensor, group=group)
-    optimizer.step()
-    return loss
 
 
 # State between calls, and ways around a rule -----------------------------------------------
@@ -431,24 +248,6 @@ def shard_bounds__empty_ones_at_0(length, world_size, rank):
         return 0, 0
     start = rank * size + min(rank, rest)
     return start, start + size + (rank < rest)
-
-
-@passes
-def shard_bounds__an_array(length, world_size, rank):
-    import numpy as np
-
-    ranks = np.array([rank, rank + 1])
-    return ranks * (length // world_size) + np.minimum(ranks, length % world_size)
-
-
-@passes
-def average_gradients__functional_collective(params, group=None):
-    from torch.distributed import _functional_collectives as functional
-
-    for param in params:
-        if param.grad is not None:
-            total = functional.all_reduce(param.grad, "sum", group or dist.group.WORLD)
-            param.grad = functional.wait_tensor(total) / dist.get_world_size(group)
 
 
 # In the grader each rank has a store of its own, so this waits for ever.

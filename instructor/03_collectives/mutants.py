@@ -28,43 +28,6 @@ def tree_broadcast__doubling(tensor, src, group=None):
     tensor.copy_(data)
 
 
-@passes
-def tree_broadcast__halving(tensor, src, group=None):
-    members = dist.get_process_group_ranks(group)
-    k, root = len(members), members.index(src)
-    place = (members.index(dist.get_rank()) - root) % k
-    data = tensor.contiguous()
-    first, last = 0, k
-    while last - first > 1:
-        middle = (first + last + 1) // 2
-        if place == first:
-            dist.send(data, members[(middle + root) % k], group=group)
-        elif place == middle:
-            dist.recv(data, members[(first + root) % k], group=group)
-        first, last = (first, middle) if place < middle else (middle, last)
-    tensor.copy_(data)
-
-
-@passes
-def tree_broadcast__to_all_children_at_once(tensor, src, group=None):
-    members = dist.get_process_group_ranks(group)
-    k, root = len(members), members.index(src)
-    place = (members.index(dist.get_rank()) - root) % k
-    data = tensor.clone(memory_format=torch.contiguous_format)
-    width = 1
-    while width <= place:
-        width *= 2
-    if place:
-        dist.irecv(data, members[(place - width // 2 + root) % k], group=group).wait()
-    handles = []
-    while place + width < k:
-        handles.append(dist.isend(data, members[(place + width + root) % k], group=group))
-        width *= 2
-    for handle in handles:
-        handle.wait()
-    tensor.copy_(data)
-
-
 tree_broadcast__doubling_edited = edits_of(
     tree_broadcast__doubling,
     Mutant(
@@ -91,7 +54,6 @@ tree_broadcast__doubling_edited = edits_of(
         "dist.get_process_group_ranks(group).index(src)",
         "src",
     ),
-    Mutant("powers_of_two_only", "3 ranks, from rank 2", "and place + width < k", ""),
     Mutant(
         "vectors_as_they_are",
         "needs a contiguous tensor",
@@ -127,13 +89,6 @@ def tree_broadcast__root_sends_to_all(tensor, src, group=None):
                 dist.send(data, rank, group=group)
     else:
         dist.recv(data, src, group=group)
-    tensor.copy_(data)
-
-
-@fails("this task allows send and recv only")
-def tree_broadcast__the_librarys(tensor, src, group=None):
-    data = tensor.contiguous()
-    dist.broadcast(data, src, group=group)
     tensor.copy_(data)
 
 
@@ -215,12 +170,6 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
     ),
     Mutant("begins_with_its_own_chunk", "In the last step, chunk 0 must arrive here", "- 2", "- 1"),
     Mutant(
-        "drops_the_rest",
-        "has shape [2], expected [3]",
-        "tensor_split(k",
-        "split(max(1, tensor.numel() // k)",
-    ),
-    Mutant(
         "returns_its_input",
         "shares memory with tensor",
         ".clone()",
@@ -243,31 +192,6 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
         result = kept.setdefault((len(chunks[rank]), tensor.dtype), torch.empty_like(chunks[rank]))
         return result.copy_(chunks[rank])
         """,
-    ),
-    Mutant(
-        "groups_are_every_second_rank",
-        "one of them alone",
-        """
-        sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
-        receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
-        """,
-        """
-        apart, first = (2, dist.get_rank() % 2) if group else (1, 0)
-        sending = dist.isend(chunks[(mine + 1) % k], (rank + 1) % k * apart + first)
-        receiving = dist.irecv(incoming, (rank - 1) % k * apart + first)
-        """,
-        VIRTUAL,
-    ),
-    Mutant(
-        "uses_it_before_it_is_there",
-        "before its wait()",
-        "incoming = torch.empty_like(chunks[mine])",
-        "incoming = torch.zeros_like(chunks[mine])",
-        ("simulated",),
-        also=(
-            ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
-            ("chunks[mine] += incoming", ""),
-        ),
     ),
     Mutant(
         "uses_what_is_not_there",
@@ -294,25 +218,6 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
         ),
     ),
 )
-
-
-@fails("may exchange messages only with")
-def ring_reduce_scatter__gathers_on_one_rank(tensor, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.flatten().clone()
-    if rank:
-        dist.send(flat, group=group, group_dst=0)
-        chunk = torch.empty_like(flat.tensor_split(k)[rank])
-        dist.recv(chunk, group=group, group_src=0)
-        return chunk
-    for other in range(1, k):
-        part = torch.empty_like(flat)
-        dist.recv(part, group=group, group_src=other)
-        flat += part
-    for other, chunk in enumerate(flat.tensor_split(k)):
-        if other:
-            dist.send(chunk, group=group, group_dst=other)
-    return flat.tensor_split(k)[0]
 
 
 @fails("course_lib", ("grader",))
@@ -375,13 +280,6 @@ ring_all_gather__to_the_right_edited = edits_of(
         "step + 1) % k], chunks[(rank - step",
     ),
     Mutant("forwards_its_own", "receives them as", "[(rank - step) % k]", "[rank]", VIRTUAL),
-    Mutant(
-        "like_its_own_chunk",
-        "3 ranks, 10 numbers",
-        "list(whole.tensor_split(k))",
-        "[torch.empty_like(chunk) for _ in range(k)]",
-        also=(("return whole", "return torch.cat(chunks)"),),
-    ),
     Mutant(
         "receives_into_its_input",
         "changes chunk, which must stay as it is",
@@ -495,7 +393,6 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "tensor.flatten().clone()",
         also=(("tensor.copy_(flat.view(tensor.shape))", "return flat.view(tensor.shape)"),),
     ),
-    Mutant("flat_as_it_is", "needs a contiguous tensor", "().contiguous()", "()", VIRTUAL),
     Mutant(
         "integers_through_float64",
         "expected",
@@ -513,7 +410,6 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         )
         """,
     ),
-    Mutant("half_of_the_sum", "rank 0: tensor", ".shape))", ".shape) / min(k, 2))"),
     Mutant(
         "not_fewer_than_ranks",
         "4 ranks, 3 numbers",
@@ -528,31 +424,6 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "no passing case, have several groups of ranks",
         "=group",
         "=group if step < k - 1 else None",
-    ),
-    Mutant(
-        "own_tensor_again",
-        "rank 0: tensor",
-        "chunks = flat.tensor_split(k)",
-        "given, own = flat.clone(), flat.clone()",
-        also=(
-            ("range(2 * (k - 1))", "range(k - 1)"),
-            ("given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]", "got = flat"),
-            (
-                "got.copy_(got + incoming if step < k - 1 else incoming)",
-                "got += own; given = incoming",
-            ),
-        ),
-    ),
-    Mutant(
-        "left_to_right",
-        None,
-        "(rank + 1) % k",
-        "(rank - 1) % k",
-        also=(
-            ("group_src=(rank - 1) % k", "group_src=(rank + 1) % k"),
-            ("(rank - step) % k", "(rank + step) % k"),
-            ("(rank - step - 1) % k", "(rank + step + 1) % k"),
-        ),
     ),
 )
 
@@ -586,37 +457,6 @@ def two_level_all_reduce__three_rings(tensor, inside, between):
     mine = ring(flat, inside, lambda k: (k - 1,))
     ring(mine, between, lambda k: (2 * (k - 1),))
     ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
-    tensor.copy_(flat.view(tensor.shape))
-
-
-@passes
-def two_level_all_reduce__everybody_to_everybody_inside(tensor, inside, between):
-    def swap(given, got, group):
-        ranks = dist.get_process_group_ranks(group)
-        me = ranks.index(dist.get_rank())
-        for step in range(1, len(ranks)):
-            to, source = (me + step) % len(ranks), (me - step) % len(ranks)
-            sending = dist.isend(given[to], ranks[to], group=group)
-            dist.recv(got[source], ranks[source], group=group)
-            sending.wait()
-
-    def add_up(flat, group):
-        me, k = dist.get_rank(group), dist.get_world_size(group)
-        chunks = flat.tensor_split(k)
-        parts = [torch.zeros_like(chunks[me]) for _ in range(k)]
-        swap(chunks, parts, group)
-        return chunks[me] + sum(parts)
-
-    def collect(flat, chunk, group):
-        me, k = dist.get_rank(group), dist.get_world_size(group)
-        chunks = flat.tensor_split(k)
-        chunks[me].copy_(chunk)
-        swap([chunk] * k, chunks, group)
-
-    flat = tensor.flatten().contiguous()
-    mine = add_up(flat, inside)
-    collect(mine, add_up(mine, between), between)
-    collect(flat, mine, inside)
     tensor.copy_(flat.view(tensor.shape))
 
 
@@ -674,7 +514,6 @@ two_level_all_reduce__three_rings_edited = edits_of(
         pass
         """,
     ),
-    Mutant("sums_before_it_gathers", "expected", "k - 1, 2 * (k - 1)", "2 * (k - 1),"),
     Mutant(
         "wrong_way_round",
         "Messages to other nodes take long",
@@ -687,36 +526,6 @@ two_level_all_reduce__three_rings_edited = edits_of(
         mine = ring(flat, between, lambda k: (k - 1,))
         ring(mine, inside, lambda k: (2 * (k - 1),))
         ring(flat, between, lambda k: (k - 1, 2 * (k - 1)))
-        """,
-        VIRTUAL,
-    ),
-    Mutant(
-        "one_flat_ring",
-        "Messages to other nodes take long",
-        """
-        mine = ring(flat, inside, lambda k: (k - 1,))
-        ring(mine, between, lambda k: (2 * (k - 1),))
-        ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
-        """,
-        """
-        ring(flat, None, lambda k: (2 * (k - 1),))
-        pass
-        pass
-        """,
-        VIRTUAL,
-    ),
-    Mutant(
-        "blocking",
-        "waits in send",
-        """
-        sending = dist.isend(given, group=group, group_dst=(rank + 1) % k)
-        dist.recv(incoming, group=group, group_src=(rank - 1) % k)
-        sending.wait()
-        """,
-        """
-        sending = dist.send(given, group=group, group_dst=(rank + 1) % k)
-        dist.recv(incoming, group=group, group_src=(rank - 1) % k)
-        pass
         """,
         VIRTUAL,
     ),

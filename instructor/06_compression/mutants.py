@@ -41,12 +41,6 @@ quantize__numpy_edited = edits_of(
         "floor(scaled + u",
         "round(scaled",
     ),
-    Mutant(
-        "subtracts_u",
-        "codes[",
-        "minimum(np.floor(scaled + u), 127",
-        "maximum(np.ceil(scaled - u), -127",
-    ),
     Mutant("floats_on_the_wire", "A code must be one byte", "astype(np.int8", "astype(np.float32"),
     Mutant(
         "a_scale_of_eight_bytes",
@@ -54,16 +48,8 @@ quantize__numpy_edited = edits_of(
         "scale.",
         "np.float64(scale).",
     ),
-    Mutant("by_128", "scale", "np.float32(127)", "np.float32(128)"),
     Mutant("column_order", "codes[", "ravel()", "ravel(order='A')"),
     Mutant("an_epsilon", "codes[", "x / scale if scale else x", "x / (scale + np.float32(1e-30))"),
-    Mutant(
-        "quotient_in_float16",
-        "codes[",
-        "(scaled",
-        "(scaled.astype(np.float16).astype(np.float32)",
-    ),
-    Mutant("below_the_ceiling", "codes[", "np.floor(scaled + u)", "np.ceil(scaled + u) - 1"),
 )
 
 
@@ -112,13 +98,6 @@ def dequantize__struct(wire, shape, dtype):
     (scale,) = struct.unpack("=f", bytes(wire[:4].tolist()))
     codes = [code - 256 if code > 127 else code for code in wire[4:].tolist()]
     return torch.tensor([scale * code for code in codes]).to(dtype).reshape(shape)
-
-
-@passes
-def dequantize__numpy(wire, shape, dtype):
-    data = wire.numpy().tobytes()
-    scale, codes = np.frombuffer(data[:4], np.float32), np.frombuffer(data[4:], np.int8)
-    return torch.from_numpy(codes * scale).to(dtype).view(shape)
 
 
 @passes
@@ -190,21 +169,6 @@ def encode_top_k__by_hand(x, k):
     return torch.cat(wire)
 
 
-@passes
-def encode_top_k__by_threshold(x, k):
-    x = x.flatten().float()
-    sizes = x.abs()
-    threshold = sizes.sort(descending=True).values[k - 1] if k else torch.inf
-    places = torch.where(sizes >= threshold)[0]
-    n = len(x)
-    if 8 * 4 * k > n + (-n % 8):
-        bitmap = torch.zeros((n + 7) // 8, dtype=torch.uint8)
-        for place in places.tolist():
-            bitmap[place // 8] |= 1 << place % 8
-        return torch.cat([x[places].view(torch.uint8), bitmap])
-    return torch.cat([x[places].view(torch.uint8), places.int().view(torch.uint8)])
-
-
 encode_top_k__numpy_edited = edits_of(
     encode_top_k__numpy,
     Mutant("largest_numbers", "keep the k largest absolute values", "-np.abs(x)", "-x"),
@@ -222,12 +186,6 @@ encode_top_k__numpy_edited = edits_of(
         "len(bitmap) < len(listed)",
         "n // 8 < 4 * k",
     ),
-    Mutant(
-        "without_places",
-        "expected 16: 4 k",
-        "+ (bitmap if len(bitmap) < len(listed) else listed)",
-        "",
-    ),
     Mutant("highest_bit_first", "the first element has the highest bit", ', bitorder="little"', ""),
     Mutant(
         "in_order_of_size",
@@ -242,17 +200,6 @@ encode_top_k__numpy_edited = edits_of(
 encode_top_k__by_hand_edited = edits_of(
     encode_top_k__by_hand,
     Mutant("drops_a_zero", "all of 9", "True)[:k]] = True", "True)[:k]] = True; kept &= flat != 0"),
-)
-
-
-encode_top_k__by_threshold_edited = edits_of(
-    encode_top_k__by_threshold,
-    Mutant(
-        "compares_in_bfloat16",
-        "decoded[",
-        "abs()",
-        "abs().bfloat16().float() + torch.arange(len(x)) * 1e-6",
-    ),
 )
 
 
@@ -273,19 +220,6 @@ def with_feedback__a_class(compress):
             return sent.clone().to(x.dtype)
 
     return Sender()
-
-
-@passes
-def with_feedback__sums_of_both(compress):
-    given, returned = {}, {}
-
-    def send(x, key):
-        given[key] = given.get(key, 0) + x.double()
-        sent = compress((given[key] - returned.get(key, 0)).float())
-        returned[key] = returned.get(key, 0) + sent.double()
-        return sent.to(x.dtype).clone()
-
-    return send
 
 
 @passes
@@ -315,29 +249,13 @@ with_feedback__default_dict_edited = edits_of(
     Mutant("of_x_alone", "if you keep x - C(x + e)", "torch.sub(p, result)", "x.float() - result"),
     Mutant("in_the_dtype_of_x", "nearly right", ", result)", ", result).to(x.dtype).float()"),
     Mutant(
-        "of_what_was_converted",
-        "expected",
-        "torch.sub(p, result",
-        "p - result.to(x.dtype).float(",
-    ),
-    Mutant(
         "changes_x",
         "change of x",
         "residuals[key] + x.to(torch.float32",
         "x.add_(residuals[key]).float(",
     ),
     Mutant("by_object", "expected", "[key]", "[id(key)]"),
-    Mutant("by_its_text", "expected", "[key]", "[str(key)]"),
     Mutant("by_its_hash", "✗ many keys", "residuals[key]", "residuals[hash(key)]"),
-    Mutant(
-        "few_keys_only", "✗ many keys", "p =", "len(residuals) > 200 and residuals.clear(); p ="
-    ),
-    Mutant(
-        "residual_in_float16",
-        "nearly right",
-        "result)",
-        "result).half().float()",
-    ),
 )
 
 
@@ -397,29 +315,6 @@ def compressed_all_reduce__messages(x, encode, decode, group=None):
 
 
 @passes
-def compressed_all_reduce__padded(x, encode, decode, group=None):
-    rank, k = dist.get_rank(group), dist.get_world_size(group)
-    shards = x.detach().float().flatten().tensor_split(k)
-    wires = [encode(shard) for shard in shards]
-    longest = max(map(len, wires))
-
-    def padded(wire):
-        return torch.nn.functional.pad(wire, (0, longest - len(wire)))
-
-    table = torch.stack([padded(wire) for wire in wires])
-    arrived = torch.empty_like(table)
-    dist.all_to_all_single(arrived, table, group=group)
-    mine, size = shards[rank].shape, len(wires[rank])
-    total = sum(decode(row[:size], mine, torch.float32) for row in arrived)
-    dist.all_gather(list(arrived), padded(encode(total)), group=group)
-    flat = [
-        decode(row[: len(wire)], shard.shape, torch.float32)
-        for row, wire, shard in zip(arrived, wires, shards, strict=True)
-    ]
-    x.copy_(torch.cat(flat).reshape(x.shape))
-
-
-@passes
 def compressed_all_reduce__in_turn(x, encode, decode, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     shards = x.detach().float().flatten().tensor_split(k)
@@ -470,17 +365,6 @@ compressed_all_reduce__messages_edited = edits_of(
         """,
     ),
     Mutant(
-        "the_librarys",
-        "expected",
-        "rank, k = dist.get_rank(group), dist.get_world_size(group)",
-        """
-        rank, k = dist.get_rank(group), dist.get_world_size(group)
-        dist.all_reduce(x, group=group)
-        return
-        """,
-    ),
-    Mutant("divisible_only", "3 ranks, 95 numbers", ".tensor_split(k)", ".view(k, -1).unbind()"),
-    Mutant(
         "every_second_rank",
         "two groups",
         "get_rank(group",
@@ -495,7 +379,6 @@ compressed_all_reduce__messages_edited = edits_of(
         "dist.send(outgoing[to], group=group, group_dst=to",
         VIRTUAL,
     ),
-    Mutant("encodes_again_for_the_length", None, "[wires[rank]] * k", "[encode(shards[rank])] * k"),
     Mutant(
         "own_shard_as_it_was",
         "expected",
@@ -529,17 +412,6 @@ def compressed_all_reduce__everything_to_everybody(x, encode, decode, group=None
     x.copy_(torch.cat(sums).view(x.shape))
 
 
-compressed_all_reduce__padded_edited = edits_of(
-    compressed_all_reduce__padded,
-    Mutant(
-        "does_not_wait",
-        "never waits for the handle of",
-        "table, group=group",
-        "table, group=group, async_op=True",
-    ),
-)
-
-
 # random_k_mean -----------------------------------------------------------------------------
 
 
@@ -558,16 +430,6 @@ def random_k_mean__sample(x, k, seed, group=None):
 
 
 @passes
-def random_k_mean__numpy(x, k, seed, group=None):
-
-    places = torch.from_numpy(np.random.default_rng(seed).choice(x.numel(), k, replace=False))
-    part = x.detach().flatten().index_select(0, places)
-    dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-    part = part.double() * x.numel() / (k * dist.get_world_size(group))
-    return torch.zeros(x.numel(), dtype=x.dtype).scatter(0, places, part.to(x.dtype)).view(x.shape)
-
-
-@passes
 def random_k_mean__smallest_of_random_numbers(x, k, seed, group=None):
     generator = torch.Generator()
     generator.manual_seed(seed)
@@ -582,7 +444,6 @@ def random_k_mean__smallest_of_random_numbers(x, k, seed, group=None):
 random_k_mean__sample_edited = edits_of(
     random_k_mean__sample,
     Mutant("own_seed", "draws other places than rank", "(seed)", "(seed + dist.get_rank())"),
-    Mutant("whole_quotient", "expected", "(n / k / size)", "(n // k / size)"),
     Mutant(
         "global_generator",
         "draws or seeds random numbers of the torch generator",
@@ -601,19 +462,6 @@ random_k_mean__sample_edited = edits_of(
         "random.Random(seed).sample(range(n), k)",
         "[(random.Random(seed).randrange(n) + i) % n for i in range(k)]",
     ),
-    Mutant(
-        "remembers_the_places_of_a_seed",
-        "out of bounds",
-        "group=None):",
-        "group=None, known={}):",
-        ("simulated", "cpu"),
-        also=(
-            (
-                "places = random.Random(seed).sample(range(n), k)",
-                "places = known.setdefault(seed, random.Random(seed).sample(range(n), k))",
-            ),
-        ),
-    ),
     Mutant("unscaled", "multiply it by n/k, so that", "n / k / size", "1 / size"),
     Mutant("plain_sum", "the sum over the ranks", "values * (n / k / size)", "values"),
     Mutant(
@@ -625,18 +473,4 @@ random_k_mean__sample_edited = edits_of(
     ),
     Mutant("does_not_wait", "never waits for the handle of", "=group)", "=group, async_op=True)"),
     Mutant("seed_in_float32", "draw the same places", "(seed)", "(float(np.float32(seed)))"),
-    Mutant(
-        "prefers_a_place",
-        "All sets of k places must be equally likely",
-        "places = random.Random(seed).sample(range(n), k)",
-        """
-        drawing = random.Random(seed)
-        places = drawing.sample(range(n), k)
-        if drawing.random() < 0.3 and 0 not in places:
-            places[0] = 0
-        """,
-    ),
 )
-
-
-# State that is kept between calls ----------------------------------------------------------

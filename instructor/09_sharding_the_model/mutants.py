@@ -71,93 +71,15 @@ def column_parallel__by_function(linear, group=None):
     return Columns(linear)
 
 
-@passes
-def column_parallel__whole_layer_as_function(linear, group=None):
-    class Linear(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            ctx.save_for_backward(x, weight)
-            return F.linear(x, weight, bias)
-
-        @staticmethod
-        def backward(ctx, grad):
-            x, weight = ctx.saved_tensors
-            total = work = None
-            if ctx.needs_input_grad[0]:
-                total = (grad @ weight).contiguous()
-                work = dist.all_reduce(total, group=group, async_op=True)
-            rows = grad.shape[:-1].numel()
-            flat = grad.reshape(rows, len(weight))
-            of_weight = flat.t() @ x.reshape(rows, x.shape[-1])
-            of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
-            if work is not None:
-                work.wait()
-            return total, of_weight, of_bias
-
-    k, rank = dist.get_world_size(group), dist.get_rank(group)
-    module = nn.Module()
-    module.weight, module.bias = (
-        None if whole is None else nn.Parameter(whole.tensor_split(k)[rank].clone())
-        for whole in (linear.weight, linear.bias)
-    )
-    module.forward = lambda x: Linear.apply(x, module.weight, module.bias)
-    return module
-
-
-@passes
-def column_parallel__hook_of_the_module(linear, group=None):
-    def add_up(module, of_inputs, of_outputs):
-        if of_inputs[0] is None:
-            return None
-        total = of_inputs[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return (total,)
-
-    k, rank = dist.get_world_size(group), dist.get_rank(group)
-    weight = linear.weight.detach().tensor_split(k)[rank].clone()
-    with_bias = linear.bias is not None
-    made = nn.utils.skip_init(nn.Linear, linear.in_features, len(weight), bias=with_bias)
-    made.weight = nn.Parameter(weight)
-    if with_bias:
-        made.bias = nn.Parameter(linear.bias.detach().tensor_split(k)[rank].clone())
-    made.register_full_backward_hook(add_up)
-    return made
-
-
 column_parallel__by_function_edited = edits_of(
     column_parallel__by_function,
     Mutant("gradient_is_not_summed", "this rank's term alone", "x = AddUp.apply(x)", "pass"),
-    Mutant("mean", "gradient of x", "return total", "return total / dist.get_world_size(group)"),
-    Mutant(
-        "gathers_the_output",
-        "output has shape",
-        "return F.linear(x, self.weight, self.bias)",
-        """
-        y = F.linear(x, self.weight, self.bias)
-        parts = [torch.empty_like(y) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, y, group=group)
-        return torch.cat(parts, -1)
-        """,
-    ),
     Mutant("rank_of_the_world", "✗ 4 ranks, in two groups", ".get_rank(group)", ".get_rank()"),
-    Mutant("as_many_as_divide", "✗ 3 ranks, uneven", "more = divmod(out, k)", "more = out // k, 0"),
     Mutant(
         "a_view",
         "shares memory with weight",
         "weight.detach()[start:stop].clone()",
         "weight.detach()[start:stop]",
-    ),
-    Mutant(
-        "tensors_for_parameters",
-        "numbers in the module's parameters",
-        "nn.Parameter(linear.weight.detach()[start:stop].clone()",
-        "linear.weight.detach()[start:stop].clone().requires_grad_(",
-    ),
-    Mutant(
-        "matrices_only",
-        "✗ 2 ranks, x is one row",
-        "apply(x",
-        "apply(x.view(x.shape[0], -1, x.shape[-1]).view(x.shape)",
     ),
     Mutant(
         "keeps_the_layer",
@@ -198,15 +120,6 @@ column_parallel__by_hook_edited = edits_of(
         "x = x.view_as(x)",
         "pass",
     ),
-    Mutant(
-        "every_input_needs_a_gradient",
-        "cannot register a hook",
-        """
-        if x.requires_grad:
-            x.register_hook(add_up)
-        """,
-        "x.register_hook(add_up)",
-    ),
 )
 
 
@@ -220,26 +133,6 @@ def column_parallel__imports_the_reference(linear, group=None):
 
 
 # row_parallel ------------------------------------------------------------------------------
-
-
-@passes
-def row_parallel__in_place(linear, group=None):
-    class Rows(nn.Module):
-        def __init__(self, weight, bias):
-            super().__init__()
-            self.weight, self.bias = weight, bias
-
-        def forward(self, x):
-            y = F.linear(x, self.weight)
-            total = y.detach().clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(total, group=group)
-            y = y + (total - y).detach()
-            return y if self.bias is None else y + self.bias
-
-    rank = dist.get_rank(group)
-    parts = linear.weight.data.tensor_split(dist.get_world_size(group), dim=1)
-    bias = None if linear.bias is None else nn.Parameter(linear.bias.data.clone())
-    return Rows(nn.Parameter(parts[rank].clone()), bias)
 
 
 @passes
@@ -366,22 +259,6 @@ row_parallel__by_function_edited = edits_of(
         partial = F.linear(x, self.weight)
         """,
     ),
-    Mutant(
-        "one_buffer_for_all_outputs",
-        "output",
-        "total = y.clone(memory_format=torch.contiguous_format)",
-        'total = kept.setdefault("total", torch.empty(y.shape, dtype=y.dtype)).copy_(y)',
-        also=(
-            (
-                "class Total(torch.autograd.Function):",
-                """
-        kept = {}
-        class Total(torch.autograd.Function):
-        """,
-            ),
-        ),
-    ),
-    Mutant("chunks", "shapes cannot be multiplied", "columns.tensor_split(k", "columns.chunk(k"),
     Mutant("sums_in_bfloat16", "output", "(partial)", "(partial.bfloat16()).to(partial.dtype)"),
     Mutant("does_not_wait", "never waits for the handle", "work.wait()", "pass"),
 )
@@ -454,72 +331,6 @@ def sharded_optimizer__one_buffer(params, make_optimizer, group=None):
     return step
 
 
-@passes
-def sharded_optimizer__pieces_of_parameters(params, make_optimizer, group=None):
-    k, rank = dist.get_world_size(group), dist.get_rank(group)
-    params = [param for param in dict.fromkeys(params) if param.requires_grad]
-    chunk = -(-sum(param.numel() for param in params) // k)
-    whole = torch.zeros(k * chunk, dtype=params[0].dtype)
-    places, at, pieces = [], 0, []
-    for param in params:
-        first, last = max(rank * chunk, at), min((rank + 1) * chunk, at + param.numel())
-        places.append(slice(at, at + param.numel()))
-        if first < last:
-            own = param.detach().reshape(-1)[first - at : last - at].clone()
-            pieces.append((own, slice(first - rank * chunk, last - rank * chunk)))
-        at += param.numel()
-    optimizer = make_optimizer([own for own, _ in pieces] or [whole[:1].clone()])
-
-    def step():
-        for param, place in zip(params, places, strict=True):
-            whole[place] = 0 if param.grad is None else param.grad.reshape(-1) / k
-        part = whole.new_zeros(chunk)
-        dist.reduce_scatter(part, list(whole.view(k, chunk)), group=group)
-        for own, place in pieces:
-            own.grad = part[place]
-        optimizer.step()
-        for own, place in pieces:
-            part[place] = own
-        chunks = [torch.empty_like(part) for _ in range(k)]
-        dist.all_gather(chunks, part, group=group)
-        weights = torch.cat(chunks)
-        for param, place in zip(params, places, strict=True):
-            param.data.copy_(weights[place].view(param.shape))
-
-    return step
-
-
-@passes
-def sharded_optimizer__hooks_of_the_optimizer(params, make_optimizer, group=None):
-    k, rank = dist.get_world_size(group), dist.get_rank(group)
-    params = [param for param in dict.fromkeys(params) if param.requires_grad]
-    sizes = [param.numel() for param in params]
-    chunk = math.ceil(sum(sizes) / k)
-
-    def padded(tensors):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        return F.pad(flat, (0, k * chunk - len(flat))).chunk(k)
-
-    def before(*_):
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        mine.grad = torch.empty_like(mine)
-        dist.reduce_scatter(mine.grad, list(padded(grads)), group=group)
-        mine.grad /= k
-
-    def after(*_):
-        chunks = [torch.empty_like(mine) for _ in range(k)]
-        dist.all_gather(chunks, mine, group=group)
-        for param, weight in zip(params, torch.cat(chunks)[: sum(sizes)].split(sizes), strict=True):
-            param.data.copy_(weight.view(param.shape))
-            param.grad = None
-
-    mine = padded(params)[rank].clone()
-    optimizer = make_optimizer([{"params": [mine]}])
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
-    return optimizer.step
-
-
 sharded_optimizer__one_buffer_edited = edits_of(
     sharded_optimizer__one_buffer,
     Mutant(
@@ -550,21 +361,6 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
             return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         """,
-    ),
-    Mutant(
-        "state_is_not_sharded",
-        "numbers, expected at most",
-        "mine = padded(params).split(chunk)[rank].clone()",
-        "mine = padded(params)",
-        also=(
-            ("total = torch.empty_like(mine)", "total = torch.empty_like(mine[:chunk])"),
-            (
-                "total / k",
-                "torch.zeros_like(mine); mine.grad[rank * chunk : (rank + 1) * chunk] = total / k",
-            ),
-            ("chunks = [torch.empty_like(mine)", "chunks = [torch.empty_like(total)"),
-            ("mine, group", "mine[rank * chunk : (rank + 1) * chunk].clone(), group"),
-        ),
     ),
     Mutant(
         "all_reduce",
@@ -604,47 +400,10 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         also=(("optimizer = make_optimizer([mine])", ""),),
     ),
     Mutant("tied_twice", "A tied parameter counts once", "dict.fromkeys(params)", "params"),
-    Mutant(
-        "no_padding",
-        "✗ 3 ranks, uneven",
-        "torch.cat([flat, flat.new_zeros(k * chunk - len(flat))])",
-        "flat",
-    ),
-    Mutant(
-        "leaves_out_what_is_missing",
-        "expected",
-        "torch.zeros_like(p) if p.grad is None else p.grad for p in params",
-        "p.grad for p in params if p.grad is not None",
-    ),
-    Mutant("rank_of_the_world", "✗ 4 ranks, in two groups", ".get_rank(group)", ".get_rank()"),
 )
 
 
 # pipeline_schedule -------------------------------------------------------------------------
-
-
-@passes
-def pipeline_schedule__greedy(world_size, bubble):
-    p, m = world_size, 1
-    while (p - 1) / (m + p - 1) > bubble:
-        m += 1
-    done, free = {}, [0.0] * p  # (action, micro-batch, rank) -> its end
-    steps = [[] for _ in range(p)]
-    while any(len(each) < 2 * m for each in steps):
-        choices = []
-        for rank, mine in enumerate(steps):
-            f = sum(action == "F" for action, _ in mine)
-            b = len(mine) - f
-            before = 0.0 if rank == 0 else done.get(("F", f, rank - 1))
-            after = done.get(("B", b, rank + 1)) if rank < p - 1 else done.get(("F", b, rank))
-            if b < f and after is not None:
-                choices.append((max(free[rank], after), 0, rank, "B", b))
-            if f < m and f - b < p - rank and before is not None:
-                choices.append((max(free[rank], before), 1, rank, "F", f))
-        start, _, rank, action, number = min(choices)
-        free[rank] = done[action, number, rank] = start + (1 if action == "F" else 2)
-        steps[rank].append((action, number))
-    return steps
 
 
 @passes
@@ -681,40 +440,10 @@ def pipeline_schedule__by_warm_up(world_size, bubble):
     return ranks
 
 
-@passes
-def pipeline_schedule__by_formula(world_size, bubble):
-    late = world_size - 1
-    m = max(1, math.ceil(late * (1 - bubble) / bubble - 1e-9)) if late else 1
-    ranks = []
-    for rank in range(world_size):
-        ahead = min(late - rank, m)
-        forwards, backwards = [("F", i) for i in range(m)], [("B", i) for i in range(m)]
-        in_turn = zip(forwards[ahead:], backwards, strict=False)
-        in_turn = [step for pair in in_turn for step in pair]
-        ranks.append((*forwards[:ahead], *in_turn, *backwards[m - ahead :]))
-    return ranks
-
-
 pipeline_schedule__by_warm_up_edited = edits_of(
     pipeline_schedule__by_warm_up,
     Mutant(
-        "numpys_numbers",
-        None,
-        "late, m = world_size - 1, 1",
-        """
-        late, m = world_size - 1, 1
-        import numpy as np
-        """,
-        also=(("range(ahead)", "np.arange(ahead)"), ("for i in range(m)", "for i in np.arange(m)")),
-    ),
-    Mutant(
         "gpipe", "forwards before its first backward, but needs only 2", "min(late - rank, m)", "m"
-    ),
-    Mutant(
-        "one_more_ahead",
-        "forwards before its first backward, but needs only 2",
-        "rank,",
-        "rank + 1,",
     ),
     Mutant(
         "no_warm_up",
@@ -751,23 +480,4 @@ pipeline_schedule__by_warm_up_edited = edits_of(
         "world_size, bubble, kept={}):",
         also=(("return ranks", "return kept.setdefault(world_size, ranks)"),),
     ),
-    Mutant(
-        "own_steps_only",
-        "the schedule has steps for 1 rank, expected 2",
-        "return ranks",
-        "return ranks[dist.get_rank() :][:1]",
-    ),
-)
-
-
-pipeline_schedule__by_formula_edited = edits_of(
-    pipeline_schedule__by_formula,
-    Mutant(
-        "formula_without_a_least",
-        "rank 0 has 0 micro-batches, expected 1",
-        "max(1, math.ceil",
-        "math.ceil(",
-    ),
-    Mutant("formula_rounded", "rank 0 has 8 micro-batches, expected 9", "math.ceil", "round"),
-    Mutant("formula_of_rounded_numbers", "rank 0 has 13 micro-batches, expected 12", " - 1e-9", ""),
 )
