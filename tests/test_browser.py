@@ -169,22 +169,6 @@ def test_a_cell_runs_on_every_rank(page: Browser, lab: str, desk: Path) -> None:
     assert told == "[ranks 0-2] sum 6.0\n", told  # what all say alike is shown once
 
 
-def test_figures_do_not_glare_on_a_dark_page(page: Browser, lab: str, desk: Path) -> None:
-    name = write_notebook(
-        desk,
-        "dark.ipynb",
-        "from course_lib.ranks import Ranks, compute\nranks = Ranks(2, on='simulated')\n"
-        "ranks.run(lambda: compute(seconds=1))\nranks.trace.plot();",
-    )
-    open_notebook(page, lab, name)
-    run_all(page)
-    image = "document.querySelector('.jp-OutputArea-output img')"
-    for theme, seen in (("Dark", "brightness(0.78)"), ("Light", "none")):
-        change = f"'apputils:change-theme', {{theme: 'JupyterLab {theme}'}}"
-        page.run(f"window.jupyterapp.commands.execute({change}).then(() => true)")
-        page.wait_for(f"{image} && getComputedStyle({image}).filter === '{seen}'")
-
-
 def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
     page: Browser, lab: str, desk: Path
 ) -> None:

@@ -130,24 +130,5 @@ def test_a_transformers_step_in_the_page_is_that_of_the_simulator(tmp_path: Path
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9), given
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
-def test_machines_and_models_of_the_page_are_those_of_the_simulator(tmp_path: Path) -> None:
-    machines = {
-        "A100, 200 Gb/s each": "selene",
-        "A100, 50 Gb/s each": "ibm-a100",
-        "H100, 400 Gb/s each": "llama3",
-        "H100, 100 Gb/s each": "ibm-h100",
-    }
-    models = {"Llama 3 405B": "Llama 3 405B, 8192", "Llama 3 8B": "torchtitan 8B, 8"}
-    models |= {"Mixtral 8x7B": "Mixtral 8x7B, 64 H100"}
-    asked = [["machine", [name]] for name in machines] + [["model", [name]] for name in models]
-    answers = iter(answers_in(page_asked(asked, tmp_path)))
-    for name in machines.values():
-        assert next(answers) == pytest.approx(machine_of(CLUSTERS[name]))
-    runs = {run.name: run for run in load()}
-    for name in models.values():
-        assert next(answers) == {key: value or 0 for key, value in asdict(runs[name].model).items()}
-
-
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert not re.findall(r"(?:src|href)=[\"'](?!#)", PAGE.read_text())

@@ -73,14 +73,6 @@ def test_a_lecture_without_a_card_is_left_out(
     assert capsys.readouterr().err == "02_without.ipynb has no card yet\n"
 
 
-def test_the_figure_is_the_first_after_the_section(cards: ModuleType, tmp_path: Path) -> None:
-    lecture(tmp_path / "03_topic.ipynb", CARD)
-    card = cards.card_of(tmp_path / "03_topic.ipynb")
-    assert card.figure == png(1 / 4)
-    assert (card.number, card.title) == ("03", "What about 03_topic?")
-    assert card.formula == r"$\frac{2(K-1)}{K}\,n$"
-
-
 @pytest.mark.parametrize(
     ("card", "complaint"),
     [
@@ -96,16 +88,6 @@ def test_what_is_wrong_with_a_card_is_said(
     lecture(tmp_path / "03_topic.ipynb", card)
     with pytest.raises(ValueError, match=f"03_topic.ipynb.*{complaint}"):
         cards.card_of(tmp_path / "03_topic.ipynb")
-
-
-def test_lines_are_as_wide_as_they_may_be(cards: ModuleType) -> None:
-    text = "many words " * 20 + r"$a + b + c + d$"
-    lines = cards.wrapped(text, cards.TEXT, 3.0)
-    assert " ".join(lines) == text
-    assert lines[-1].count("$") in (0, 2)
-    assert all(len(line) > 30 for line in lines[:-1])
-    widths = [cards.TextPath((0, 0), line, prop=cards.TEXT).get_extents().width for line in lines]
-    assert max(widths) <= 3.0 * 72
 
 
 def test_the_cards_of_all_lectures_can_be_printed(cards: ModuleType, tmp_path: Path) -> None:

@@ -21,9 +21,6 @@ READMES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# "- `rooted`: broadcast, reduce" or "1. `errors`, `reducer`: …", and further ones in the same item.
-ITEM = re.compile(r"^ *(?:-|\d+\.) (.*(?:\n(?! *(?:-|\d+\.) ).+)*)", re.MULTILINE)
-HEAD = re.compile(r"((?:`[a-z_][\w.]*`(?:,| and) )*`[a-z_][\w.]*`):")
 DRAWING = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]+(?:/|\.(?:py|md|ipynb|json))(?![\w/])")
 
@@ -43,22 +40,6 @@ def docstrings(path: Path) -> Iterator[tuple[ast.AST, str]]:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, ast.get_docstring(node) or ""
-
-
-def module_docstring(path: Path) -> str:
-    return ast.get_docstring(parsed(path)) or ""
-
-
-def is_there(name: str, folder: Path) -> bool:
-    """Whether `name`, such as ``ring`` or ``passes.rebuild``, is a module or a room of a folder."""
-    path = folder.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
-def heads(text: str) -> list[str]:
-    """Return what the items of a list in a docstring are about: the names before the colons."""
-    found = (head for item in ITEM.findall(text) for head in HEAD.findall(item))
-    return [name for head in found for name in QUOTED.findall(head)]
 
 
 @cache
@@ -113,28 +94,6 @@ def in_files(problems_of: Callable[[Path], list[str]], files: Sequence[Path] = F
     return "\n".join(f"{shown(path)}: {', '.join(wrong)}" for path, wrong in found if wrong)
 
 
-def test_what_a_list_is_about_stands_beside_it() -> None:
-    def missing(path: Path) -> list[str]:
-        return [name for name in heads(module_docstring(path)) if not is_there(name, path.parent)]
-
-    assert not (wrong := in_files(missing)), f"listed, and not beside it:\n{wrong}"
-
-
-def test_a_face_that_lists_its_parts_leaves_none_out() -> None:
-    def left_out(path: Path) -> list[str]:
-        text = module_docstring(path)
-        parts = {
-            entry.stem
-            for entry in path.parent.iterdir()
-            if not entry.name.startswith("__") and is_there(entry.stem, path.parent)
-        }
-        named = {word.partition(".")[0] for word in QUOTED.findall(text)}
-        return sorted(parts - named) if parts & set(heads(text)) else []
-
-    faces = [path for path in FILES if path.name == "__init__.py"]
-    assert not (wrong := in_files(left_out, faces)), f"not listed:\n{wrong}"
-
-
 def test_a_docstring_names_what_there_is() -> None:
     """For classes and functions take only names with a dot: a word may be an option's value."""
 
@@ -184,14 +143,3 @@ def test_a_readme_names_what_there_is(path: Path) -> None:
     words = QUOTED.findall(DRAWING.sub("", text)) + methods
     wrong = unknown([word for word in words if not PATH.fullmatch(word)])
     assert not wrong, f"{shown(path)} speaks of {wrong}, which nothing is called"
-
-
-def test_what_is_not_there_is_found() -> None:
-    here = ROOT / "course_lib"
-    text = "- `data`: here; `gone`: not\n- `sgd`, `went`\n  and `ddp.left`: `no`\n\n`aside`: no"
-    assert [name for name in heads(text) if not is_there(name, here)] == ["gone", "ddp.left"]
-    assert unknown(["shard_bounds", "cost_model.Link", "torch.gone", "2 x", "wait_graph"]) == [
-        "wait_graph"
-    ]
-    drawing = "`ranks/gone.py`, `ranks/ranks.py`\n```text\nranks/lost.py → ranks/explain/\n```\n"
-    assert missing_paths(drawing, here) == ["ranks/lost.py", "ranks/gone.py"]

@@ -7,8 +7,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from course_lib import READING_ORDER
 from tests.helpers import ROOT
 
@@ -76,18 +74,6 @@ def test_only_one_room_touches_what_pytorch_does_not_document() -> None:
     problems = {path: private_to_torch(path.read_text()) for path in files}
     wrong = [f"{path.relative_to(ROOT)}: {names}" for path, names in problems.items() if names]
     assert not wrong, "\n".join(["this belongs into course_lib/ranks/_torch:", *wrong])
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch._C._current_graph_task_id()",
-        "from torch._C import _distributed_c10d",
-        "import torch.distributed as dist\ndist.Backend._plugins",
-    ],
-)
-def test_what_pytorch_does_not_document_is_found(source: str) -> None:
-    assert private_to_torch(source)
 
 
 def test_the_reading_order_is_the_ladder_of_the_contracts_and_of_the_docstring() -> None:

@@ -1,7 +1,6 @@
 """The effects of `make` on .venv, also when interrupted; with a small stand-in Python and pip."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -92,20 +91,6 @@ def test_an_interrupted_venv_of_ours_is_built_anew(checkout: Path, how: signal.S
     assert not (checkout / ".venv/half-installed").exists()
 
 
-@INTERRUPTIONS
-def test_an_interrupted_completion_of_yours_is_completed(
-    checkout: Path, how: signal.Signals
-) -> None:
-    yours = checkout / ".venv/lib/yours"
-    yours.parent.mkdir(parents=True)
-    yours.touch()
-    for _ in range(2):
-        interrupted_make(checkout, how)
-        assert yours.exists()
-    assert "completing your .venv" in make(checkout)
-    assert yours.exists()
-
-
 def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
     make(checkout)
     ours = checkout / ".venv/installed"
@@ -117,20 +102,6 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
     assert ours.exists()
     assert "removing an incomplete or outdated" in make(checkout, TORCH="torch==2.14.*")
     assert not ours.exists()
-
-
-def test_an_outdated_venv_of_yours_is_completed(checkout: Path) -> None:
-    yours = checkout / ".venv/lib/yours"
-    yours.parent.mkdir(parents=True)
-    yours.touch()
-    make(checkout)
-    assert "removing" not in make(checkout, TORCH="torch==2.14.*")
-    assert yours.exists()
-    (checkout / "moved").mkdir()
-    for name in (".venv", "Makefile", "pyproject.toml", "python"):
-        (checkout / name).rename(checkout / "moved" / name)
-    assert "removing" not in make(checkout / "moved")
-    assert (checkout / "moved/.venv/lib/yours").exists()
 
 
 def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
@@ -155,15 +126,3 @@ def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:
         assert "5 GB of CUDA" in said("--extra-index-url x")
         (checkout / ".venv/ready").unlink()
     assert said("") == ""  # there is a GPU, and CUDA is what it needs
-
-
-def test_help_names_every_target() -> None:
-    said = subprocess.run(
-        ["make", "help"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
-    ).stdout
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
-    assert targets is not None
-    for target in targets[1].split():
-        assert re.search(rf"^make {target} +\w", said, re.MULTILINE), target
-        assert re.search(rf"^{target}:", text, re.MULTILINE), target

@@ -71,25 +71,6 @@ def test_code_that_only_draws_is_recognised(load, source: str, outputs: list, ex
     assert load("folding").only_draws(code(source, *outputs)) is expected
 
 
-def test_the_first_results_after_a_question_answer_it(load) -> None:
-    cells = [
-        code("print(0)", printed("0")),
-        v4.new_markdown_cell(f"## A\n\n{QUESTION}"),
-        code("x = 1"),
-        code("print(x)", printed("1")),
-        code("print(x)", printed("1")),
-        v4.new_markdown_cell("It does."),
-        code("print(2)", printed("2")),
-        v4.new_markdown_cell(QUESTION),
-        v4.new_markdown_cell("A remark."),
-        code("print(3)", printed("3")),
-        v4.new_markdown_cell(QUESTION),
-        v4.new_markdown_cell("## B"),
-        code("print(4)", printed("4")),
-    ]
-    assert load("folding").answers(cells) == {3, 4, 9}
-
-
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a lecture with a figure under a slider, a question and a folded answer."""
@@ -124,12 +105,6 @@ def test_the_printed_page_has_still_figures_and_unfolded_answers(load, moving: P
     assert '<a href="#01_topic/Goal">there</a> and <span>elsewhere</span>' in page
     assert f'<pre class="said">{"x" * 300}</pre>' in page
     assert not load("build").remote_resources(moving.parent)
-
-
-def test_without_a_browser_nothing_is_printed_and_it_is_said(tmp_path: Path) -> None:
-    done = pdf(LECTURE, "--to", tmp_path / "course.pdf", "--browser", "no-such-browser")
-    assert done.returncode == 1 and not (tmp_path / "course.pdf").exists()
-    assert "there is no no-such-browser here to print the PDF. Install Chromium" in done.stderr
 
 
 @needs_browser

@@ -34,22 +34,6 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
-@pytest.mark.large
-def test_pictures_are_described_as_they_are_drawn(tmp_path: Path) -> None:
-    drawn = subprocess.run(
-        [sys.executable, ROOT / "docs" / "pictures.py", "--to", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    ).stdout
-    for line in drawn.splitlines():
-        path, alt = line.split(": ", 1)
-        assert Path(path).read_bytes().startswith(b"\x89PNG")
-        assert (ROOT / "docs" / Path(path).name).is_file()
-        assert f"![{alt}](docs/{Path(path).name})" in README
-
-
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 

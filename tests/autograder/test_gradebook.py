@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -85,15 +84,6 @@ def test_a_lock_is_told(locked: Path, writes: bool) -> None:
         make_sure_of(f"sqlite:///{locked}", writes=writes)
 
 
-def test_none_an_empty_one_and_another_database_are_left_to_nbgrader(tmp_path: Path) -> None:
-    empty = tmp_path / "a?b#c %20.db"
-    make_sure_of(f"sqlite:///{empty}", writes=True)
-    assert not empty.exists()
-    empty.touch()
-    make_sure_of(f"sqlite:///{empty}", writes=True)
-    make_sure_of("postgresql://somewhere/else", writes=True)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_one_that_may_not_be_written_is_told_to_those_who_write(book: Path) -> None:
     book.chmod(0o444)
@@ -116,32 +106,3 @@ def test_every_command_that_opens_it_says_so(
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith(f"autograder: the gradebook {book} is damaged")
-
-
-def test_an_error_in_the_middle_is_a_sentence_too(
-    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Somebody may lock it after the first look."""
-    from sqlalchemy.exc import OperationalError
-
-    def locked(*_: object) -> int:
-        raise OperationalError("SELECT 1", {}, sqlite3.OperationalError("database is locked"))
-
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    monkeypatch.setattr(sys, "argv", ["autograder", "status", "--course", str(book.parents[1])])
-    monkeypatch.setattr("autograder.commands.status.run", locked)
-    assert program.main() == 2
-    assert "is locked: another program is writing it" in capsys.readouterr().err
-
-
-def test_a_file_in_the_way_of_a_package_is_named(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("answer = 42\n")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "autograder", "grade"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert f"{tmp_path / 'torch.py'} hides the package torch" in done.stderr

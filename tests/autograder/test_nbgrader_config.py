@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -51,16 +50,6 @@ def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(cou
     assert [path for path in made if not path.is_relative_to(grading)] == []
 
 
-@pytest.mark.large
-def test_a_class_list_may_come_first(course: Path) -> None:
-    """SQLite makes the gradebook's file, but not its folder."""
-    nbgrader(course, "db", "student", "add", "ada")
-    nbgrader(course, "export", "--to", "somewhere else.csv")
-    assert (course / "grading/gradebook.db").is_file()
-    assert (course / "somewhere else.csv").is_file()
-    assert not (course / "grading/grades.csv").exists()
-
-
 def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> None:
     archive = course / "grading/downloaded" / ASSIGNMENT / "archive"
     archive.mkdir(parents=True)
@@ -71,28 +60,3 @@ def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> 
     nbgrader(course, "zip_collect", ASSIGNMENT, f"--FileNameCollectorPlugin.named_regexp={pattern}")
     assert (course / "grading/submitted/ada" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb").is_file()
     assert {path.name for path in course.iterdir()} == before
-
-
-def test_reading_the_configuration_is_enough_to_find_alembic(course: Path) -> None:
-    """Load it repeatedly, as the formgrader does in JupyterLab; PATH does not grow."""
-    code = """
-import os, shutil
-from autograder.course import load_config
-from pathlib import Path
-for _ in range(3):
-    load_config(Path.cwd())
-print(shutil.which("alembic"))
-print(os.environ["PATH"])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=course,
-        env={**os.environ, "PATH": BARE_PATH},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    alembic, path = done.stdout.splitlines()
-    commands = str(Path(sys.executable).parent)
-    assert alembic == f"{commands}/alembic"
-    assert path == os.pathsep.join([commands, BARE_PATH])

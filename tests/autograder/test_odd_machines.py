@@ -173,20 +173,6 @@ def _shut_to_others(path: Path) -> Path | None:
     return next((folder for folder in above if not folder.stat().st_mode & 0o001), None)
 
 
-def base_below(folder: str) -> Make:
-    """Python itself lies below `folder` too."""
-
-    def make(m: Machine) -> None:
-        if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-            pytest.skip("this Python looks for its library where it was installed")
-        m.base = f"{folder}/odd-python-{os.getpid()}"
-        m.leftovers.append(Path(m.base))
-        m.move(f"{folder}/odd-{os.getpid()}")
-        m.show(sys.base_prefix, m.base)
-
-    return make
-
-
 Make = Callable[[Machine], Any]
 RIGHT = ""
 
@@ -225,16 +211,6 @@ def environment(**values: str | None) -> Make:
     return make
 
 
-def temporary(name: str) -> Make:
-    """TMPDIR is a folder of this name."""
-
-    def make(m: Machine) -> None:
-        (m.scratch / name).mkdir(parents=True)
-        m.env["TMPDIR"] = str(m.scratch / name)
-
-    return make
-
-
 def limited(**limits: int) -> Make:
     """Each of the command's processes has these limits."""
 
@@ -268,17 +244,6 @@ def course_read_only(m: Machine) -> None:
     need_root()
     m.show(m.course, m.course)
     m.before.append(shlex.join(["mount", "-o", "remount,bind,ro", str(m.course)]))
-
-
-def by_links(m: Machine) -> None:
-    """The clone, the virtual environment and the course are reached by links."""
-    m.move(f"/var/tmp/odd-{os.getpid()}")
-    for name in ("clone", "venv"):
-        (m.scratch / name).symlink_to(f"{m.home}/{name}")
-    (m.scratch / "course").symlink_to(m.course)
-    m.course = m.scratch / "course"
-    m.python = str(m.scratch / "venv" / "bin" / "python")
-    m.env["PYTHONPATH"] = str(m.scratch / "clone")
 
 
 def without_virtual_environment(m: Machine) -> None:
@@ -369,72 +334,44 @@ def need_root() -> None:
         pytest.skip("only root can make this machine")
 
 
-PRINTS = "import sys\nprint('hello from', __name__)\nprint('hello', file=sys.stderr)\n"
 JUMPS = """
 import itertools, time
 time.time = lambda now=time.time, jump=itertools.cycle([0, 86400, -86400, 1e9]): now() + next(jump)
 """
 FULL = "dd if=/dev/zero of=full bs=4096 2>/dev/null || true"
-MANY = "i=0; while (: > full-$i) 2>/dev/null; do i=$((i + 1)); done"
 NO_ROOM = "No space left on device"
 
 MACHINES: dict[str, tuple[Make, str]] = {
     "as it is": (lambda m: None, RIGHT),
     # Where everything lies.
     "below /tmp": (at("/tmp"), RIGHT),
-    "below /dev/shm": (at("/dev/shm"), RIGHT),
-    "Python below /tmp": (base_below("/tmp"), RIGHT),
-    "below /var/tmp": (at("/var/tmp"), RIGHT),
-    "below /home": (at("/home"), RIGHT),
     "an ordinary user": (ordinary_user, RIGHT),
-    "an ordinary user below /tmp": (both(at("/tmp"), ordinary_user), RIGHT),
-    "an ordinary user below /dev/shm": (both(at("/dev/shm"), ordinary_user), RIGHT),
     "packages are read only": (packages_read_only, RIGHT),
     "the course folder is read only": (course_read_only, "no permission to write the gradebook"),
-    "everything is reached by links": (by_links, RIGHT),
     "no virtual environment": (without_virtual_environment, RIGHT),
     "a folder that only root may read": (unreadable, "may not read these files"),
     **{
         f"a path with {name!r}": (named(name), RIGHT)
-        for name in (
-            *("a space", "quo'te", 'double"', "中文", "🚀", "é", "line\nend", "back\\slash"),
-            *("a#b", "{x}", "~", "-x", "]"),
-        )
+        for name in (*("a space", "quo'te", "中文", "line\nend"),)
     },
     **{
         f"a path with {name!r}": (named(name), "nbgrader cannot work in")
-        for name in ("per%20cent", "a?b", "[x]", "$HOME", "*")
+        for name in ("per%20cent", "*")
     },
     "a path with ':'": (with_a_colon, "contains a ':'"),
     # Limits of a process.
     "few open files": (limited(nofile=64), RIGHT),
-    "small files": (limited(fsize=2**20), RIGHT),
-    "a small stack": (limited(stack=2**20), RIGHT),
-    "an endless stack": (limited(stack=-1), RIGHT),
     "few processes": (both(ordinary_user, limited(nproc=300)), RIGHT),
     "small shared memory": (small_shared_memory, RIGHT),
     "a full disk": (small_disk("size=8m", FULL), NO_ROOM),
-    "no inodes": (small_disk("size=99m,nr_inodes=300", MANY), NO_ROOM),
     "no user namespaces": (without_user_namespaces, "user.max_user_namespaces"),
     "one user id": (one_uid, "in a user namespace without the uids"),
     # The environment.
-    "TMPDIR has odd letters": (temporary("a 中文 %s dir"), RIGHT),
-    "TMPDIR is long": (temporary("/".join(["x" * 100] * 10)), RIGHT),
     "TMPDIR is missing": (environment(TMPDIR="/no/such/folder"), RIGHT),
     "no HOME": (environment(HOME=None), RIGHT),
     "LANG=C": (environment(LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"), RIGHT),
-    "PYTHONOPTIMIZE": (environment(PYTHONOPTIMIZE="2"), RIGHT),
-    "PYTHONSTARTUP": (environment(PYTHONSTARTUP="/no/such/file.py"), RIGHT),
     "PYTHONHOME": (environment(PYTHONHOME="/no/such/folder"), "PYTHONHOME = '/no/such/folder'"),
-    "LD_PRELOAD": (environment(LD_PRELOAD="/no/such/library.so"), RIGHT),
-    "many threads": (
-        environment(OMP_NUM_THREADS="64", OMP_PROC_BIND="true", MKL_NUM_THREADS="64"),
-        RIGHT,
-    ),
-    "no PATH": (environment(PATH="/no/such/folder"), RIGHT),
     "a torch.py": (file_in("torch.py", "answer = 42"), "hides the package torch"),
-    "a sitecustomize that prints": (file_in("sitecustomize.py", PRINTS), RIGHT),
-    "a usercustomize that prints": (file_in("usercustomize.py", PRINTS), RIGHT),
     "a clock that jumps": (file_in("sitecustomize.py", JUMPS), RIGHT),
 }
 

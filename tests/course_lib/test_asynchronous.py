@@ -108,14 +108,6 @@ def test_events_come_in_the_order_of_time_and_replay_bit_for_bit(k):
     torch.testing.assert_close(weights, replayed(history), rtol=1e-12, atol=1e-13)
 
 
-def test_nobody_waits_for_a_straggler():
-    seconds = [0.01, 0.013, 0.017, 0.2]
-    history, _ = run(Ranks(5, on="simulated", network=FREE), seconds, 600)
-    rate = len(history) / history[-1].seconds
-    # At each end a gradient of every worker may be cut off.
-    assert rate == pytest.approx(sum(1 / t for t in seconds), rel=4 / 600)
-
-
 MODES: list[dict[str, Any]] = [
     *({}, {"bound": 0}, {"bound": 2}, {"staleness_aware": True}),
     *({"wait_for": 1}, {"wait_for": -1}, {"wait_for": -2}),
@@ -217,15 +209,3 @@ def wrong_worker(server: int) -> None:
 def test_wrong_use_by_a_worker_is_named(ranks_of, server, why):
     with pytest.raises(RankError, match=f"(?s){why}"):
         ranks_of("simulated", 2).run(wrong_worker, server)
-
-
-def test_after_update_sees_every_step(ranks_of):
-    def count() -> list[int]:
-        seen: list[int] = []
-        if dist.get_rank():
-            work([0.01, 0.01])
-        else:
-            serve(SGD(mlp().parameters(), LR), 5, after_update=seen.append)
-        return seen
-
-    assert ranks_of("simulated", 3).run(count)[0] == [1, 2, 3, 4, 5]

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib import READING_ORDER, cost_model
-from course_lib.ranks import RankError
 from tests.helpers import ROOT
 from tests.helpers.tiers import tier
 
@@ -248,45 +247,7 @@ def look_up(text: str, names: Names) -> None:
                 value_of(line.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        ">>> from course_lib.peer_memory import Symmetric",
-        ">>> memory = SymmetricMemory()",
-        ">>> from course_lib.peer_memory import SymmetricMemory\n>>> SymmetricMemory(gpu=0)",
-        ">>> from course_lib.peer_memory import SymmetricMemory\n>>> SymmetricMemory().reduce(x)",
-    ],
-)
-def test_an_example_that_names_what_is_not_there_is_found(text):
-    with pytest.raises((ImportError, KeyError, TypeError, AttributeError)):
-        look_up(text, {"x": torch.ones(1)})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        ">>> 1 + 1\n3",
-        ">>> 1 + 1",  # prints, and the docstring does not say what
-        ">>> from course_lib.collectives import ring_allreduce",
-        ">>> dist.all_reduce(gradients)",
-    ],
-)
-def test_an_example_that_is_wrong_is_found(ranks_of, text):
-    with pytest.raises(RankError, match="Failed example"):
-        ranks_of("cpu", 2).run(on_a_rank, "example", text)
-
-
 def test_every_rung_shows_its_call():
     rungs = {name for name in MODULES if is_rung(name)} | {"course_lib.data", "course_lib.figures"}
     silent = {name.removeprefix("course_lib.") for name in rungs - EXAMPLES.keys()}
     assert silent == INSIDE, "a rung shows its call in its docstring, or stands in INSIDE"
-
-
-def test_every_promise_belongs_to_an_example():
-    assert {f"course_lib.{name}" for name in AFTERWARDS} <= set(OF_RUNGS)
-
-
-def test_no_example_stands_where_none_is_looked_for():
-    """Such as below a constant, where `ast.get_docstring` sees nothing."""
-    written = sum(path.read_text().count(">>>") for path in FILES)
-    assert written == sum(text.count(">>>") for text in EXAMPLES.values())

@@ -67,17 +67,6 @@ def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, 
     assert seen == expected.keys()
 
 
-def test_the_mixture_is_the_sum_of_the_chosen():
-    """Token by token, as the equation says."""
-    router, experts = parts()
-    x = tokens_of(1)
-    y = mixture_of_experts(x, router, experts, 2)
-    for token, result in zip(x, y, strict=True):
-        p = router(token).softmax(0)
-        chosen = sorted(range(EXPERTS), key=lambda e: -p[e].item())[:2]
-        torch.testing.assert_close(result, sum(p[e] * experts[e](token) for e in chosen))
-
-
 def test_beyond_its_capacity_an_expert_takes_no_token():
     scores = torch.zeros(10, 5)
     scores[:, 3] = 9.0

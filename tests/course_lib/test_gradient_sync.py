@@ -65,16 +65,6 @@ def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
             torch.testing.assert_close(param, expected, rtol=1e-12, atol=1e-13)
 
 
-@over("strategy", STRATEGIES)
-@over("all_reduce", ["ring_all_reduce", "tree_all_reduce"])
-def test_any_all_reduce_will_do(ranks_of, strategy, all_reduce):
-    replicas = ranks_of("simulated", 3).run(train, strategy, all_reduce)
-    for replica in replicas:
-        for param, first, expected in zip(replica, replicas[0], one_machine(), strict=True):
-            assert torch.equal(param, first)
-            torch.testing.assert_close(param, expected, rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
 def test_number_of_collectives(ranks_of, on, k):
     ranks = ranks_of(on, k)
@@ -189,10 +179,6 @@ def different(what: str) -> None:
 def test_different_models_are_named(ranks_of, what, named):
     with pytest.raises(RankError, match=named):
         ranks_of("simulated", 3).run(different, what)
-
-
-def test_equal_models_pass(ranks_of):
-    ranks_of("simulated", 3).run(different, "nothing")
 
 
 def of_a_sparse_gradient(strategy: str) -> None:

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from course_lib._later import later
-
 PACKAGES = ("course_lib.ranks", "course_lib.pipeline_parallel", "course_lib.sharded_optimizer")
 
 
@@ -18,14 +16,6 @@ def test_a_package_has_all_that_it_lists(name: str) -> None:
         assert getattr(package, each).__name__ == each
     with pytest.raises(ImportError):
         exec(f"from {name} import no_such_name")
-
-
-def test_what_is_asked_for_is_imported_from_where_it_stands() -> None:
-    get = later("course_lib.pipeline_parallel", {"split_layers Stage": "stage"})
-    stage = importlib.import_module("course_lib.pipeline_parallel.stage")
-    assert get("split_layers") is stage.split_layers and get("Stage") is stage.Stage
-    with pytest.raises(AttributeError, match="has no attribute 'other'"):
-        get("other")
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,6 @@ def test_inputs_of_segments_and_one_segment_are_kept(segment):
     assert most_kept(in_segments, layers.parameters()) == inputs_and_one_segment
 
 
-def test_without_gradients_it_is_the_function():
-    net = Net(rematerialize, dropout=False)
-    with torch.no_grad():
-        out = net(torch.ones(1, 6, dtype=torch.float64))
-    assert out.grad_fn is None
-
-
 def trained(wrapper: str, how: str) -> dict[str, Tensor]:
     net: Any = Net(rematerialize if how == "again" else plainly, dropout=False)
     wrapped: Any = net

@@ -1,6 +1,5 @@
 """Mini-batch SGD against torch.optim.SGD, its variance against an enumeration of all batches."""
 
-import copy
 import itertools
 
 import pytest
@@ -8,16 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from course_lib.data import digits, linear_regression
+from course_lib.data import linear_regression
 from course_lib.sgd import (
     batch_gradient,
     gradient_spread,
     gradient_variance,
     minibatches,
     sgd_step,
-    train_epoch,
     variance_of_batch_mean,
 )
 from tests.helpers.folding import over
@@ -42,11 +39,6 @@ def mse(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (prediction - target).square().mean()
 
 
-def classifier() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
-
-
 # --- minibatches ------------------------------------------------------------------------------
 
 
@@ -65,22 +57,6 @@ def test_drop_last_leaves_out_only_the_short_batch(n, batch_size, seed):
     full = [batch for batch in every if len(batch) == batch_size]
     assert len(kept) == n // batch_size == len(full)
     assert all(torch.equal(a, b) for a, b in zip(kept, full, strict=True))
-
-
-def test_each_epoch_is_permuted_anew_and_seeded():
-    g = generator(7)
-    first, second = torch.cat(list(minibatches(100, 9, g))), torch.cat(list(minibatches(100, 9, g)))
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, torch.arange(100))
-    assert torch.equal(first, torch.cat(list(minibatches(100, 9, generator(7)))))
-
-    torch.manual_seed(7)  # without a generator, the global one
-    assert torch.equal(first, torch.cat(list(minibatches(100, 9))))
-
-
-def test_batches_land_on_the_device_asked_for():
-    assert next(minibatches(4, 2, device="meta")).device.type == "meta"
-    assert next(minibatches(4, 2)).device.type == "cpu"
 
 
 @over("n, batch_size", [(10, 0), (10, -1), (-1, 2)])
@@ -123,37 +99,6 @@ def test_step_is_in_place_and_leaves_unused_parameters():
     assert used.is_leaf
 
 
-def test_epoch_equals_torch_sgd_bit_for_bit():
-    x, y = (t[:103] for t in digits()[0].tensors)
-    ours, theirs = classifier(), classifier()
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3)
-    g, h = generator(4), generator(4)
-    for _ in range(2):
-        losses = train_epoch(ours, cross_entropy, x, y, batch_size=10, lr=0.3, generator=g)
-        expected = []
-        for batch in torch.randperm(103, generator=h).split(10):
-            optimizer.zero_grad()
-            loss = cross_entropy(theirs(x[batch]), y[batch])
-            loss.backward()
-            optimizer.step()
-            expected.append(loss.item())
-        assert losses == expected
-        assert len(losses) == 11
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
-def test_training_on_digits_learns():
-    train, test = digits()
-    model = classifier()
-    g = generator(0)
-    for _ in range(8):
-        losses = train_epoch(model, cross_entropy, *train.tensors, 32, 0.3, g)
-    accuracy = (model(test.tensors[0]).argmax(1) == test.tensors[1]).double().mean()
-    assert sum(losses) / len(losses) < 0.3
-    assert accuracy > 0.85
-
-
 # --- the gradient and its variance --------------------------------------------------------------
 
 
@@ -194,36 +139,6 @@ def test_theory_is_exact_over_all_batches(n):
         exact = sum(distances) / len(distances)
         theory = variance_of_batch_mean(spread, batch_size, n)
         assert theory == pytest.approx(exact, rel=1e-10, abs=1e-20)
-
-
-@pytest.mark.large
-@over("batch_size", [1, 5, 20, 39])
-def test_measured_variance_follows_the_theory(batch_size):
-    n, num_batches = 40, 1500
-    x, y, _ = linear_regression(n, 3, noise=1.0, seed=0)
-    model = Linear(3)
-    theory = variance_of_batch_mean(gradient_spread(model, mse, x, y), batch_size, n)
-    measured = gradient_variance(model, mse, x, y, batch_size, num_batches, generator(batch_size))
-    # |g - ∇F|² scatters by about its own mean or twice that: five standard errors. At B = 20 and
-    # 39 a draw with replacement would miss by factors of 2 and 39.
-    assert measured == pytest.approx(theory, rel=5 * 2 / num_batches**0.5)
-
-
-def test_variance_of_all_examples_is_zero():
-    x, y, _ = linear_regression(12, 3, noise=1.0)
-    assert gradient_variance(Linear(3), mse, x, y, 12, 5) < 1e-28
-    assert variance_of_batch_mean(3.0, 12, 12) == 0.0
-    assert variance_of_batch_mean(3.0, 1, 1) == 0.0
-
-
-def test_measuring_changes_nothing():
-    x, y, _ = linear_regression(9, 2, noise=1.0)
-    model = Linear(2)
-    before = copy.deepcopy(model.state_dict())
-    gradient_variance(model, mse, x, y, 4, 3, generator(0))
-    gradient_spread(model, mse, x, y)
-    assert torch.equal(model.w, before["w"])
-    assert model.w.grad is None
 
 
 def test_impossible_batches_are_refused():

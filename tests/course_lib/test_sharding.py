@@ -41,37 +41,11 @@ def test_shards_equal_tensor_split(length, world_size):
         assert torch.equal(shard(data, world_size, rank), piece)
 
 
-@over("world_size", [1, 2, 3, 4])
-@over("length", [0, 1, 2, 3, 7, 10, 101])
-def test_shards_of_tensors_and_sequences_join_to_the_whole(length, world_size):
-    tensor = torch.randn(length, 3, generator=torch.Generator().manual_seed(length))
-    pieces = [shard(tensor, world_size, rank) for rank in range(world_size)]
-    assert torch.equal(torch.cat(pieces), tensor)
-
-    for sequence in ([object() for _ in range(length)], tuple(range(length)), range(length)):
-        joined = [x for rank in range(world_size) for x in shard(sequence, world_size, rank)]
-        assert joined == list(sequence)
-
-
-def test_shard_of_a_tensor_is_a_view():
-    data = torch.zeros(10, 2)
-    for rank in range(3):
-        shard(data, 3, rank).fill_(rank + 1)
-    assert data[:, 0].tolist() == [1.0] * 4 + [2.0] * 3 + [3.0] * 3
-
-
 @over("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
 @over("length, world_size, rank", [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
 def test_impossible_shards_are_refused(function, length, world_size, rank):
     with pytest.raises(ValueError, match="world_size"):
         function(length, world_size, rank)
-
-
-def test_negative_length_and_scalars_are_refused():
-    with pytest.raises(ValueError, match="length=-1"):
-        shard_bounds(-1, 2, 0)
-    with pytest.raises(ValueError, match="without dimensions"):
-        shard(torch.tensor(3.0), 2, 0)
 
 
 # --- ShardedSampler -----------------------------------------------------------------------------
@@ -96,25 +70,6 @@ def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_
                 assert all(type(index) is int for index in indices)
 
 
-@given(length=lengths, world_size=world_sizes, seed=st.integers(0, 2**40), shuffle=st.booleans())
-def test_samplers_cover_and_with_drop_last_are_disjoint(length, world_size, seed, shuffle):
-    def all_indices(drop_last: bool) -> list[int]:
-        samplers = [
-            ShardedSampler(range(length), world_size, rank, shuffle, seed, drop_last)
-            for rank in range(world_size)
-        ]
-        assert len({len(list(sampler)) for sampler in samplers}) == 1  # all ranks, as many steps
-        return [index for sampler in samplers for index in sampler]
-
-    padded = all_indices(drop_last=False)
-    assert set(padded) == set(range(length))
-    assert len(padded) - length < world_size
-
-    dropped = all_indices(drop_last=True)
-    assert len(dropped) == len(set(dropped))
-    assert length - len(dropped) < world_size
-
-
 @over("sampler", [ShardedSampler, DistributedSampler])
 @over("shuffle", [True, False])
 def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
@@ -124,21 +79,6 @@ def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
     first = next(indices)
     long.set_epoch(1)
     assert [first, *indices] == expected == list(DistributedSampler(range(20_001), 2, 1, shuffle))
-
-
-def test_epochs_differ_in_order_only_if_announced():
-    sampler = ShardedSampler(range(50), 2, 1)
-    first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-
-
-def test_default_device_and_global_seed_do_not_matter():
-    expected = list(DistributedSampler(range(40), 3, 2))
-    with torch.device("meta"):
-        torch.manual_seed(5)
-        assert list(ShardedSampler(range(40), 3, 2)) == expected
 
 
 @over("world_size", [1, 2, 3, 4])
@@ -178,11 +118,3 @@ def test_errors_are_of_torchs_types(sampler, monkeypatch):
     monkeypatch.setattr(dist, "is_available", lambda: False)
     with pytest.raises(RuntimeError):
         sampler(range(5))
-
-
-def test_a_dataset_that_changed_is_refused():
-    dataset = list(range(10))
-    sampler = ShardedSampler(dataset, 2, 0)
-    dataset.append(10)
-    with pytest.raises(RuntimeError, match="make a new sampler"):
-        list(sampler)

@@ -10,7 +10,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
@@ -19,10 +19,9 @@ import pytest
 from autograder.__main__ import main
 from autograder.collection import collecting
 from autograder.collection.collecting import Collected, collect
-from autograder.collection.formats import gather, recognise
-from autograder.collection.listing import Entry, SourceError, list_source
+from autograder.collection.listing import SourceError, list_source
 from autograder.collection.roster import read_roster
-from autograder.collection.times import NoTimeZone, days_late, find_zone, keep_zone, read_time
+from autograder.collection.times import days_late, find_zone, read_time
 from autograder.course import load_config
 from autograder.passes.vet import MAX_FILE
 from tests.helpers.course_folders import RELEASED, ROOT
@@ -121,39 +120,6 @@ submission_73:
     assert why(collected).count("without a submitter in submission_metadata.yml") == 2
 
 
-def test_moodles_worksheet_names_the_students_and_says_when(course: Path, tmp_path: Path) -> None:
-    sheet = tmp_path / "worksheet.csv"
-    sheet.write_text(
-        "Identifier,Full name,ID number,Email address,Status,Grade,Maximum Grade,"
-        "Grade can be changed,Last modified (submission),Last modified (grade),Feedback comments\n"
-        "Participant 12345,Ada Lovelace,20001,ada@x.org,Submitted,,100.00,Yes,"
-        '"Saturday, November 21, 2026, 9:00 PM",-,\n'
-        "Participant 678,王小明,20002,ming@x.org,No submission,,100.00,Yes,-,-,\n",
-        encoding="utf-8-sig",
-    )
-    due = read_time("2026-11-20 21:00 +0800")
-    source = zipped(tmp_path / "m.zip", {f"{MOODLE}/{FILE}": notebook()})
-    with pytest.raises(NoTimeZone, match=r"has no time zone.*--timezone Asia/Hong_Kong"):
-        collect(course, ASSIGNMENT, str(source), roster=sheet, due=due)
-    assert not submitted(course), "nothing was taken"
-    keep_zone(course / "grading", "Asia/Hong_Kong")
-    collected = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due)
-    (row,) = collected.rows
-    assert (row.student, row.late) == ("20001", 1)
-    assert row.when == due + timedelta(days=1)
-    assert collected.missing == ["20002"]
-    from nbgrader.coursedir import CourseDirectory
-
-    there = CourseDirectory().get_existing_timestamp(
-        str(course / "grading/submitted/20001" / ASSIGNMENT)
-    )
-    assert there == row.when.replace(tzinfo=None), "as nbgrader reads it"
-    keep_zone(course / "grading", "UTC")
-    (again,) = collect(course, ASSIGNMENT, str(source), roster=sheet, due=due, retime=True).rows
-    assert again.when == row.when + timedelta(hours=8), "the zone was mended"
-    assert "21:00 UTC" in str(again.cells(UTC))
-
-
 def test_canvas(course: Path, tmp_path: Path) -> None:
     export = tmp_path / "grades.csv"
     export.write_text(
@@ -183,16 +149,6 @@ def test_canvas(course: Path, tmp_path: Path) -> None:
     assert stamps == ["grace"], "Canvas says no time; nobody is late by a guess"
 
 
-def test_anonymous_and_unpacked(course: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "submissions"
-    folder.mkdir()
-    (folder / f"anon_x1y2z_42_{FILE}").write_bytes(notebook("who"))
-    (folder / f"LATE_anon_abcde_43_{FILE}").write_bytes(notebook("late"))
-    collected = collect(course, ASSIGNMENT, str(folder))
-    assert submitted(course) == {"anon_x1y2z": "who", "anon_abcde": "late"}
-    assert "no deadline is known" in str(collected.rows)
-
-
 def test_the_exchange(course: Path, tmp_path: Path) -> None:
     """Written by nbgrader's own `submit`; the latest counts, the earlier is kept."""
     inbound = tmp_path / "exchange" / "sgd-to-ddp" / "inbound"
@@ -211,30 +167,6 @@ def test_the_exchange(course: Path, tmp_path: Path) -> None:
     assert len(list((course / "grading/earlier/a+b" / ASSIGNMENT).iterdir())) == 2
     with pytest.raises(SourceError, match="no exchange"):
         collect(course, ASSIGNMENT, str(course), format="exchange")
-
-
-def test_a_folder_of_folders_notebooks_and_zips(course: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "handed in"
-    for student in ("ada", "grace", "edsger"):
-        (folder / student).mkdir(parents=True)
-    (folder / "ada" / FILE).write_bytes(notebook("ada"))
-    (folder / "ada" / "timestamp.txt").write_text("2026-11-20 10:00:00 UTC")
-    (folder / "ada" / "old.zip").write_bytes(b"no zip")
-    (folder / "grace" / ASSIGNMENT).mkdir()  # nbgrader's layout
-    (folder / "grace" / ASSIGNMENT / FILE).write_bytes(notebook("grace"))
-    (folder / "grace" / "other").mkdir()
-    (folder / "grace" / "other" / "other.ipynb").write_bytes(notebook("no"))
-    zipped(folder / "edsger" / "work.zip", {f"work/{FILE}": notebook("edsger")})
-    (folder / f"小明_{ASSIGNMENT}.ipynb").write_bytes(notebook("ming"))
-    (folder / "readme.txt").write_text("of nobody")
-    collected = collect(course, ASSIGNMENT, str(folder))
-    assert submitted(course) == {"ada": "ada", "grace": "grace", "edsger": "edsger", "小明": "ming"}
-    assert "readme.txt lies beside the students' folders" in why(collected)
-    assert "old.zip cannot be read as a zip" in why(collected)
-    assert why(collected).count("old.zip") == 1  # its name is said once
-    when = {row.student: row.when for row in collected.rows}
-    assert when["ada"] == datetime(2026, 11, 20, 10, tzinfo=UTC)
-    assert when["grace"] is None
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -376,20 +308,6 @@ def test_damaged_notebooks_are_taken_and_named(
         nbformat.reads(path.read_text("utf-8"), as_version=4)
 
 
-def test_bad_sources_are_told_apart(course: Path, tmp_path: Path) -> None:
-    (tmp_path / "no.zip").write_bytes(b"PK\3\4 not really")
-    (tmp_path / "empty").mkdir()
-    for source, words in (
-        ("nowhere", "there is no"),
-        ("no.zip", "cannot be read as a zip"),
-        ("empty", "is empty"),
-    ):
-        with pytest.raises(SourceError, match=words):
-            collect(course, ASSIGNMENT, str(tmp_path / source))
-    with pytest.raises(SourceError, match="assignments are: 02_data_parallel_sgd"):
-        collect(course, "no_such", str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -408,13 +326,6 @@ def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
         read_roster(path)
 
 
-def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
-    path = tmp_path / "r.csv"
-    path.write_bytes("student_id;name\r\n1;王小明\r\n".encode("gb18030"))
-    roster = read_roster(path)
-    assert roster.find("?", "小明 王") is roster.students["1"]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -430,59 +341,6 @@ def test_a_class_list_of_excel_in_chinese(tmp_path: Path) -> None:
 def test_a_time_is_never_invented(text: str, words: str) -> None:
     with pytest.raises(SourceError, match=words):
         read_time(text)
-
-
-@pytest.mark.parametrize("name", ["Asia/Hong_Kong", "UTC+8"])
-def test_a_time_without_a_zone_is_the_courses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "America/New_York")
-    expected = datetime(2026, 11, 20, 15, 59, tzinfo=UTC)
-    assert read_time("Friday, 20 November 2026, 11:59 PM", find_zone(name)) == expected
-    assert read_time("2026-11-20 16:59 +0100", find_zone(name)) == expected, "its own zone counts"
-    with pytest.raises(SourceError, match="no time zone 'Hongkong-ish'"):
-        find_zone("Hongkong-ish")
-
-
-def test_a_line_of_the_list_without_a_readable_time(course: Path, tmp_path: Path) -> None:
-    sheet = tmp_path / "sheet.csv"
-    sheet.write_text("student_id,submitted_at\nada,sometime\nming,2026-11-20 10:00 UTC\n")
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for student in ("ada", "ming"):
-        (folder / f"{student}.ipynb").write_bytes(notebook())
-    rows = collect(course, ASSIGNMENT, str(folder), roster=sheet).rows
-    assert [row.when for row in rows] == [None, datetime(2026, 11, 20, 10, tzinfo=UTC)]
-    assert "time unknown: 'sometime' is not a time" in rows[0].notes
-
-
-def test_the_class_of_a_second_partial_source(course: Path, tmp_path: Path) -> None:
-    """Those of the first zip are not missing; a refused file is not nothing, and has our id."""
-    roster = tmp_path / "roster.csv"
-    roster.write_text(
-        "student_id,system_id,name\ns1,12345,Ada Lovelace\ns2,678,Eve\ns3,9,Ming\ns4,10,Noor\n"
-    )
-    first = zipped(tmp_path / "1.zip", {f"{MOODLE}/{FILE}": notebook()})
-    collected = collect(course, ASSIGNMENT, str(first), roster=roster)
-    assert (collected.missing, collected.before) == (["s2", "s3", "s4"], [])
-    files = {
-        f"Eve_678_assignsubmission_file/{FILE}": bytes(60 * 2**20),
-        "Ming_9_assignsubmission_onlinetext_x.html": b"typed",
-    }
-    collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "2.zip", files)))
-    assert (collected.missing, collected.before) == (["s4"], ["s1"])
-    assert {each.who for each in collected.refused} == {"s2", "s3"}
-
-
-def test_the_notebook_of_another_assignment_is_refused(course: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    other = RELEASED / "03_collectives" / "03_collectives.ipynb"
-    shutil.copy(other, folder / "ada.ipynb")
-    (folder / "ming").mkdir()
-    shutil.copy(other, folder / "ming" / FILE)
-    shutil.copy(RELEASED / ASSIGNMENT / FILE, folder / "noor.ipynb")
-    collected = collect(course, ASSIGNMENT, str(folder))
-    assert [row.student for row in collected.rows] == ["noor"]
-    assert why(collected).count("is the notebook of another assignment") == 2
 
 
 def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) -> None:
@@ -507,21 +365,6 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
     own.write_text("assignment,student_id\n")
     with pytest.raises(SourceError, match="no column until"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
-
-
-def test_days_late() -> None:
-    due = datetime(2026, 11, 20, tzinfo=UTC)
-    for hours, days in ((-5, 0), (0, 0), (1, 1), (24, 1), (25, 2)):
-        assert days_late(due + timedelta(hours=hours), due) == days
-    assert days_late(None, due) == days_late(due, None) == 0
-
-
-def test_recognising_and_asking_for_a_format() -> None:
-    entries = [Entry(f"a_1_2_{n}.ipynb", "", lambda limit: b"") for n in range(3)]
-    assert recognise(entries) == "canvas"
-    assert [h.name for h in gather(entries, ASSIGNMENT, "folder").hand_ins] == [
-        *("a_1_2_0", "a_1_2_1", "a_1_2_2"),
-    ]
 
 
 def test_the_command(

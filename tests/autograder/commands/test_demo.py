@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-from autograder import __main__ as program
-from autograder.commands import demo as module
-from autograder.commands.demo import ASSIGNMENT, Made, Result, demo, table
+from autograder.commands.demo import ASSIGNMENT, Made, Result, demo
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 from tests.helpers.whole_class import leave_few_cases
@@ -87,29 +82,6 @@ def test_what_must_come_of_a_submission(
     assert Made(nbformat.v4.new_notebook(), wrong).unexpected(verdict) == words
 
 
-def test_a_table_that_is_not_as_it_must_be_is_an_error(
-    course: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    root = tmp_path / "another course"
-    shutil.copytree(course, root, ignore=shutil.ignore_patterns("grading"))
-    make = module.make_submissions
-
-    def untouched(*folders: Path) -> dict[str, Made]:
-        notebook = make(*folders)["untouched"].notebook
-        return {"ada": Made(notebook, {"shard_bounds": "NotImplementedError"})}
-
-    monkeypatch.setattr(module, "make_submissions", untouched)
-    monkeypatch.setattr(sys, "argv", ["autograder", "demo", "--course", str(root)])
-    assert program.main() == 1
-    said = capsys.readouterr()
-    assert "these points are wrong" in said.err
-    assert "ada: average_gradients got 0 of 4, but the solution is right" in said.err
-    assert "ada: shard_bounds" not in said.err and "autograder doctor" in said.err
-
-
 def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
     assert results["right"].reason == results["right-differently"].reason == ""
     assert "the sum over the ranks, not the mean" in results["wrong-average"].reason
@@ -118,15 +90,6 @@ def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
     assert "Rank 1 waits in recv from rank 0" in deadlock
     assert "process ended" in results["crash"].reason
     assert "NotImplementedError" in results["untouched"].reason
-
-
-def test_the_rows_are_written_and_shown(course: Path, results: dict[str, Result]) -> None:
-    rows = json.loads((course / "grading" / "demo.json").read_text())
-    assert [row["submission"] for row in rows] == list(results)
-    assert set(rows[0]) == {"submission", "score", "max_score", "seconds", "reason"}
-    shown = table(list(results.values()), width=80)
-    assert max(map(len, shown.splitlines())) <= 80
-    assert all(name in shown for name in results)
 
 
 def test_feedback_explains_and_does_not_leak(course: Path, results: dict[str, Result]) -> None:
@@ -157,42 +120,3 @@ def test_a_verdict_holds_what_a_replay_needs(course: Path, results: dict[str, Re
 def explore(notebook: Any) -> Any:
     cell = next(cell for cell in notebook.cells if "explore" in cell.metadata.get("tags", ()))
     return cell
-
-
-@pytest.mark.large  # by default, nbgrader's own pass grades in pool/test_class.py
-def test_plain_nbgrader_commands_grade_too(course: Path, results: dict[str, Result]) -> None:
-    def nbgrader(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "nbgrader", *arguments],
-            cwd=course,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    nbgrader("generate_assignment", ASSIGNMENT)
-    handed_in = course / "grading" / "submitted" / "student-1" / ASSIGNMENT
-    handed_in.mkdir(parents=True)
-    source = course / "grading/demo/submitted/wrong-average" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-    submitted = nbformat.read(source, as_version=4)
-    played = "raise SystemExit('a cell to play with')"
-    explore(submitted).source = played
-    nbformat.write(submitted, handed_in / source.name)
-    assert "8 of 12 points" in nbgrader("autograde", ASSIGNMENT)
-    nbgrader("generate_feedback", ASSIGNMENT)
-    graded = nbformat.read(
-        course / "grading/autograded/student-1" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4
-    )
-    assert explore(graded).source == played
-    assert explore(graded).outputs == [], "the grader runs no cell to play with"
-    outputs = {
-        cell.metadata.nbgrader.grade_id: cell.outputs
-        for cell in graded.cells
-        if cell.metadata.get("nbgrader", {}).get("grade") and cell.cell_type == "code"
-    }
-    points = {name: float(shown[-1].data["text/plain"]) for name, shown in outputs.items()}
-    assert points == {"shard_bounds": 3, "average_gradients": 0, "data_parallel_step": 5}
-    assert "This equals the sum over the ranks" in outputs["average_gradients"][0].text
-    assert list((course / "grading/feedback/student-1" / ASSIGNMENT).glob("*.html"))

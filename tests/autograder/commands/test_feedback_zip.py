@@ -10,7 +10,7 @@ import pytest
 from nbgrader.exchange.default import Exchange
 
 from autograder.commands import feedback
-from autograder.commands.feedback import FeedbackError, pack
+from autograder.commands.feedback import pack
 from autograder.course import load_config
 from tests.helpers.course_folders import ROOT
 
@@ -91,11 +91,6 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None
     """Bob's submission is a copy of Ada's: he has a page, and the system has no file of his."""
     to, _, _, others = pack(course, ASSIGNMENT, exported(course, [*MOODLE[:1], *MOODLE[2:]]))
     assert others == ["bob"] and list(contents(to).values()) == ["for ada"]
-
-
-def test_other_sources_are_told_where_the_pages_are(course: Path) -> None:
-    with pytest.raises(FeedbackError, match="--zip needs a zip from Moodle or Canvas"):
-        pack(course, ASSIGNMENT, exported(course, ["ada/hw.ipynb", "bob/hw.ipynb"]))
 
 
 def test_the_exchange_gets_the_pages_of_those_who_used_it(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from autograder.__main__ import main
-from autograder.commands.new import TEMPLATE, NewError, new
+from autograder.commands.new import NewError, new
 from autograder.commands.release import release
 from autograder.course import handed_out
 from course_lib.checking import run_check
@@ -83,16 +82,6 @@ def test_it_is_released_and_taken_out_again(course: Path) -> None:
     assert {path: path.read_bytes() for path in course.rglob("*.md")} == empty
 
 
-def test_what_it_writes_is_formatted(course: Path) -> None:
-    folder = new(course, NAME)
-    config = ROOT / "pyproject.toml"
-    for command in (["check"], ["format", "--check"]):
-        line = [sys.executable, "-m", "ruff", *command, "--config", str(config)]
-        line += [str(folder), str(handed_out(folder))]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,9 +96,3 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     shutil.rmtree(course / "instructor" / NAME)
     with pytest.raises(NewError, match=f"assignments/{NAME} exists already"):
         new(course, NAME)
-
-
-def test_the_check_is_the_one_that_the_guide_explains() -> None:
-    guide = (SOURCES / "README.md").read_text(encoding="utf-8")
-    explained = guide.partition("\n```python\n")[2].partition("```")[0]
-    assert (TEMPLATE / "checks.py").read_text(encoding="utf-8").endswith(explained)

@@ -74,7 +74,6 @@ def step(body: str) -> str:
 
 ATTACKS = {
     # Honest, and odd.
-    "matplotlib inline": honest("%matplotlib inline\n%config InlineBackend.figure_format = 'svg'"),
     "magics of a kernel": honest("%load_ext autoreload\n%autoreload 2\n%gui qt"),
     "pip install": honest("%pip install nothing\n!pip install nothing"),
     "a helper with writefile": honest(
@@ -90,28 +89,13 @@ ATTACKS = {
         "def shard_bounds(length, world_size, rank):\n"
         "    import other\n    assert other.TWO == 2 and open('data.txt').read() == '1'" + BOUNDS,
     ),
-    "cached": honest(
-        shard_bounds="import functools\n@functools.lru_cache(maxsize=None)\n"
-        "def shard_bounds(length, world_size, rank):" + BOUNDS
-    ),
-    "wrapped": honest(
-        shard_bounds="import functools\ndef loud(f):\n    @functools.wraps(f)\n"
-        "    def inner(*a, **k):\n        print(a)\n        return f(*a, **k)\n    return inner\n"
-        "@loud\ndef shard_bounds(length, world_size, rank):" + BOUNDS
-    ),
-    "60 MB of checkpoints per call": honest(
-        average_gradients=AVERAGE
-        + "    import os\n    open(f'/tmp/{os.urandom(4).hex()}', 'wb').write(bytes(60 * 2**20))\n"
-    ),
     "its own threads and warnings": honest(
         "import threading, warnings, time\nwarnings.warn('careful')\n"
         "threading.Thread(target=time.sleep, args=(100,)).start()"
     ),
     # Answers of an unexpected form.
     "None": loses("shard_bounds", bounds("return None")),
-    "a number": loses("data_parallel_step", step("return None")),
     "too large for a float": loses("data_parallel_step", step("return 2**1024 - 1")),
-    "params.clear()": loses("average_gradients", average("params.clear()")),
     "grad of another kind": loses(
         "average_gradients", average("for p in params: p.grad = torch.zeros(7).to_sparse()")
     ),
@@ -138,12 +122,6 @@ ATTACKS = {
         "except OSError: pass\n"
         "try:\n    for i in range(99): open(f'/dev/shm/{i}', 'wb').write(bytes(60 << 20))\n"
         "except OSError: pass"
-    ),
-    "all file names": honest(
-        "try:\n    for i in range(10**6): open(f'/tmp/{i}', 'w').close()\nexcept OSError: pass"
-    ),
-    "truncates what it has open": honest(
-        "import os\nfor fd in range(64):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass"
     ),
     "a rank forks without end": loses(
         "average_gradients",

@@ -15,7 +15,6 @@ from tests.autograder.examination.test_attacks import (
     bounds,
     honest,
     loses,
-    step,
 )
 from tests.autograder.examination.test_attacks import (
     test_it_costs_what_it_breaks as costs_what_it_breaks,
@@ -25,7 +24,6 @@ from tests.helpers.course_folders import needs_sources
 pytestmark = needs_sources
 
 ANSWERS = {
-    "a million numbers": loses("shard_bounds", bounds("return list(range(10**6))")),
     "nested without end": loses(
         "shard_bounds", bounds("x = []\n    for _ in range(10**5): x = [x]\n    return x")
     ),
@@ -40,16 +38,12 @@ ANSWERS = {
             "for p in params:\n        if p.grad is not None: p.grad = p.grad.as_subclass(Liar)"
         ),
     ),
-    "not a number": loses("data_parallel_step", step("return float('nan')")),
     "an exception that will not be told": loses(
         "average_gradients",
         "class Mute(Exception):\n    def __str__(self): raise self\n    __repr__ = __str__\n"
         + average("raise Mute"),
     ),
     "an exception of 10 MB": loses("average_gradients", average("raise ValueError('x' * 10**7)")),
-    "recursion without end": loses(
-        "average_gradients", average("average_gradients(params, group)")
-    ),
     "exits": loses("average_gradients", average("raise SystemExit(0)")),
     # Bytes that no rank would send.
     "noise on all lines": loses(
@@ -68,21 +62,6 @@ ANSWERS = {
             "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'left': [[1]]})\n"
             "    for fd in range(3, 64):\n"
             "        try: os.write(fd, header(6, answer) + answer)\n        except OSError: pass"
-        ),
-    ),
-    "drips byte by byte": loses(
-        "average_gradients",
-        average(
-            "import time\n    while True:\n        for fd in range(3, 16):\n"
-            "            try: os.write(fd, b'D')\n            except OSError: pass\n"
-            "        time.sleep(0.1)"
-        ),
-    ),
-    "another encode": loses(
-        "average_gradients",
-        average(
-            "import sys\n    for m in list(sys.modules.values()):\n"
-            "        if hasattr(m, 'encode') and hasattr(m, 'do_work'): m.encode = lambda *a: b''"
         ),
     ),
     "closes what it has open": honest("import os\nos.closerange(3, 64)"),

@@ -20,34 +20,11 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, CheckReport, equals, run_check, task
 from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS, seconds_of
-from course_lib.checking.mutants import Solution
 from course_lib.checking.runners import LocalRunner
-from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
-from tests.helpers.tiers import tier
+from tests.helpers.solutions import hidden_of
 
-BY_DEFAULT = ("02_data_parallel_sgd", "05_bucketing_and_overlap")
 """Values; hooks, handles and time."""
-SIMULATED_AND_GRADED = {"simulated", "grader"}
-BY_CHANCE = {"data_parallel_step__in_any_order"}
 """It depends on where objects lie in memory: the order may differ in every process."""
-
-
-def is_sampled(folder: Path, number: int) -> bool:
-    return folder.name in BY_DEFAULT and number % 12 == 0
-
-
-CASES = [
-    pytest.param(
-        *(folder, mutant),
-        id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
-        marks=tier(is_sampled(folder, number)),
-    )
-    for folder in readable(assignments(SOURCES))
-    for number, mutant in enumerate(mutants_in(folder))
-    if set(mutant.where) >= SIMULATED_AND_GRADED
-    and f"{mutant.task}__{mutant.mistake}" not in BY_CHANCE
-]
 
 
 @pytest.fixture(scope="module")
@@ -129,17 +106,3 @@ def test_a_case_has_the_same_seconds_in_both(place: SandboxedPlace) -> None:
     with Submission(place) as submission:
         assert submission.budget.limits.case == CASE_SECONDS == seconds_of(without)
     assert seconds_of(TOTAL, 7.0) == 60.0
-
-
-@needs_sources
-@pytest.mark.parametrize(("graded", "mutant"), CASES, indirect=["graded"], scope="module")
-def test_of_a_solution(graded: tuple[Path, SandboxedPlace], mutant: Solution) -> None:
-    folder, place = graded
-    name, check = f"{folder.name}/{mutant.task}", checks_of(folder)[mutant.task]
-    with Submission(place) as submission:
-        assert not submission.run_cell(next(code_cells(folder)).source).error
-        assert not submission.run_cell(mutant.source).error
-        ours = examine(name, check, submission, seed="same").report
-    with LocalRunner(mutant.function, echo=None) as run:
-        theirs = run_check(name, check, run, seed="same")
-    assert told(ours) == told(theirs)

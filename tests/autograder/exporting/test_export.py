@@ -9,12 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from nbgrader.api import Gradebook
 
 from autograder.__main__ import main
-from autograder.collection.tables import csv_text, format_rows, safe_cell
 from autograder.commands.export import export
 from autograder.course import load_config
 from autograder.exporting.grades import ExportError
@@ -93,36 +90,6 @@ def test_no_cell_is_a_formula(course: Path) -> None:
             cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
             assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
             assert "'=HYPERLINK(1)" in text or "'-Hopper" in text
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_whatever_a_name_is_the_row_stays_a_row(name: str) -> None:
-    cell = safe_cell(name)
-    assert cell == "-" or not cell.lstrip(" \u3000").startswith(("=", "+", "-", "@", "\t"))
-    (header, row) = csv.reader(io.StringIO(csv_text(["a", "b"], [[name, 1]]), newline=""))
-    assert (header, row[1]) == (["a", "b"], "1")
-    csv_text(["a"], [[name]]).encode("utf-8")
-    assert len(format_rows(["a"], [[name]]).split("\n")) == 2
-
-
-def test_plain_with_the_points_of_each_task(course: Path) -> None:
-    rows = {r["student_id"]: r for r in read(export(course, (NAME,), tasks=True)[0])}
-    assert (rows["ada"]["task"], rows["ada"]["words"]) == ("7", "2")
-    assert float(rows["ada"]["raw_score"]) == 7 + 2
-    assert rows["nobody"]["task"] == ""
-    assert "task" not in read(export(course, (NAME,))[0])[0]
-
-
-def test_canvas_without_its_file(course: Path) -> None:
-    text, _ = export(course, (NAME,), system="canvas", title="Homework 2 (77)")
-    lines = list(csv.reader(io.StringIO(text)))
-    assert lines[0] == [
-        *("Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Homework 2 (77)"),
-    ]
-    assert (lines[1][0], float(lines[1][-1])) == ("    Points Possible", 12)
-    assert lines[2][:5] == ["Lovelace, Ada", "340934", "", "ada", "L1"]
-    assert float(lines[2][5]) == 7
-    assert lines[3][0] == "王, 小明"
 
 
 def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:

@@ -81,14 +81,6 @@ def test_what_is_for_the_author_of_a_check_no_student_is_told(tmp_path: Path) ->
     assert "judge" not in overview.source
 
 
-def test_an_older_verdict_names_no_hidden_case_either(tmp_path: Path) -> None:
-    limits = ["time: 02/average, 2 ranks", "time: 02/average, quokka"]
-    cases = [case(True), {**case(False, True), "name": "quokka"}]
-    overview, _ = told(tmp_path, cases, limits=limits)
-    assert "2 ranks" in overview.source
-    assert "quokka" not in overview.source
-
-
 HOW = {
     "takes too long": "while True: pass",
     "waits for nobody": "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
@@ -154,11 +146,6 @@ def test_what_was_sent_before_it_failed_stands_under_the_task(tmp_path: Path, ke
     _, _, below = told(tmp_path, [failed], **given)
     assert "rank 0 called 1 &#215; send and sent 8 B" in below.source
     assert "rank 1 called nothing" in below.source
-
-
-def test_of_a_hidden_case_nothing_that_was_sent_is_told(tmp_path: Path) -> None:
-    assert len(told(tmp_path, [case(False, True, trace=SUMS)])) == 2
-    assert len(told(tmp_path, [case(True)], trace=SUMS)) == 2  # nothing failed
 
 
 @pytest.mark.parametrize("content", [None, "no verdict"])

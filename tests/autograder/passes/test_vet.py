@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.commands.demo import ASSIGNMENT, make_submissions
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.vet import MAX_FILES, MAX_READ, _read, _repaired, notes, vet
+from autograder.passes.vet import MAX_FILES, _read, _repaired
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
 from tests.helpers.tiers import tier
 from tests.helpers.whole_class import leave_few_cases
@@ -165,26 +164,6 @@ def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     assert not list((course.data / "autograded" / name).rglob("x"))
 
 
-def test_a_second_look_tells_the_same_and_changes_nothing(tmp_path: Path) -> None:
-    """Grading may have been killed before anybody read the note of the first look."""
-    folder = tmp_path / "submitted" / "ada" / "one"
-    folder.mkdir(parents=True)
-    path = folder / "one.ipynb"
-    path.write_text('{"cells": [{"cell_type": "code", "source": ["a\\n", "b"]}, null, 3]}')
-    vet("one", "*", [str(path)])
-    told = [
-        "the notebook is damaged. It was set aside, and its readable part was graded in its place"
-    ]
-    assert notes["ada", "one"] == told
-    assert [cell.source for cell in nbformat.read(path, as_version=4).cells] == ["a\nb"]
-    mended = path.read_bytes()
-    vet("one", "*", [str(path)])
-    assert notes["ada", "one"] == told and path.read_bytes() == mended
-    shutil.rmtree(tmp_path / "set_aside")  # or the note is the student's own invention
-    vet("one", "*", [str(path)])
-    assert notes["ada", "one"] == []
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"null", b"[]", b"[" * 100_000, b'{"cells": {}}', b"\xff\xfe", b'{"cells": [[]]}']
 )
@@ -192,11 +171,6 @@ def test_whatever_it_is_a_notebook_comes_out(data: bytes) -> None:
     found = _read(data)
     assert found.problem
     nbformat.validate(nbformat.from_dict(_repaired(found.content)))
-
-
-def cell_of(kind: str, text: str) -> dict[str, object]:
-    field = "input" if kind == "code" else "source"
-    return {"cell_type": kind, field: [text], "metadata": {}, "outputs": []}
 
 
 def test_damage_in_the_middle_costs_its_own_cell_only() -> None:
@@ -207,20 +181,3 @@ def test_damage_in_the_middle_costs_its_own_cell_only() -> None:
         found = _read(damaged.encode())
         kept = [cell["source"] for cell in _repaired(found.content)["cells"]]
         assert kept == [f"n = {n}" for n in range(9) if n != 4], found.problem
-
-
-def test_an_old_or_long_notebook_is_read_in_seconds() -> None:
-    old = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": []}
-    many = [cell_of("code", f"n = {n}") for n in range(300_000)]
-    heading = cell_of("heading", "A heading")
-    start = time.process_time()
-    found = _read(json.dumps({**old, "worksheets": [{"cells": [heading, *many]}]}).encode())
-    repaired = _repaired(found.content)
-    assert time.process_time() - start < 10
-    assert "old format 3" in found.problem
-    assert len(repaired["cells"]) == MAX_READ
-    assert [c["cell_type"] for c in repaired["cells"][:2]] == ["markdown", "code"]
-    assert repaired["cells"][1]["source"] == "n = 0"
-    nbformat.validate(nbformat.from_dict(repaired))
-    new = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": many}
-    assert "more than" in _read(json.dumps(new).encode()).problem

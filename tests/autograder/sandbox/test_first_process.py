@@ -52,20 +52,6 @@ def test_whoever_is_no_child_is_left_alone(sleeper: subprocess.Popen[bytes]) -> 
     assert sleeper.poll() is None
 
 
-def test_one_that_has_ended_already_is_not_held() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    assert reported(child(ended.pid), os.getpid()) is None
-
-
-def test_killing_twice_does_no_harm(sleeper: subprocess.Popen[bytes]) -> None:
-    first, second = (reported(child(sleeper.pid), os.getpid()) for _ in range(2))
-    assert first is not None and second is not None
-    kill(first, 20)
-    sleeper.wait(300)
-    kill(second, 20)
-
-
 def test_no_report_is_an_error() -> None:
     with pytest.raises(OSError, match="ended at once"):
         reported(b"", os.getpid())

@@ -45,17 +45,6 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert group.times_over() == 7
 
 
-def test_there_is_none_without_version_2(tmp_path: Path) -> None:
-    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
-
-
-def test_a_group_without_the_controller_is_left_again(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").touch()
-    (tmp_path / "mine").mkdir()
-    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
-    assert not [entry for entry in (tmp_path / "mine").iterdir() if entry.is_dir()]
-
-
 def test_descendants_and_their_memory_are_seen() -> None:
     code = (
         "import os, sys\nx = bytearray(os.urandom(1)) * (80 << 20)\n"
@@ -92,25 +81,6 @@ def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
         file.unlink()  # a real group's files go with it
     group.close()
     assert not group.path.exists() and group.times_over() == 0
-
-
-def test_both_ways_of_finding_descendants_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also works if the kernel was built without the lists of children."""
-    code = (
-        "import os, sys\nfor _ in range(2):\n    if os.fork() == 0: os.fork(); break\n"
-        "print(flush=True)\nsys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as tree:
-        assert tree.stdin and tree.stdout
-        for _ in range(5):
-            tree.stdout.readline()
-        listed = sorted(descendants(tree.pid))
-        monkeypatch.setattr(os.path, "exists", lambda path: False)
-        assert sorted(descendants(tree.pid)) == listed
-        assert len(listed) == 4
-        tree.stdin.close()
 
 
 def test_memory_that_processes_share_counts_once() -> None:

@@ -57,14 +57,6 @@ def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
         assert sorted(assign_buckets(tensors, cap / MEGABYTE, cap / MEGABYTE)) == reversed_back
 
 
-def test_from_the_last_to_the_first_with_a_small_one_first():
-    tensors = [torch.empty(MEGABYTE // 4) for _ in range(7)]  # 1 MiB each
-    assert assign_buckets(tensors, 3, 1) == [[6], [5, 4, 3], [2, 1, 0]]
-    assert assign_buckets(tensors, 3, 25) == [[6, 5, 4], [3, 2, 1], [0]]
-    assert assign_buckets(tensors, 3, 2, range(7)) == [[0, 1], [2, 3, 4], [5, 6]]
-    assert assign_buckets([], 3, 1) == []
-
-
 @over("caps", [(-1, 1), (25, -0.5)])
 def test_sizes_below_zero_are_refused(caps):
     with pytest.raises(ValueError, match="0 or more"):

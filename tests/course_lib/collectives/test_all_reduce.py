@@ -63,40 +63,6 @@ def test_all_reduce_of_any_length_on_any_number_of_ranks(k, length, segments, na
         assert torch.equal(result, total(list(range(k)), length))
 
 
-def awkward_layouts() -> list[list[torch.Tensor]]:
-    return [awkward_layout(name) for name in ALL_REDUCES]
-
-
-def awkward_layout(name: str) -> list[torch.Tensor]:
-    all_reduce = getattr(collectives, name)
-    rank = dist.get_rank()
-    matrix = values(rank, 35).view(5, 7)
-    strided = values(rank, 40)
-    tensors = [matrix.t(), strided[::3], values(rank, 1)[0], values(rank, 60).view(3, 4, 5)]
-    tensors[-1] = tensors[-1].permute(2, 0, 1)
-    weight = torch.nn.Parameter(values(rank, 12).view(3, 4))
-    for tensor in [*tensors, weight]:
-        all_reduce(tensor)
-    assert torch.equal(strided[1::3], values(rank, 40)[1::3])  # what lies between is not ours
-    return [*tensors, weight.detach()]
-
-
-@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
-def test_all_reduce_of_tensors_not_in_one_piece(ranks_of, on, k):
-    everyone = list(range(k))
-    expected = [
-        total(everyone, 35).view(5, 7).t(),
-        total(everyone, 40)[::3],
-        total(everyone, 1)[0],
-        total(everyone, 60).view(3, 4, 5).permute(2, 0, 1),
-        total(everyone, 12).view(3, 4),
-    ]
-    for replica in ranks_of(on, k).run(awkward_layouts):
-        for name, results in zip(ALL_REDUCES, replica, strict=True):
-            for result, wanted in zip(results, expected, strict=True):
-                assert torch.equal(result, wanted), name
-
-
 def random_numbers() -> list[torch.Tensor]:
     results = []
     for name in ALL_REDUCES:
@@ -124,19 +90,6 @@ def test_direct_and_one_shot_add_in_the_order_of_the_ranks(ranks_of, on, k):
     for name, result in zip(ALL_REDUCES, replicas[0], strict=True):
         if name in ("direct_all_reduce", "one_shot_all_reduce"):
             assert torch.equal(result, in_order), name
-
-
-def random_numbers_in_segments(segments: int) -> torch.Tensor:
-    tensor = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank()))
-    collectives.ring_all_reduce(tensor, segments=segments)
-    return tensor
-
-
-def test_segments_do_not_change_the_bits(ranks_of):
-    ranks = ranks_of("cpu", 3)
-    whole = ranks.run(random_numbers_in_segments, 1)
-    for segments in (2, 3, 8):
-        assert torch.equal(ranks.run(random_numbers_in_segments, segments)[0], whole[0])
 
 
 # --- what is sent ---------------------------------------------------------------------------------

@@ -31,32 +31,9 @@ def test_row_s_is_what_rank_s_had_for_this_rank(ranks_of, on, k):
             assert torch.equal(result, torch.stack(expected))
 
 
-def like_the_library() -> bool:
-    matrix = values(dist.get_rank(), 20).view(5, 4).T  # not contiguous, and 4 · 5 elements
-    theirs = torch.empty(20)
-    dist.all_to_all_single(theirs, matrix.contiguous())
-    return torch.equal(all_to_all(matrix), theirs.view(4, 5))
-
-
-@pytest.mark.parametrize("on", ["simulated", "cpu"])
-def test_it_does_what_pytorch_s_does(ranks_of, on):
-    assert ranks_of(on, 4).run(like_the_library) == [True] * 4
-
-
 def test_it_sends_to_everybody_a_kth(ranks_of):
     ranks = ranks_of("simulated", 5)
     ranks.run(lambda: all_to_all(torch.ones(100)))
     for rank in range(5):
         assert ranks.trace.bytes_sent(rank) == 4 * 80
         assert ranks.trace.peers(rank) == set(range(5)) - {rank}
-
-
-def in_a_group() -> torch.Tensor | None:
-    group = dist.new_group([1, 3])
-    return all_to_all(values(dist.get_rank(), 5), group) if dist.get_rank() in (1, 3) else None
-
-
-@pytest.mark.parametrize("on", ["simulated", "cpu"])
-def test_in_a_group(ranks_of, on):
-    results = ranks_of(on, 4).run(in_a_group)
-    assert torch.equal(results[3], torch.stack([values(r, 5)[3:] for r in (1, 3)]))

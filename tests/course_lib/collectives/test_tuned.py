@@ -8,7 +8,6 @@ from course_lib.collectives import TunedAllReduce
 from course_lib.collectives.tuned import ALGORITHMS
 from course_lib.cost_model import Link, fastest_all_reduce
 from course_lib.gradient_sync import sync_flat
-from course_lib.peer_memory import SharedMemory
 from course_lib.ranks import RankError, Ranks
 
 LENGTHS = [0, 1, 100, 3000, 70_000]
@@ -44,23 +43,6 @@ def test_all_ranks_choose_alike_and_get_the_sum(on, k, link):
         for tensor, length in zip(tensors, LENGTHS, strict=True):
             assert torch.equal(tensor, torch.full((length,), k * (k + 1) / 2))
         torch.testing.assert_close(gradient, torch.full((5,), (k - 1) / 2))
-
-
-def with_shared_memory() -> tuple[list[str], torch.Tensor]:
-    memory = SharedMemory()
-    tuned = TunedAllReduce(
-        sizes=(64, 1 << 16), repeats=3, also={"memory": lambda tensor, _: memory.all_reduce(tensor)}
-    )
-    x = torch.full((2000,), dist.get_rank() + 1.0)
-    tuned(x)
-    return sorted(tuned.times[64]), x
-
-
-def test_more_algorithms_can_be_chosen_from():
-    with Ranks(2, on="cpu", timeout=60) as ranks:
-        for names, x in ranks.run(with_shared_memory):
-            assert names == sorted([*ALGORITHMS, "memory"])
-            assert torch.equal(x, torch.full((2000,), 3.0))
 
 
 def for_another_group() -> None:

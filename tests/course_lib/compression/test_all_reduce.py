@@ -12,9 +12,6 @@ from course_lib.compression import (
     Compressor,
     ErrorFeedback,
     OneBit,
-    PowerSGD,
-    RandomK,
-    TopK,
     Uniform8Bit,
     compressed_all_reduce,
 )
@@ -173,38 +170,3 @@ def test_outside_the_group(ranks_of) -> None:
     inside, also, outside = ranks_of("simulated", 3).run(refused)
     assert (inside, also) == ("", "")
     assert "not a member" in outside
-
-
-def test_feedback_makes_up_for_it_over_the_steps(ranks_of) -> None:
-    """The mean of what arrives over many steps with one gradient comes near its sum."""
-
-    exact = sum(gradient(rank, 400, 0) for rank in range(3))
-
-    def errors(make: Callable[[], Compressor], *after: int) -> list[float]:
-        """Return the relative error of the mean after so many steps, and after more."""
-
-        def program() -> list[Tensor]:
-            compressor = make()
-            total, means = torch.zeros(400), []
-            for step in range(1, after[-1] + 1):
-                mine = gradient(dist.get_rank(), 400, 0)
-                compressed_all_reduce(mine, compressor)
-                total += mine
-                if step in after:
-                    means.append(total / step)
-            return means
-
-        means = ranks_of("simulated", 3).run(program)[0]
-        return [float((mean - exact).norm() / exact.norm()) for mean in means]
-
-    for make in (
-        lambda: ErrorFeedback(TopK(0.1)),
-        lambda: ErrorFeedback(OneBit()),
-        lambda: ErrorFeedback(RandomK(0.1)),
-        lambda: ErrorFeedback(PowerSGD(1)),
-    ):
-        early, late = errors(make, 30, 120)
-        assert late < 0.6 * early
-    # The same is left out in every step, so that more of them would change nothing.
-    assert errors(lambda: TopK(0.1), 20)[0] > 0.5
-    assert errors(OneBit, 20)[0] > 0.3

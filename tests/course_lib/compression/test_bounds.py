@@ -1,17 +1,14 @@
 """Bias, variance and contraction: as the docstrings, and the papers, state them."""
 
-import pytest
 import torch
 
 from course_lib.compression import (
-    QSGD,
     Compressor,
     ErrorFeedback,
     OneBit,
     PowerSGD,
     RandomK,
     TopK,
-    Uniform8Bit,
 )
 from tests.helpers.compressors import PLAIN, UNBIASED
 from tests.helpers.folding import over
@@ -33,33 +30,12 @@ def test_right_on_average(name: str) -> None:
     assert (error <= 5 * standard_error + 1e-6).all(), (error / standard_error).max()
 
 
-@pytest.mark.large
-@over("levels", [1, 3, 7, 127])
-@over("n", [1, 10, 64, 150])
-def test_the_variance_of_qsgd(levels: int, n: int) -> None:
-    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    compressor = QSGD(levels, block=64, seed=2)
-    errors = (samples(compressor, x, 800) - x.double()).square().sum(1)
-    bound = compressor.variance_bound(n) * x.double().square().sum()
-    assert errors.mean() <= bound * (1 + 1e-4) + 5 * errors.std() / 800**0.5
-
-
 def test_the_variance_of_random_k() -> None:
     n, k = 200, 50
     x = torch.randn(n)
     errors = (samples(RandomK(k / n, unbiased=True), x) - x.double()).square().sum(1)
     expected = (n / k - 1) * x.double().square().sum()
     assert abs(errors.mean() - expected) <= 5 * errors.std() / TIMES**0.5
-
-
-def test_the_errors_of_rounding() -> None:
-    x = torch.randn(1000)
-    scale = x.abs().max() / 127
-    nearest = Uniform8Bit()
-    assert ((nearest.decode(nearest.encode(x)) - x).abs() <= scale / 2 * (1 + 1e-5)).all()
-    drawn = samples(Uniform8Bit(stochastic=True, seed=4), x, 300)
-    assert ((drawn - x).abs() < scale * (1 + 1e-5)).all()
-    assert (drawn - x).square().sum(1).mean() <= len(x) * scale**2 / 4
 
 
 @over("name", PLAIN)
@@ -80,14 +56,6 @@ def test_the_contraction_of_top_k_and_of_one_bit() -> None:
     left_out = (signs.decode(signs.encode(x)) - x).square().sum()
     expected = x.square().sum() - x.abs().sum() ** 2 / n
     torch.testing.assert_close(left_out, expected, rtol=1e-5, atol=0)
-
-
-def test_power_sgd_finds_a_matrix_of_its_rank() -> None:
-    generator = torch.Generator().manual_seed(1)
-    left, right = torch.randn(40, 2, generator=generator), torch.randn(2, 30, generator=generator)
-    compressor = PowerSGD(2)
-    decoded = compressor.decode(compressor.encode(left @ right, "weight"))
-    torch.testing.assert_close(decoded, left @ right, rtol=1e-4, atol=1e-4)
 
 
 def test_power_iteration_comes_near_the_best() -> None:
@@ -136,36 +104,6 @@ def test_the_fused_feedback_is_the_plain_one(name: str, n: int) -> None:
     want = Compressor.encode_with_residual(plain, x, other, "k")
     assert torch.equal(got.wire, want.wire)
     assert torch.equal(one, other)
-
-
-@pytest.mark.large
-def test_without_feedback_a_contraction_may_fail() -> None:
-    """Karimireddy et al. 2019, in small: SGD on one random example at a time, by signs.
-
-    In both examples the two coordinates have opposite signs, so that every step is along one
-    diagonal, (1, -1), and the minimum, 0, is not on that line.
-    """
-
-    def distance(compressor: Compressor) -> float:
-        generator = torch.Generator().manual_seed(0)
-        w = torch.tensor([3.0, 1.0])
-        examples = torch.tensor([[1.0, -0.5], [-1.0, 1.5]])
-        for _ in range(4000):
-            a = examples[int(torch.randint(2, (), generator=generator))]
-            gradient = 2 * (a @ w) * a
-            w -= 0.01 * compressor.decode(compressor.encode(gradient, "w"))
-        return float(w.norm())
-
-    assert distance(ErrorFeedback(OneBit())) < 0.05
-    assert distance(OneBit()) > 1
-
-
-def test_one_key_one_stream() -> None:
-    compressor = ErrorFeedback(TopK(0.1))
-    compressor.encode(torch.randn(10), "a")
-    compressor.encode(torch.randn(20), "b")
-    with pytest.raises(ValueError, match=r"'a' had 10 elements, but this tensor has 20"):
-        compressor.encode(torch.randn(20), "a")
 
 
 def test_a_checkpoint_holds_the_residuals() -> None:

@@ -179,33 +179,6 @@ def test_what_is_not_a_number_makes_its_block_that(kernels: ModuleType, bad: flo
     assert result[:100].isfinite().all() and result[200:].isfinite().all()
 
 
-def test_input_and_sizes_of_several_tiles(kernels: ModuleType) -> None:
-    """A block of many tiles, the last of which is short; and the input is left as it is."""
-    x = drawn(70_001, torch.float32)
-    before = x.clone()
-    with Fused(kernels):
-        wire = Uniform8Bit().encode(x).wire
-    with Fused(None):
-        assert same_bits(wire, Uniform8Bit().encode(x).wire)
-    assert torch.equal(x, before)
-
-
-def test_large_blocks_are_cut_for_many_programs(kernels: ModuleType) -> None:
-    """25 MiB, DDP's bucket, keep the 132 processors of an H100 busy, with four programs each."""
-    n = 25 * 2**20 // 4
-    cut = kernels.cut_blocks(n, block_scaled_module.BLOCK)
-    assert cut["PARTS"] * -(-n // cut["BLOCK"]) >= 4 * 132
-
-
-@pytest.mark.parametrize("block", [1, 100, 2048, 5000, 65_536, 10**12])
-@pytest.mark.parametrize("n", [1, 2047, 2049, 100_000])
-def test_the_parts_of_a_block_are_all_of_it(kernels: ModuleType, n: int, block: int) -> None:
-    cut = kernels.cut_blocks(n, block)
-    assert min(n, block) <= cut["BLOCK"] <= block
-    assert cut["PARTS"] * cut["TILE"] >= cut["BLOCK"]
-    assert cut["TILE"] <= kernels.TILE
-
-
 def test_kernels_start_on_the_device_of_their_tensors(
     kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

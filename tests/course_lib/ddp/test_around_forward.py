@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
-from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import BOTH, FEW, mlp, random
 from tests.helpers.folding import over
 
@@ -28,15 +27,6 @@ class Counter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += dist.get_rank() + 1
         return self.norm(self.layer(x))
-
-
-def not_callable() -> None:
-    DistributedDataParallel(mlp()).register_buffer_hook(None, "sum")
-
-
-def test_a_buffer_hook_that_cannot_be_called(ranks_of):
-    with pytest.raises(RankError, match="a buffer hook must be callable, not 'sum'"):
-        ranks_of("simulated", 1).run(not_callable)
 
 
 # --- names to leave alone -------------------------------------------------------------------------
@@ -68,15 +58,6 @@ def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
     statistics = {name for name in replicas[0] if name.startswith("norm.running")}
     assert own - statistics == expected
     assert "grad of tied" in replicas[0] or "grad of layer.weight" in replicas[0]
-
-
-def all_ignored() -> None:
-    DistributedDataParallel(nn.Linear(2, 2), ignored=["weight", "bias"])
-
-
-def test_ignoring_everything_is_an_error_in_pytorch_s_words(ranks_of):
-    with pytest.raises(RankError, match="DistributedDataParallel is not needed when a module"):
-        ranks_of("simulated", 2).run(all_ignored)
 
 
 def without_init_sync() -> Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import mse_loss
 
 from course_lib.ddp import DistributedDataParallel, all_reduce_hook
@@ -26,8 +26,6 @@ from tests.helpers.ddp_scenarios import (
     train,
 )
 from tests.helpers.folding import over
-
-ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def doubling_hook(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -70,34 +68,6 @@ def test_comm_hooks_written_for_pytorch(ranks_of, on, k, which):
         for tensor, first, other in zip(replica, ours[0], theirs[0], strict=True):
             assert torch.equal(tensor, first)
             torch.testing.assert_close(tensor, other, rtol=1e-2, atol=1e-2)
-
-
-def train_with_wrapped_hook(ddp: type) -> list[Tensor]:
-    """PowerSGD inside a hook that first replaces the bucket's buffer by one of half precision."""
-    torch.manual_seed(dist.get_rank())
-    net = nn.Linear(48, 48, bias=False)
-    wrapped = ddp(net)
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=1
-    )
-    wrapped.register_comm_hook(
-        state, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
-    )
-    optimizer = sgd(net)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        wrapped(torch.randn(8, 48)).square().mean().backward()
-        optimizer.step()
-    return state_of(net)
-
-
-@ignore_torch_warnings
-@over("k", [1, 2])
-def test_a_hook_that_replaces_the_buffer_for_the_one_inside(ranks_of, k):
-    ours, theirs = (ranks_of("cpu", k).run(train_with_wrapped_hook, ddp) for ddp in BOTH)
-    for replica in ours:
-        assert torch.equal(replica[0], ours[0][0])
-        torch.testing.assert_close(replica[0], theirs[0][0], rtol=1e-2, atol=1e-3)
 
 
 def train_with_constructor_hook(pair: bool) -> list[Tensor]:

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from course_lib.ddp import DistributedDataParallel
-from tests.helpers.ddp_scenarios import SMALL_CAP, mlp, own_shards, random, sgd, state_of
+from tests.helpers.ddp_scenarios import SMALL_CAP, mlp, own_shards, sgd, state_of
 
 
 def train_compiled(wrap: bool, compiled: bool, static: bool = False) -> tuple[list[Tensor], int]:
@@ -47,18 +46,3 @@ def test_a_compiled_wrapper_trains_like_the_plain_one(ranks_of, k, static):
         torch.testing.assert_close(state, expected, rtol=1e-11, atol=1e-12)
         assert (operations, none) == (wanted, 0)
         assert wanted >= 5  # five layers
-
-
-def compiled_inside() -> list[Tensor]:
-    """The other way round, and in no_sync."""
-    net = mlp(seed=dist.get_rank())
-    wrapped = DistributedDataParallel(torch.compile(net, backend="eager"))
-    with wrapped.no_sync():
-        wrapped(random(4, 6)).sum().backward()
-    wrapped(random(4, 6, seed=1)).sum().backward()
-    return [p.grad.clone() for p in net.parameters()]
-
-
-def test_a_wrapper_of_a_compiled_model(ranks_of):
-    replicas = ranks_of("cpu", 2).run(compiled_inside)
-    assert all(map(torch.equal, *replicas))

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.ddp import DistributedDataParallel
-from course_lib.peer_memory import shared_memory_group
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import (
-    FEW,
     SMALL_CAP,
     compare,
     gradients,
@@ -57,66 +55,6 @@ def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
     compare(ranks_of("cpu", k), train_a_copy, how)
 
 
-def copies_in_odd_moments(ddp: type) -> list[Tensor]:
-    """Made in no_sync; of a wrapper partly frozen since; frozen as a whole, to be evaluated."""
-    wrapped = ddp(mlp(seed=0), bucket_cap_mb=SMALL_CAP)
-    wrapped.module[0].weight.requires_grad_(False)
-    copied = copy.deepcopy(wrapped)
-    for step in range(2):
-        copied(random(4, 6, seed=step)).square().sum().backward()
-    with torch.no_grad():
-        evaluated = wrapped(torch.ones(2, 6).double())
-    return [*gradients(copied.module), evaluated]
-
-
-@ignore_torch_warnings
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_a_copy_of_a_wrapper_that_was_partly_frozen(ranks_of, on, k):
-    compare(ranks_of(on, k), copies_in_odd_moments)
-
-
-def copies_of_ours() -> list[Tensor]:
-    group = shared_memory_group()
-    wrapped = DistributedDataParallel(mlp(seed=0), group=group, allocate=group.memory.empty)
-    if dist.get_rank() == 0:  # for an average of the weights, on one rank: nobody waits for others
-        average = copy.deepcopy(wrapped).requires_grad_(False)
-        file = io.BytesIO()
-        torch.save(average, file)
-        file.seek(0)
-        again = torch.load(file, weights_only=False)
-        assert torch.equal(
-            again.eval()(torch.ones(1, 6).double()), average(torch.ones(1, 6).double())
-        )
-    with wrapped.no_sync():
-        copied = copy.deepcopy(wrapped)
-    with pytest.raises(TypeError, match="deepcopy"):
-        copy.copy(wrapped)
-    copied(random(4, 6)).square().sum().backward()
-    return gradients(copied.module)
-
-
-def test_copies_need_no_other_rank_and_forget_no_sync(ranks_of):
-    first, second = ranks_of("cpu", 2).run(copies_of_ours)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def deepcopy_in_a_group() -> list[Tensor] | None:
-    group = dist.new_group([0, 2])
-    if dist.get_rank() == 1:
-        return None
-    wrapped = DistributedDataParallel(mlp(seed=0), group=group)
-    copied = copy.deepcopy(wrapped)
-    assert copied.group is group
-    copied(random(4, 6)).sum().backward()
-    return gradients(copied.module)
-
-
-def test_a_deep_copy_stays_in_its_group(ranks_of):
-    first, nothing, last = ranks_of("cpu", 3).run(deepcopy_in_a_group)
-    assert nothing is None
-    assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
-
-
 def wrapped_twice(ddp: type) -> list[Tensor]:
     """The older wrapper is still there."""
     net = mlp(seed=0)
@@ -131,19 +69,6 @@ def wrapped_twice(ddp: type) -> list[Tensor]:
 
 def test_the_newest_wrapper_counts(ranks_of):
     compare(ranks_of("cpu", 2), wrapped_twice)
-
-
-def hooks_left() -> int:
-    net = mlp(seed=0)
-    for _ in range(5):
-        wrapped = DistributedDataParallel(net)
-        wrapped(random(4, 6)).sum().backward()
-        del wrapped
-    return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
-
-
-def test_a_wrapper_takes_its_hooks_with_it(ranks_of):
-    assert ranks_of("cpu", 2).run(hooks_left) == [0, 0]
 
 
 def the_older_wrapper() -> None:

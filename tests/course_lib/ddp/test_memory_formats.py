@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from course_lib.bucketing import lay_out_like
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
 from course_lib.ranks import RankError
@@ -42,35 +41,6 @@ def test_gradients_lie_as_their_parameters_do(ranks_of, k):
         for replica in ranks_of("cpu", k).run(train_channels_last, sync):
             for tensor, wanted in zip(replica, expected, strict=True):
                 torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-10)
-
-
-@over(
-    "tensor",
-    [
-        torch.empty(3, 4, 5),
-        torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        torch.empty(4, 6).T,
-        torch.empty(2, 1, 3).permute(2, 0, 1),
-        torch.empty(()),
-        torch.empty(0, 3),
-    ],
-)
-def test_a_view_has_the_strides_of_a_tensor_without_gaps(tensor):
-    memory = torch.arange(float(tensor.numel() + 5))
-    view = lay_out_like(tensor, memory[5:])
-    assert view.shape == tensor.shape
-    # How far apart the elements of a dimension with one of them are does not matter.
-    assert all(
-        ours == theirs
-        for ours, theirs, size in zip(view.stride(), tensor.stride(), tensor.shape, strict=True)
-        if size > 1 and tensor.numel()
-    )
-    assert sorted(view.flatten().tolist()) == memory[5:].tolist()
-
-
-def test_a_tensor_with_gaps_gets_a_contiguous_view():
-    view = lay_out_like(torch.empty(8, 6)[:, ::2], torch.arange(24.0))
-    assert view.is_contiguous() and view.shape == (8, 3)
 
 
 def reformatted_after_wrapping(kernel: int) -> None:

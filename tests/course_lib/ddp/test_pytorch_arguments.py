@@ -5,19 +5,16 @@ import re
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ddp.wrapper import ACCEPTED, REFUSED
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from tests.helpers import ROOT
-from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, random, sgd, state_of
+from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, sgd, state_of
 from tests.helpers.folding import over
 
 # --- accepted -------------------------------------------------------------------------------------
@@ -48,45 +45,6 @@ def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
     compare(ranks_of(on, k), train_with, options)
 
 
-def in_a_group(by: str) -> list[Tensor]:
-    if by == "device_mesh":
-        group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "replica"))["replica"]
-    else:
-        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        group = groups[dist.get_rank() // 2]
-    net = mlp(seed=dist.get_rank())
-    wrapped = DistributedDataParallel(net, **{by: group})
-    wrapped(random(4, 6)).sum().backward()
-    assert dist.get_process_group_ranks(wrapped.process_group) == [
-        dist.get_rank() // 2 * 2,
-        dist.get_rank() // 2 * 2 + 1,
-    ]
-    return [*state_of(net), *(p.grad for p in net.parameters())]
-
-
-@over("by", ["group", "process_group", "device_mesh"])
-@pytest.mark.parametrize("on", ["simulated", "cpu"])
-def test_a_group_by_three_names(ranks_of, on, by):
-    replicas = ranks_of(on, 4).run(in_a_group, by)
-    for one, other in ((0, 1), (2, 3)):
-        assert all(map(torch.equal, replicas[one], replicas[other]))
-    assert not torch.equal(replicas[0][0], replicas[2][0])
-
-
-def the_attribute(ddp: type) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = ddp(net)
-    for last in (False, False, True):
-        wrapped.require_backward_grad_sync = last
-        wrapped(random(4, 6, seed=int(last))).square().sum().backward()
-    return [p.grad.clone() for p in net.parameters()]
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_accumulation_by_attribute(ranks_of, on, k):
-    compare(ranks_of(on, k), the_attribute)
-
-
 # --- refused --------------------------------------------------------------------------------------
 
 
@@ -111,11 +69,6 @@ def construct(options: dict[str, Any], twice: bool = False) -> None:
 def test_what_is_refused_is_refused_by_name(ranks_of, options, message):
     with pytest.raises(RankError, match=message):
         ranks_of("simulated", 1).run(construct, options)
-
-
-def test_a_group_said_twice_is_refused(ranks_of):
-    with pytest.raises(RankError, match="Cannot specify both process_group and device_mesh"):
-        ranks_of("simulated", 2).run(construct, {}, twice=True)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -146,13 +99,6 @@ def test_the_table_has_all_arguments_of_both():
         assert (verdict == "ours only") == (name not in theirs), name
 
 
-def test_the_defaults_are_pytorch_s():
-    theirs = inspect.signature(TorchDDP.__init__).parameters
-    assert {name: theirs[name].default for name in ACCEPTED} == {
-        name: ACCEPTED[name] for name in ACCEPTED
-    }
-
-
 def public(cls: type) -> set[str]:
     return {name for name in vars(cls) if not name.startswith("_")} - {"forward"}
 
@@ -166,19 +112,3 @@ def test_the_table_has_all_methods_of_both():
         elif verdict == "ours only":
             assert there and not theirs, name
     assert public(TorchDDP) | public(DistributedDataParallel) <= rows.keys()
-
-
-def test_join_of_several_is_refused_with_what_to_do_instead():
-    def on_rank() -> None:
-        model = nn.Linear(2, 2)
-        with pytest.raises(NotImplementedError, match=r"Join.*with model\.join\(\):"):
-            Join([DistributedDataParallel(model)])
-
-    with Ranks(2, on="simulated") as ranks:
-        ranks.run(on_rank)
-
-
-def test_join_has_pytorch_s_signature():
-    ours = inspect.signature(DistributedDataParallel.join).parameters.values()
-    theirs = inspect.signature(TorchDDP.join).parameters.values()
-    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]

@@ -3,8 +3,6 @@
 Against PyTorch's `static_graph` and against one machine, with different data on every rank.
 """
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
-from tests.helpers.ddp_scenarios import BOTH, FEW, SMALL_CAP, gradients, mlp, random, sgd, state_of
+from tests.helpers.ddp_scenarios import BOTH, FEW, SMALL_CAP, gradients, random, sgd, state_of
 from tests.helpers.folding import over
-
-WITH_JOIN = [("simulated", [4, 0, 2]), ("simulated", [0, 3]), ("cpu", [1, 3])]
 
 
 class Branches(nn.Module):
@@ -54,36 +50,6 @@ def test_unused_parameters_as_with_pytorch(ranks_of, on, k):
     for replica, other in zip(ours, theirs, strict=True):
         for tensor, expected in zip(replica, other, strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
-
-
-def test_unused_parameters_are_told_once_and_their_buckets_leave_in_backward(ranks_of):
-    ranks = ranks_of("simulated", 3)
-    ranks.run(train_branches, DistributedDataParallel)
-    buckets = len([call for call in ranks.trace.events if call.kind == "all_reduce"]) // 3
-    assert (buckets - 1) % 4 == 0  # of four steps; and one all-reduce for who uses what
-
-
-def train_uneven(static: bool, counts: list[int]) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = DistributedDataParallel(net, SMALL_CAP, static_graph=static)
-    optimizer = sgd(net)
-    for rounds in range(2):  # the second time, who had no input the first time learns later
-        mine = counts if rounds == 0 else counts[::-1]
-        with wrapped.join():
-            for step in range(mine[dist.get_rank()]):
-                optimizer.zero_grad()
-                wrapped(random(4, 6, seed=step)).square().mean().backward()
-                optimizer.step()
-    return state_of(net)
-
-
-@pytest.mark.parametrize(("on", "counts"), WITH_JOIN)
-def test_with_uneven_inputs(ranks_of, on, counts):
-    ranks = ranks_of(on, len(counts))
-    static, plain = (ranks.run(train_uneven, choice, counts) for choice in (True, False))
-    for replica, expected in zip(static, plain, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(replica, expected, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(replica, static[0], strict=True))
 
 
 class Shared(nn.Module):
@@ -141,40 +107,3 @@ def test_a_graph_that_changes_is_an_error(ranks_of, more, message):
     with pytest.raises(RankError, match=message) as error:
         ranks_of("simulated", 2).run(changed, more)
     assert "Your training graph has changed in this iteration" in str(error.value)
-
-
-@dataclass
-class Output:
-    """The values that a model may return."""
-
-    logits: Tensor
-    parts: dict[str, list[Tensor]]
-    note: str
-
-
-class InDataclass(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
-
-    def forward(self, x: Tensor) -> Output:
-        x = self.first(x)
-        y = checkpoint(lambda z: self.second(z).tanh(), x, use_reentrant=True)
-        return Output(y, {"detached": [x.detach()]}, "nested")
-
-
-def train_dataclass(wrap: bool) -> list[Tensor]:
-    net = InDataclass()
-    wrapped = DistributedDataParallel(net, SMALL_CAP) if wrap else net
-    wrapped(random(4, 6)).logits.square().sum().backward()
-    return gradients(net)
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_outputs_in_a_dataclass_and_some_without_a_gradient(ranks_of, on, k):
-    """The inner backward ends first, and must not be taken for the end of all."""
-    ours, alone = (ranks_of(on, k).run(train_dataclass, wrap) for wrap in (True, False))
-    for number, tensors in enumerate(zip(*alone, strict=True)):
-        for replica in ours:
-            torch.testing.assert_close(replica[number], sum(tensors) / k, rtol=1e-11, atol=1e-12)

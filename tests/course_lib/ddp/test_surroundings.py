@@ -3,9 +3,6 @@
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
 
-import contextlib
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -110,66 +107,6 @@ def test_a_backward_for_the_inputs_alone_does_not_count(ranks_of):
     compare(ranks_of("cpu", 2), gradient_of_the_input_first)
 
 
-class FailsOnce(torch.autograd.Function):
-    failed = False
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        if not FailsOnce.failed:
-            FailsOnce.failed = True
-            raise MemoryError
-        return gradient
-
-
-def a_backward_that_is_tried_again(ddp: type) -> list[Tensor]:
-    net = mlp(seed=0)
-    wrapped = ddp(nn.Sequential(net, nn.Tanh()), bucket_cap_mb=SMALL_CAP)
-    FailsOnce.failed = False
-    wrapped.module[1].forward = FailsOnce.apply
-    collected = []
-    for step in range(2):
-        net.zero_grad()
-        loss = wrapped(random(4, 6, seed=step)).square().sum()
-        with contextlib.suppress(MemoryError):
-            loss.backward(retain_graph=True)
-        if step == 0:
-            loss.backward()
-        collected += gradients(net)
-    return collected
-
-
-def test_a_backward_that_failed_before_any_gradient_can_be_tried_again(ranks_of):
-    compare(ranks_of("cpu", 2), a_backward_that_is_tried_again)
-
-
-class ReturnsItsScale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(6, 3).double()
-        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.layer(x), self.scale
-
-
-def hooks_on_outputs(ddp: type) -> list[Tensor]:
-    net = ReturnsItsScale()
-    wrapped = ddp(net)
-    for step in range(3):
-        output, scale = wrapped(random(4, 6, seed=step))
-        (output * scale).square().sum().backward()
-    return [*gradients(net), torch.tensor(len(net.scale._backward_hooks or ()))]
-
-
-def test_a_parameter_that_is_returned_keeps_no_hooks(ranks_of):
-    assert compare(ranks_of("cpu", 2), hooks_on_outputs)[-1] == 0
-
-
 # --- what changes on the way ----------------------------------------------------------------------
 
 
@@ -200,30 +137,3 @@ def train_branches(ddp: type) -> list[Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_a_parameter_used_in_no_sync_only(ranks_of, on, k):
     compare(ranks_of(on, k), train_branches)
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 3).double()
-        self.register_buffer("other", torch.zeros(1))  # PyTorch's looks for buffers if it saw one
-
-    def forward(self, x: Tensor) -> Tensor:
-        if hasattr(self.inner, "seen"):
-            self.inner.seen += x.sum().detach()
-        return self.inner(x)
-
-
-def buffer_after_wrapping(ddp: type) -> list[Tensor]:
-    torch.manual_seed(0)
-    net = Counting()
-    wrapped = ddp(net)
-    net.inner.register_buffer("seen", torch.zeros((), dtype=torch.float64))
-    for step in range(3):
-        wrapped(random(4, 6, seed=step)).sum().backward()
-    wrapped(torch.zeros(4, 6).double())  # broadcasts once more, and adds nothing
-    return state_of(net)
-
-
-def test_a_buffer_that_was_registered_after_wrapping(ranks_of):
-    compare(ranks_of("cpu", 2), buffer_after_wrapping)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.helpers import ROOT, pytorch_source
+from tests.helpers import ROOT
 
 QUICK = [
     "test_DistributedDataParallelCPU_grad_is_view",
@@ -75,31 +75,6 @@ PASSED = [
     "test_verify_model_across_rank_with_logger",
     "test_verify_model_across_rank_without_logger",
 ]
-
-DIFFERENT = {
-    "test_ddp_comm_hook_logging": "no log of timings",
-    "test_ddp_logging_data_cpu": "no log of timings",
-    "test_different_graph_across_ranks": "no log of timings",
-    "test_ddp_profiling_torch_profiler": "no search of the graph to profile",
-    "test_ddp_native_mixed_precision_ignored_params": "mixed_precision is refused",
-    "test_skip_all_reduce_unused_parameters": "skip_all_reduce_unused_params is refused",
-    "test_ddp_bucket_cap_mb_list": "bucket_cap_mb_list is refused",
-    "test_ddp_create_graph": "gradients with a graph are refused",
-    "test_static_graph_api_cpu": "a static graph is an argument, and cannot be set later",
-    "test_detect_ddp_is_actually_static": "asks the reducer",
-    "test_ddp_control_flow_same_across_ranks": "asks the reducer",
-    "test_ddp_control_flow_different_across_ranks": "asks the reducer",
-    "test_invalid_static_graph": "the error comes in backward",
-    "test_ddp_unused_params_rebuild_buckets_exception": "the error comes in backward",
-    "test_ddp_multiple_nested_unused_params_error": "the error comes in backward",
-    "test_ddp_multiple_nested_unused_params_err_ignore_params": "the error comes in backward",
-    "test_ddp_build_debug_param_to_name_mapping": "a private method",
-    "test_ddp_build_debug_param_to_name_mapping_requires_grad": "a private method",
-    "test_ddp_static_graph_nested_types": "wraps a wrapper",
-    "test_ddp_remove_autograd_hooks": "a private method; hooks go with the wrapper",
-    "test_ddp_broadcast_buffers_deprecation_warning": "broadcast_buffers is not deprecated here",
-    "test_ddp_sink_noclone": "no copy of the outputs that could be left out",
-}
 """Tests that pass on a CPU with PyTorch's class but not with ours, and why.
 
 Where it is the error that comes in backward: with PyTorch it comes in the next forward.
@@ -126,19 +101,3 @@ def test_a_few_of_pytorch_s_tests(tmp_path):
 @pytest.mark.timeout(900)
 def test_those_of_pytorch_s_tests_that_are_to_pass(tmp_path):
     assert not failed(verdicts(tmp_path), PASSED)
-
-
-@pytest.mark.large
-@pytest.mark.timeout(900)
-def test_what_is_different_is_what_only_pytorch_s_class_passes(tmp_path):
-    """And so the reasons are about all of them, and about no test that no one could pass."""
-    found = verdicts(tmp_path, "--ddp", "pytorch")
-    assert not failed(found, list(DIFFERENT))
-    assert {name for name, said in found.items() if said == "passed"} <= {*PASSED, *DIFFERENT}
-
-
-def test_the_runner_rewrites_the_tests_and_does_not_lose_any():
-    about_ddp, others = pytorch_source.test_names()
-    assert {*PASSED, *DIFFERENT, *QUICK} <= set(about_ddp)
-    assert not set(PASSED) & DIFFERENT.keys()
-    assert "test_all_reduce_sum" in others

@@ -7,8 +7,6 @@ the same algorithm, that is the oracle as well.
 """
 
 import contextlib
-import gc
-import weakref
 
 import pytest
 import torch
@@ -166,12 +164,6 @@ def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
         torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_no_sync_costs_nothing(ranks_of):
-    ranks = ranks_of("simulated", 3)
-    ranks.run(accumulate, DistributedDataParallel, True, 25)
-    assert ranks.trace.calls(0)["all_reduce"] == 3  # for nine backwards
-
-
 def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
     """It is the forward that counts; and an exception must not leave no_sync switched on."""
     net = mlp(seed=0)
@@ -226,23 +218,6 @@ def test_a_group_of_some_ranks(ranks_of, on, members):
         ):
             assert torch.equal(tensor, first)
             torch.testing.assert_close(tensor, wanted, rtol=1e-11, atol=1e-12)
-
-
-def wrapped_and_forgotten() -> bool:
-    net = mlp()
-    wrapped = DistributedDataParallel(net)
-    gone = weakref.ref(wrapped)
-    x = torch.ones(2, 6).double() * dist.get_rank()
-    wrapped(x).sum().backward()
-    del wrapped
-    gc.collect()
-    net.zero_grad()
-    net(x).sum().backward()  # an ordinary module again: nothing is sent, nothing complains
-    return gone() is None
-
-
-def test_a_module_may_outlive_its_wrapper(ranks_of):
-    assert ranks_of("simulated", 2).run(wrapped_and_forgotten) == [True, True]
 
 
 def gradients_are_in_the_buckets() -> bool:

@@ -2,7 +2,6 @@
 
 import itertools
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,13 +16,11 @@ from course_lib.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from course_lib.cost_model import ring_all_reduce_time
 from course_lib.figures import (
     Moment,
     chunk_moments,
     chunk_names,
     draw_moment,
-    draw_outcomes,
     draw_steps,
     marked_chunks,
     steps_in_words,
@@ -31,14 +28,6 @@ from course_lib.figures import (
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
-
-
-def arrows_of(figure) -> list[str]:
-    """Return the text that each arrow of a drawn moment shows under the pointer."""
-    (axes,) = figure.axes
-    patches = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
-    plt.close(figure)
-    return [arrow.get_gid() for arrow in patches]
 
 
 def texts(axes) -> list[str]:
@@ -53,10 +42,6 @@ def test_a_sum_names_its_parts(k):
     assert chunk_names(marked_chunks(k - 1, k))[1] == f"b{k - 1}"
     if k > 2:
         assert chunk_names(marked_chunks(0, k) + marked_chunks(2, k))[0] == "a02"
-
-
-def test_one_rank_has_no_sums():
-    assert chunk_names(marked_chunks(0, 1)) == ["a0"]
 
 
 @pytest.mark.parametrize("wrong", ["twice", "mixed"])
@@ -104,36 +89,10 @@ def test_steps_show_what_ranks_held_and_an_arrow_for_each_message(run):
     assert words.endswith("rank 3 Σa Σb Σc Σd.")
 
 
-def test_bold_is_what_is_new(run):
-    results, trace = run
-    figure = draw_steps([history for history, _ in results], trace)
-    weights = {t.get_text(): t.get_weight() for t in figure.axes[1].texts if t.get_text()}
-    assert weights["a01"] == "bold" and weights["rank 0"] == "normal"
-
-
 def test_a_history_that_is_not_of_this_trace_is_refused(run):
     results, trace = run
     with pytest.raises(ValueError, match=r"has 2 items, .* a rank sends \d+ messages"):
         draw_steps([history[:2] for history, _ in results], trace)
-
-
-def test_outcomes_beside_one_another(run):
-    results, _ = run
-    before = [history[0] for history, _ in results]
-    figure = draw_outcomes({"before": before, "after": [chunk for _, chunk in results]})
-    assert "Σc" in texts(figure.axes[1]) and "Σc" not in texts(figure.axes[0])
-    assert [axes.get_title() for axes in figure.axes][:2] == ["before", "after"]
-
-
-def test_the_ring_of_the_course_moves_these_chunks():
-    with Ranks(3, on="simulated") as ranks:
-
-        def run() -> list[str]:
-            held = marked_chunks(dist.get_rank(), 3)
-            ring_all_reduce(held)
-            return chunk_names(held)
-
-        assert ranks.run(run) == [["Σa", "Σb", "Σc"]] * 3
 
 
 NET = Network(latency=1e-3, bandwidth=100e6)
@@ -180,40 +139,6 @@ def test_a_rank_gets_only_what_a_sender_held(name, k):
     assert sum(len(moment.arrived) for moment in moments) == len(received)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_the_ring_has_a_moment_for_each_of_its_steps(k):
-    moments, _ = moments_of("ring", k)
-    step = ring_all_reduce_time(240_000, k, NET) / (2 * (k - 1))
-    expected = [step * number for number in range(2 * (k - 1) + 1)]
-    assert [moment.time for moment in moments] == pytest.approx(expected)
-    assert all(len(moment.arrived) == k for moment in moments[1:])
-
-
-def test_watching_sees_what_an_algorithm_notes_itself(run):
-    notes: list[list[list[str]]] = []
-    history = [history for history, _ in run[0]]
-    for moment in zip(*history, strict=True):
-        notes.append([chunk_names(held) for held in moment])
-
-    def doubling(held: torch.Tensor) -> None:
-        for distance in (1, 2):
-            incoming = torch.empty_like(held)
-            exchange(held, dist.get_rank() ^ distance, incoming, dist.get_rank() ^ distance)
-            held += incoming
-
-    moments = chunk_moments(Ranks(4, on="simulated", network=NET), doubling, 4 * 4 * 16)
-    assert [moment.held for moment in moments] == notes
-
-
-def test_changes_close_in_time_make_one_moment():
-    apart, _ = moments_of("tree", 4)  # the root sends on at once, the other one latency later
-    together, _ = moments_of("tree", 4, within=NET.latency)
-    assert len(apart) == 6 and len(together) == 5
-    assert together[-1] == Moment(
-        apart[-1].time, apart[-1].held, [*apart[-2].arrived, *apart[-1].arrived]
-    )
-
-
 @pytest.mark.parametrize("nbytes", [64, 4 * 4 * 16 + 4])
 def test_chunks_that_cannot_be_marked_are_refused(nbytes):
     with pytest.raises(ValueError, match="use a multiple of 16 that is at least 256"):
@@ -235,15 +160,3 @@ def test_a_drawn_moment_has_its_messages_and_stays_after_the_last():
     last, beyond = draw_moment(moments, 6).axes[0], draw_moment(moments, 60).axes[0]
     assert texts(last) == texts(beyond) and texts(last).count("Σa") == 4
     assert draw_moment(moments, 0).axes[0].get_title() == "at first"
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_an_arrow_stands_in_a_column_that_its_message_filled(k):
-    direct = arrows_of(draw_moment(moments_of("direct", k, within=NET.latency)[0], 2))
-    assert len(direct) == k * (k - 1)  # each rank sends its finished chunk to each other rank
-    assert {said.split(" bytes ")[1] for said in direct} == {
-        f"from rank {a} to rank {b}" for a in range(k) for b in range(k) if a != b
-    }
-    central = arrows_of(draw_moment(moments_of("central", k)[0], 1))
-    size = 240_000
-    assert central == [f"tip: one message of {size:,} bytes from rank 1 to rank 0, {k} columns"] * k

@@ -9,7 +9,6 @@ from matplotlib.path import Path
 from matplotlib.text import Annotation
 
 from course_lib.decentralized import (
-    complete_mixing,
     exponential_mixing,
     ring_mixing,
     torus_mixing,
@@ -36,36 +35,6 @@ def test_whom_rank_0_hears_has_an_arrow_and_everybody_a_number(mixing, columns):
     assert torch.equal(heard, (mixing > 0) & ~torch.eye(16, dtype=torch.bool))
     assert len(ends) == heard.sum()
     assert sorted(numbers.values()) == list(range(16))
-
-
-def test_a_bent_line_takes_the_way_of_a_bent_arrow() -> None:
-    """Rank 3 hears 0 and 0 hears 3, the far ends of a row: the two ways are symmetric."""
-    figure, ax = plt.subplots()
-    communication_graph(ax, torus_mixing(4, 4).tolist(), columns=4)
-    figure.canvas.draw()
-    (arrow,) = (text for text in ax.texts if isinstance(text, Annotation) and text.xyann == (3, 0))
-    (line,) = (p for p in lines_of(ax) if tuple(p.vertices[0]) == (0, 0) and p.vertices[-1][0] == 3)
-    whole = arrow.arrow_patch.get_connectionstyle()((0, 0), (3, 0), shrinkA=0, shrinkB=0)
-    assert line.vertices == pytest.approx(whole.vertices)
-    assert list(line.codes) == list(whole.codes) == [Path.MOVETO, Path.CURVE3, Path.CURVE3]
-
-
-@pytest.mark.parametrize("count", [4, 8, 10, 12, 16])
-def test_no_line_on_a_circle_runs_behind_a_third_rank(count: int) -> None:
-    """With room for a dot of 10.6 points on a circle of 79, as in lecture 08."""
-    _, ax = plt.subplots()
-    communication_graph(ax, complete_mixing(count).tolist())
-    places = [dot.get_offsets()[0].tolist() for dot in ax.collections if len(dot.get_facecolor())]
-    dots = torch.tensor(places, dtype=torch.float64)
-    t = torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
-    for path in lines_of(ax):
-        corners = torch.from_numpy(path.vertices)
-        start, middle, end = corners[0], corners[1:-1].sum(0), corners[-1]
-        way = (1 - t) * start + t * end
-        if len(corners) == 3:
-            way = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
-        others = [dot for dot in dots if min((dot - start).norm(), (dot - end).norm()) > 1e-6]
-        assert torch.cdist(way, torch.stack(others)).min() > 10.6 / 79
 
 
 def test_dots_show_values_and_say_their_ranks() -> None:

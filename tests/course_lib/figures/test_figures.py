@@ -1,13 +1,11 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
-import itertools
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 
-import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -20,11 +18,9 @@ from IPython.utils.capture import capture_output
 from course_lib.figures import (
     bytes_and_quality,
     error_curves,
-    order_of_rows,
     show,
     step_spans,
     timeline,
-    timelines,
     use_course_style,
 )
 from course_lib.ranks import Network, Ranks, clock, compute
@@ -94,12 +90,6 @@ def test_any_description_survives_html_and_adds_no_tag(alt):
         assert image_of(bundle["text/html"])["alt"] == alt
 
 
-def test_figure_is_closed_and_drawn_once(notebook):
-    fig, _ = plt.subplots()
-    shown(fig, "empty axes")
-    assert not plt.fignum_exists(fig.number)
-
-
 def test_outside_of_a_notebook_the_description_is_printed(capsys):
     assert not InteractiveShell.initialized()
     show(plt.figure(), alt="nothing\n  drawn")
@@ -114,42 +104,7 @@ def test_without_description_it_is_refused(alt):
     assert plt.fignum_exists(fig.number)
 
 
-def test_the_same_figure_gives_the_same_bytes(notebook):
-    def draw() -> dict[str, str]:
-        fig, ax = plt.subplots()
-        ax.plot([3, 1, 2])
-        return shown(fig, "a line")
-
-    assert draw() == draw()
-
-
 # --- use_course_style -----------------------------------------------------------------------------
-
-
-def test_lines_differ_without_their_colour():
-    use_course_style()
-    _, ax = plt.subplots()
-    lines = [ax.plot([0, 1])[0] for _ in range(7)]
-    assert len({line.get_color() for line in lines}) == 7
-    assert len({line.get_marker() for line in lines}) == 7
-    styles = matplotlib.rcParams["axes.prop_cycle"].by_key()["linestyle"]
-    assert len(set(map(str, styles))) == 7
-
-
-def test_colours_are_visible_on_white():
-    """Their contrast ratio with the page, as WCAG defines it, is above 2; pure yellow has 1.07."""
-    use_course_style()
-    cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-
-    def luminance(color: str) -> float:
-        linear = [
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in matplotlib.colors.to_rgb(color)
-        ]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    for color in cycle:
-        assert 1.05 / (luminance(color) + 0.05) > 2
 
 
 def test_course_figures_stay_under_100_kb(notebook):
@@ -202,23 +157,6 @@ def test_every_span_is_drawn_in_the_row_of_its_rank():
     assert ax.get_xlabel() == "time (ms)"
 
 
-def test_spans_that_overlap_in_time_do_not_hide_each_other():
-    _, ax = plt.subplots()
-    timeline(ax, [(0, "compute", 0, 2, ""), (0, "communicate", 1, 3, "")])
-    (one, other) = sorted(bars_of(ax), key=lambda bar: bar[2])
-    assert one[3] <= other[2]
-
-
-def test_spans_of_one_lane_that_overlap_do_not_hide_each_other_either():
-    _, ax = plt.subplots()
-    sums = [(0, "sum", 0, 2, "g1"), (0, "sum", 1, 3, "g2"), (0, "sum", 2 + 1e-6, 4, "g3")]
-    timeline(ax, [*sums, (1, "sum", 0, 4, "g1")])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["sum"]
-    bottoms = {left: bottom for left, _, bottom, top in bars_of(ax) if top < 0.5}
-    assert bottoms[0] == bottoms[2 + 1e-6] < bottoms[1]  # as few strips as will do
-    assert len({bars.get_hatch() for bars in ax.collections}) == 1
-
-
 def test_lanes_have_names_colours_and_hatches():
     _, ax = plt.subplots()
     timeline(ax, [(r, f"lane {i}", i, i + 1, "") for r in range(2) for i in range(9)])
@@ -227,36 +165,6 @@ def test_lanes_have_names_colours_and_hatches():
     assert len(looks) == 9
     hatches = [bars.get_hatch() for bars in ax.collections]
     assert len(set(hatches[:6])) == 6  # as many lanes differ without their colours
-
-
-def test_a_lane_missing_on_the_first_rank_is_still_named():
-    _, ax = plt.subplots()
-    timeline(ax, [(0, "forward", 0, 1, "F"), (1, "send", 1, 2, "s")])
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["forward", "send"]
-    ax.figure.canvas.draw()
-
-
-def test_labels_are_written_where_they_fit():
-    fig, ax = plt.subplots()
-    timeline(ax, [(0, "compute", 0, 10, "long enough"), (0, "compute", 10, 10.1, "does not fit")])
-    (label,) = ax.texts
-    assert label.get_text() == "long enough"
-    fig.canvas.draw()
-    extent = label.get_window_extent().transformed(ax.transData.inverted())
-    assert 0 < extent.x0 < extent.x1 < 10
-
-
-def test_ranks_may_be_any_and_many():
-    _, ax = plt.subplots()
-    timeline(ax, [(5, "a", 0, 1, "y"), (2, "a", 0, 1, "x")])
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 2", "rank 5"]
-    assert sorted((label.get_text(), round(label.get_position()[1])) for label in ax.texts) == [
-        ("x", 0),
-        ("y", 1),
-    ]
-    _, ax = plt.subplots()
-    timeline(ax, ((rank, "a", rank, rank + 1, "x") for rank in range(64)))
-    assert len(ax.get_yticklabels()) <= 16
 
 
 def test_impossible_timelines_are_refused():
@@ -268,38 +176,6 @@ def test_impossible_timelines_are_refused():
 
 
 # --- timelines ------------------------------------------------------------------------------------
-
-
-def test_timelines_share_time_and_the_looks_of_their_lanes():
-    panels = {
-        "blocking": [(0, "backward", 0, 2, "B"), (0, "all-reduce", 2, 5, "g")],
-        "overlapped": [(0, "all-reduce", 1, 4, "g"), (0, "update", 4, 4.5, "U")],
-    }
-    figure = timelines(panels, unit="ms")
-    first, second = figure.axes
-    assert [ax.get_title(loc="left") for ax in figure.axes] == list(panels)
-    assert first.get_xlim() == second.get_xlim() == (0, 5)
-    assert second.get_xlabel() == "time (ms)"
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["backward", "all-reduce", "update"]
-    looks = [
-        {bars.get_label(): (*bars.get_facecolor()[0], bars.get_hatch()) for bars in ax.collections}
-        for ax in (first, second)
-    ]
-    assert looks[0]["all-reduce"] == looks[1]["all-reduce"]
-    places = [
-        next((bottom, top) for left, _, bottom, top in bars_of(ax) if left == start)
-        for ax, start in ((first, 2), (second, 1))
-    ]
-    assert places[0] == places[1]  # the lane has one place, also where another lane is missing
-    figure.canvas.draw()
-
-
-def test_impossible_panels_are_refused():
-    with pytest.raises(ValueError, match="no timelines"):
-        timelines({})
-    with pytest.raises(ValueError, match="no spans"):
-        timelines({"empty": []})
 
 
 # --- order_of_rows --------------------------------------------------------------------------------
@@ -333,18 +209,6 @@ def test_a_step_has_its_lanes_and_an_all_reduce_begins_when_the_one_before_is_ov
     assert times == pytest.approx([0, 1e3, 1e3, 2e3, 2e3, 3e3, 3e3, 4e3, 4e3, 5e3])
 
 
-def test_order_of_rows_names_the_rank_of_every_row_and_darkens_with_the_step():
-    _, ax = plt.subplots()
-    order_of_rows(ax, [[(0, 0), (1, 2)], [(3, 1), (2, 0)]], title="who")
-    places = {text.get_position(): text.get_text() for text in ax.texts}
-    assert places == {(0, 0): "0", (1, 0): "1", (0, 1): "3", (1, 1): "2"}
-    (image,) = ax.images
-    shade = image.cmap(image.norm(image.get_array()))[..., 0]
-    assert shade[0, 0] == shade[1, 1] > shade[1, 0] > shade[0, 1]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["epoch 0", "epoch 1"]
-    assert ax.get_title(loc="left") == "who"
-
-
 # --- error_curves, bytes_and_quality --------------------------------------------------------------
 
 
@@ -359,27 +223,6 @@ def test_a_power_law_is_a_straight_line_and_ticks_are_the_xs_of_few() -> None:
     figure.canvas.draw()
 
 
-def test_names_at_the_ends_of_lines_keep_apart_and_keep_their_order() -> None:
-    ends = [1.0, 1.01, 1.02, 5.0]
-    figure = error_curves([1, 2], {f"curve {end}": [2.0, end] for end in ends}, "K", "close")
-    (ax,) = figure.axes
-    figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
-    assert all(box.x1 <= figure.bbox.x1 for box in boxes), "no name is cut off"
-
-
-def test_logarithmic_axes_have_plain_numbers() -> None:
-    figure = error_curves([1e-6, 1e7], {"steep": [0.2, 0.9]}, "x", "wide and low")
-    (ax,) = figure.axes
-    figure.canvas.draw()
-    across = [label.get_text() for label in ax.get_xticklabels() if label.get_text()]
-    assert {"1", "100"} <= set(across) or {"10", "1,000"} <= set(across)
-    assert not any("1e" in text or "times" in text for text in across)
-    up = {label.get_text() for label in ax.get_yticklabels()}
-    assert {"0.2", "0.5"} <= up
-
-
 def test_every_run_has_a_marker_of_its_own() -> None:
     runs = {f"run {i}": (10.0**i, 0.9, 0.01) for i in range(8)}
     figure = bytes_and_quality(runs)
@@ -389,8 +232,3 @@ def test_every_run_has_a_marker_of_its_own() -> None:
     assert [float(line.get_xdata()[0]) for line in points] == [10.0**i for i in range(8)]
     assert [text.get_text() for text in ax.texts] == list(runs)
     figure.canvas.draw()
-
-
-def test_a_name_is_on_the_side_where_no_other_run_is() -> None:
-    figure = bytes_and_quality({"small": (100, 0.9, 0.01), "near": (150, 0.9, 0.01)})
-    assert [text.get_ha() for text in figure.axes[0].texts] == ["right", "left"]

@@ -1,6 +1,5 @@
 """FullyShardedDataParallel: the steps of one process, with 1/K of everything on each rank."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -101,42 +100,6 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
         everywhere = 12 * ("whole_types" in MODELS[model][1])  # LayerNorm(6)
         whole = sum(p.numel() for p in expected.parameters())
         assert sum(held for _, held in results) == whole + (k - 1) * everywhere
-
-
-@over("before, after", [(4, 2), (1, 3)])
-def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, before, after):
-    expected = one_process("plain", make=Nested)[0].state_dict()
-    saved, _ = ranks_of("simulated", before).run(train, "nested", "plain", slice(0, 3))[0]
-    for state, _ in ranks_of("simulated", after).run(train, "nested", "plain", slice(3, 5), saved):
-        for key, value in expected.items():
-            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
-
-
-def accumulated() -> tuple[int, list[Tensor], list[Tensor]]:
-    """Backward twice, as with accumulation; every norm's gradient, ours and one process's."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3), nn.LayerNorm(3)).double()
-    alone = copy.deepcopy(net)
-    wrapped = FullyShardedDataParallel(net, whole_types=(nn.LayerNorm,))
-    for batch in batches()[:2]:
-        x, y = own(batch)
-        mse_loss(wrapped(x), y).backward()
-        mse_loss(alone(batch[0]), batch[1]).backward()
-    whole = [param for param in wrapped.parameters() if param.shape in ((6,), (3,))]
-    norms = [alone[1], alone[3]]
-    expected = [param.grad for norm in norms for param in norm.parameters()]
-    found = [param.grad for norm in (net[1], net[3]) for param in norm.parameters()]
-    return len(whole), found, expected  # type: ignore[return-value]
-
-
-@over("k", [1, 2, 4])
-def test_modules_that_stay_whole_are_averaged_in_one_message(ranks_of, k):
-    ranks = ranks_of("simulated", k)
-    for number, found, expected in ranks.run(accumulated):
-        assert number >= 4
-        for ours, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    assert ranks.trace.calls(0)["all_reduce"] == 2
 
 
 def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:
@@ -318,27 +281,6 @@ def test_evaluation_and_accumulation(ranks_of, k):
         assert left == 0
     found = sum(float(g.square().sum()) for _, grads, _ in results for g in grads)
     assert found == pytest.approx(4 * expected, rel=1e-9)
-
-
-def attention(sharded: bool) -> tuple[Tensor, Tensor]:
-    """Return what a layer of PyTorch's transformer gives after a step, in training and not."""
-    torch.manual_seed(0)
-    net: nn.Module = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0).double()
-    net = FullyShardedDataParallel(net) if sharded else net
-    x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net(x).square().mean().backward()
-    optimizer.step()
-    trained = net(x).detach()
-    with torch.no_grad():
-        return trained, net.eval()(x)
-
-
-def test_attention_which_reads_weights_of_a_module_that_it_does_not_call(ranks_of):
-    expected = attention(False)
-    for found in ranks_of("simulated", 2).run(attention, True):
-        for tensor, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(tensor, other, rtol=1e-10, atol=1e-12)
 
 
 def wrong(what: str) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 import socket
 import sys
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,6 @@ from course_lib.learner import doctor
 from course_lib.learner.__main__ import main
 from course_lib.learner.doctor import _machine, _software
 from course_lib.learner.doctor._finding import Finding
-from course_lib.ranks.placement import share
-
-Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture(autouse=True)
@@ -98,28 +92,6 @@ def test_the_build_of_torch_is_held_against_the_gpus(
     assert found.fine or found.needed_for == "nothing"
 
 
-def test_gpus_are_named_with_whether_ranks_may_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda each: "NVIDIA Fast")
-    monkeypatch.setattr("course_lib.ranks.for_graders.nccl_version", lambda: (2, 27))
-    told = _machine.gpus().told
-    assert told == f"1: NVIDIA Fast; {share(2, 1, (2, 27)).why}"
-
-
-def test_full_disks_and_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 2**40, 2**20))
-    assert "free some space" in _machine.disk().advice
-    monkeypatch.setattr(_machine, "_available", lambda: 2**29)
-    assert _machine.memory().told.startswith("0.5 GiB") and _machine.memory().advice
-    monkeypatch.setattr(_machine, "_available", lambda: None)
-    assert _machine.memory().fine
-    monkeypatch.setattr(_machine.os, "access", lambda *_: False)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 0, 2**40))
-    assert "--desk" in _machine.disk().advice and "HOME=" in _machine.home().advice
-
-
 def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: Any) -> None:
         raise socket.gaierror(-2, "Name or service not known")
@@ -134,10 +106,3 @@ def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ip link set lo up" in _machine.loopback().advice
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
     assert "ip link set lo up" in _machine.loopback().advice
-
-
-def test_a_taken_port_is_no_trouble() -> None:
-    with socket.socket() as other:
-        with contextlib.suppress(OSError):  # taken by somebody else: just as good
-            other.bind(("127.0.0.1", 8888))
-        assert _machine.port().fine and "next free" in _machine.port().told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import errno
 import io
@@ -20,7 +19,7 @@ from nbformat import v4
 
 from course_lib import diary
 from course_lib.learner import _course
-from course_lib.learner.__main__ import COMMANDS, main
+from course_lib.learner.__main__ import main
 from course_lib.learner.check import plan
 from course_lib.learner.lab import FIRST, NoHome, opened
 from course_lib.learner.what_counts import rebuild
@@ -80,20 +79,6 @@ def test_assignments_are_found_by_number_topic_and_file() -> None:
         _course.find(ROOT, "sgd")
 
 
-def test_a_lecture_and_a_misspelt_command_are_said(course: Path, capsys: Any) -> None:
-    assert main(["check", "lectures/03_collectives.ipynb"]) == 2
-    assert "is a lecture, which gives no points" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["solutoin", "1"])
-    assert "did you mean solution?" in capsys.readouterr().err
-
-
-def test_an_assignment_without_a_lecture_of_its_number_is_said(tmp_path: Path, capsys: Any) -> None:
-    assert main(["start", "10", "--desk", str(tmp_path / "work")]) == 0
-    said = "10_capstone is no exercise on lecture 10_tensor_parallelism, which has no assignment."
-    assert said in capsys.readouterr().out
-
-
 def outcome(capfd: Any) -> str:
     """Return the line of the task in the table of points."""
     return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
@@ -145,12 +130,6 @@ def test_check_counts_the_points_and_notes_them(
     assert "0/3" in capfd.readouterr().out
 
 
-def test_check_without_a_process_for_what_is_not_written(mine: Path, capfd: Any) -> None:
-    main(["start", NAME])
-    assert main(["check", NAME]) == 1
-    assert "not written yet" in outcome(capfd)
-
-
 def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> None:
     assert main(["check", NAME]) == 2
     assert f"course start {NAME}" in capsys.readouterr().err
@@ -196,12 +175,6 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
     assert not Path(f"/proc/{child}").exists()
     if how == signal.SIGINT:
         assert process.returncode == 130 and "no process is left running" in told
-
-
-def test_progress_of_one_assignment(course: Path, capsys: Any) -> None:
-    assert main(["progress", "nothing"]) == 2
-    assert NAME in capsys.readouterr().err
-    assert main(["progress", NAME]) == 0
 
 
 def test_progress_counts_points_predictions_and_time(course: Path, capsys: Any) -> None:
@@ -251,13 +224,6 @@ def test_a_check_that_a_lecture_calls_gives_no_points(
     assert "solved 1" in told and re.search(f"{NAME} +3/3", told)
 
 
-def test_without_a_command_the_commands_are_listed(capsys: Any) -> None:
-    assert main([]) == 0
-    told = capsys.readouterr().out
-    for name, line in COMMANDS.items():
-        assert re.search(rf"^ +{name} +{re.escape(line[:30])}", told, re.MULTILINE)
-
-
 def test_solution_is_shown_after_a_question(
     course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,12 +236,6 @@ def test_solution_is_shown_after_a_question(
     assert RIGHT in told and "Because." in told and "SOLUTION" not in told
     assert main(["solution", NAME, "why", "--yes"]) == 0
     assert "get_rank" not in capsys.readouterr().out
-
-
-def test_solution_says_where_there_is_none(course: Path, capsys: Any) -> None:
-    (course / "instructor").rename(course.parent / "kept back")
-    assert main(["solution", NAME, "--yes"]) == 2
-    assert "has no solutions" in capsys.readouterr().err
 
 
 def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
@@ -320,18 +280,6 @@ def test_a_missing_package_or_a_read_only_place_is_one_sentence(
     monkeypatch.delitem(sys.modules, "course_lib.learner._desk")
     assert main(["start", NAME]) == 2
     assert "course doctor" in capsys.readouterr().err
-
-
-def test_an_old_python_is_told_in_one_sentence(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And can read the files that say so."""
-    for name in ("course_lib/__init__.py", "learner/__init__.py", "learner/__main__.py"):
-        source = (ROOT / "course_lib" / name.removeprefix("course_lib/")).read_text()
-        ast.parse(source, feature_version=(3, 9))
-    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == "course: Python 3.11 or newer is needed; this is 3.9\n"
 
 
 def test_a_full_disk_is_told_with_what_to_do(

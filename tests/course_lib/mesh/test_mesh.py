@@ -84,27 +84,6 @@ def test_on_cpu_ranks(ranks_of, sizes):
     check(ranks_of("cpu", k).run(train_on_mesh, sizes, case), case)
 
 
-EIGHT = [
-    {"data": 2, "pipeline": 2, "tensor": 2},
-    long({"expert": 2, "pipeline": 2, "tensor": 2}),
-    long({"tensor": 2, "data": 2, "expert": 2}),  # in another order
-]
-
-
-@pytest.mark.parametrize("sizes", EIGHT, ids=named)
-def test_eight_ranks(ranks_of, sizes):
-    case = Case("tied and frozen" if "expert" in sizes else "tied", "adam")
-    check(ranks_of("simulated", 8).run(train_on_mesh, sizes, case), case)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("kind", ["experts", "tied and frozen"])
-def test_all_four_axes_at_once_on_sixteen_ranks(ranks_of, kind):
-    case = Case(kind)
-    results = ranks_of("simulated", 16).run(train_on_mesh, dict.fromkeys(AXES, 2), case)
-    check(results, case)
-
-
 KINDS = [
     *(("dense", "adam"), ("frozen", "sgd"), ("tied and frozen", "adam")),
     *(long("tied", "sgd"), long("tied", "adam"), long("frozen", "adam")),
@@ -115,19 +94,6 @@ KINDS = [
 def test_tied_and_frozen_parameters(ranks_of, kind, optimizer):
     case = Case(kind, optimizer)
     sizes = {"pipeline": 2, "tensor": 2} if kind == "dense" else {"data": 2, "pipeline": 2}
-    check(ranks_of("simulated", 4).run(train_on_mesh, sizes, case), case)
-
-
-@pytest.mark.parametrize(
-    ("plan", "m", "again"),
-    [
-        *(("interleaved", 2, True), ("zero_bubble", 4, False)),
-        *(long(plan, 4, True) for plan in ("gpipe", "1f1b", "interleaved", "zero_bubble_2")),
-    ],
-)
-def test_every_schedule(ranks_of, plan, m, again):
-    case = Case("experts", plan=plan, micro_batches=m, rematerialize=again)
-    sizes = {"pipeline": 2, "expert": 2}
     check(ranks_of("simulated", 4).run(train_on_mesh, sizes, case), case)
 
 

@@ -75,18 +75,3 @@ def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes, tied):
     found["data"] = sum(mean_bytes(ranks.trace, k, axis) for axis in ("data", "data×expert"))
     for axis, sent in found.items():
         assert sent == pytest.approx(expected[axis], rel=1e-12), axis
-
-
-@over("sizes", [{"expert": 2}, {"expert": 2, "tensor": 2}])
-def test_bytes_with_experts_of_which_all_are_asked(ranks_of, sizes):
-    """So that routes are even; then a rank's experts are asked about every token."""
-    k, shape = math.prod(sizes.values()), EVEN._replace(experts=4, top_k=4)
-    ranks = ranks_of("simulated", k)
-    held = ranks.run(weights_then_two_steps, shape, sizes)
-    for place, numbers in enumerate(weights_held(shape, **sizes)):
-        assert sum(each[place] for each in held) / k == pytest.approx(numbers)
-    expected = traffic(shape, BATCH, M, **sizes)
-    found = {axis: mean_bytes(ranks.trace, k, axis) for axis in ("tensor", "expert")}
-    found["data"] = sum(mean_bytes(ranks.trace, k, axis) for axis in ("data", "data×expert"))
-    for axis, sent in found.items():
-        assert sent == pytest.approx(expected[axis], rel=1e-12), axis

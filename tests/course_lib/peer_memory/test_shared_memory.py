@@ -1,9 +1,6 @@
 """All-reduce in shared memory against the sum, and as the backend of both DDPs."""
 
 import importlib
-import inspect
-import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from course_lib.collectives import ring_all_reduce
 from course_lib.ddp import DistributedDataParallel
 from course_lib.peer_memory import SharedMemory, shared_memory_group, shared_pages
 from course_lib.peer_memory.shared_pages import map_for_all
@@ -61,21 +57,6 @@ def test_ranks_agree_bit_for_bit_however_fast_they_are(ranks_of, k):
         exact = sum(torch.randn(len(result), generator=g).double() for g in generators)
         torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
         assert all(torch.equal(other[number], result) for other in others)
-
-
-def in_a_group(members: list[int]) -> Tensor | None:
-    group = dist.new_group(members)
-    if dist.get_rank() not in members:
-        return None
-    tensor = values(dist.get_rank(), 100)
-    SharedMemory(group).all_reduce(tensor)
-    return tensor
-
-
-def test_a_group_of_some_ranks(ranks_of):
-    results = ranks_of("cpu", 4).run(in_a_group, [1, 3])
-    for rank in (1, 3):
-        assert torch.equal(results[rank], values(1, 100) + values(3, 100))
 
 
 def train(ddp: str) -> list[Tensor]:
@@ -129,52 +110,6 @@ def test_what_is_no_sum_is_left_to_the_inner_group(ranks_of):
         assert first.item() == 5
 
 
-def other_collectives(rank: int, k: int) -> list[Tensor]:
-    group = shared_memory_group()
-    mine, x = values(rank, 100), values(rank, 100)
-    ring_all_reduce(x, group)
-    gathered = torch.empty(k * 100)
-    dist.all_gather_into_tensor(gathered, mine, group=group)
-    scattered = torch.empty(100)
-    dist.reduce_scatter_tensor(scattered, gathered, group=group)
-    swapped = torch.empty(k)
-    dist.all_to_all_single(swapped, torch.arange(float(k)) + 10 * rank, group=group)
-    dist.reduce(mine, 0, group=group)
-    dist.destroy_process_group(group)
-    return [x, gathered, scattered, swapped, mine]
-
-
-@over("k", [1, 2, 3])
-def test_it_is_a_group_like_any_other(ranks_of, k):
-    each = [values(r, 100) for r in range(k)]
-    for rank, results in enumerate(ranks_of("cpu", k).run(lambda: other_collectives(*place()))):
-        x, gathered, scattered, swapped, reduced = results
-        assert torch.equal(x, sum(each))
-        assert torch.equal(gathered, torch.cat(each))
-        assert torch.equal(scattered, k * each[rank])
-        assert swapped.tolist() == [10 * r + rank for r in range(k)]
-        if rank == 0:
-            assert torch.equal(reduced, sum(each))
-
-
-def in_another_order() -> tuple[Tensor, Tensor]:
-    group = shared_memory_group(dist.new_group([2, 0, 1], sort_ranks=False))
-    assert dist.get_process_group_ranks(group) == [2, 0, 1]
-    x, largest = torch.tensor([dist.get_rank()]), torch.tensor([dist.get_rank()])
-    dist.broadcast(x, src=1, group=group)
-    group.allreduce([largest], dist.ReduceOp.MAX).wait()
-    return x, largest
-
-
-@pytest.mark.skipif(
-    "sort_ranks" not in inspect.signature(dist.new_group).parameters, reason="an older PyTorch"
-)
-def test_ranks_in_another_order(ranks_of):
-    for x, largest in ranks_of("cpu", 3).run(in_another_order):
-        assert x.item() == 1
-        assert largest.item() == 2
-
-
 def test_simulated_ranks_are_refused(ranks_of):
     with pytest.raises(RankError, match="one process per rank"):
         ranks_of("simulated", 2).run(lambda: SharedMemory())
@@ -182,16 +117,6 @@ def test_simulated_ranks_are_refused(ranks_of):
 
 def place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
-
-
-def different_models() -> None:
-    net = nn.Linear(3, 2 + dist.get_rank())
-    DistributedDataParallel(net, group=shared_memory_group())
-
-
-def test_models_that_differ_are_named_over_it(ranks_of):
-    with pytest.raises(RankError, match=r"weight.*rank 1"):
-        ranks_of("cpu", 2).run(different_models)
 
 
 def one_stays_away() -> None:
@@ -247,19 +172,3 @@ def test_too_little_memory_is_an_error_on_all_ranks(ranks_of, program):
     expected = sum(values(r, 100) for r in range(3))
     for result in ranks_of("cpu", 3).run(program):
         assert torch.equal(result, expected)
-
-
-def open_files() -> tuple[list[str], list[str]]:
-    def names() -> list[str]:
-        return sorted(os.listdir("/proc/self/fd"))
-
-    before = names()
-    memory = SharedMemory()
-    memory.empty(1000)
-    return before, names()
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which files are open")
-def test_no_file_stays_open(ranks_of):
-    for before, after in ranks_of("cpu", 2).run(open_files):
-        assert after == before

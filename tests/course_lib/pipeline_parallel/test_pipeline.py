@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from course_lib.pipeline_parallel import (
     Pipeline,
-    ScheduleError,
     gpipe,
     one_forward_one_backward,
     peak_activations,
@@ -105,48 +104,6 @@ def test_gradients_add_up_over_batches(ranks_of, name):
     check_like_one_process(results, "tied", schedule(name, 3, 3))
 
 
-def test_tied_copies_stay_equal(ranks_of):
-    results = ranks_of("cpu", 3).run(train, "1f1b", 3, 4, "tied", False, False)
-    states = [{n.split(".", 2)[2]: t for n, t in state.items()} for state, _, _ in results]
-    copies = [states[rank][f"{layer}.up.weight"] for rank, layer in ((0, 1), (1, 3), (2, 7))]
-    assert torch.equal(copies[0], copies[1])
-    assert torch.equal(copies[0], copies[2])
-
-
-def dropout(rematerialize):
-    torch.manual_seed(3)
-    layers = nn.Sequential(nn.Linear(4, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, 2)).double()
-    plan = gpipe(1, 3)
-    pipeline = Pipeline(split_layers(layers, 1), F.mse_loss, plan, rematerialize=rematerialize)
-    pipeline.step(*batch(0))
-    return [param.grad for param in pipeline.parameters()]
-
-
-def test_what_is_dropped_is_the_same_when_forward_runs_again(ranks_of):
-    ranks = ranks_of("simulated", 1)
-    (once,), (twice,) = ranks.run(dropout, False), ranks.run(dropout, True)
-    for a, b in zip(once, twice, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def uneven(sizes):
-    plan = one_forward_one_backward(3, 4)
-    pipeline = Pipeline(split_layers(model(), sizes), F.mse_loss, plan)
-    pipeline.step(*batch(0))
-    return {n.split(".", 2)[2]: p.grad for n, p in pipeline.named_parameters()}
-
-
-def test_with_uneven_stages(ranks_of):
-    net = model()
-    x, y = batch(0)
-    F.mse_loss(net(x), y).backward()
-    gradients = {}
-    for part in ranks_of("simulated", 3).run(uneven, [1, 6, 2]):
-        gradients |= part
-    for name, param in net.named_parameters():
-        torch.testing.assert_close(gradients[name], param.grad, **TOLERANCE)
-
-
 def only_what_is_needed(k):
     """Batches only where they are needed, stages of others on the device meta, in a group."""
     import torch.distributed as dist
@@ -230,10 +187,3 @@ def wrong(case):
 def test_what_cannot_work_is_refused(ranks_of, case, message):
     with pytest.raises(RankError, match=message):
         ranks_of("simulated", 2).run(wrong, case)
-
-
-def test_stages_without_layers_are_refused():
-    for stages in (10, [9, 0], [4, 4]):
-        with pytest.raises(ValueError, match="9 layers cannot be cut into stages"):
-            split_layers(model(), stages)
-    assert issubclass(ScheduleError, ValueError)

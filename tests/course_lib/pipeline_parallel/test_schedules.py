@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.figures import timelines
 from course_lib.pipeline_parallel import (
     ScheduleError,
     Step,
@@ -70,17 +69,6 @@ def test_zero_bubble_h2_never_waits_in_twice_the_memory(p, more):
     same(simulate(plan).steady_bubble, 0.0)
 
 
-def test_with_halves_of_other_lengths():
-    plan = zero_bubble(4, 8)
-    same(simulate(plan, 1, 2.5, weight=0.9).bubble, zero_bubble_fraction(4, 8, 1, 2.5, 0.9))
-
-
-def test_messages_take_time():
-    """On the way to the last rank and back, where nothing overlaps: 2 (p-1) of them."""
-    run = simulate(one_forward_one_backward(4, 1), 1.0, 2.0, message=0.5)
-    assert run.makespan == pytest.approx(4 * 3 + 6 * 0.5)
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(RANKS, MICRO_BATCHES)
 def test_no_step_begins_before_what_it_needs_is_over(name, p, m):
@@ -100,24 +88,9 @@ def test_no_step_begins_before_what_it_needs_is_over(name, p, m):
         assert all(times[needed][1] <= start for needed in plan.needs(work))
 
 
-def test_the_course_s_timeline_draws_it():
-    plans = [schedule(name, 2, 4) for name in SCHEDULES]
-    figure = timelines({f"{i}": simulate(plan).spans for i, plan in enumerate(plans)})
-    for axes, plan in zip(figure.axes, plans, strict=True):
-        drawn = sum(len(each.get_paths()) for each in axes.collections)
-        assert drawn == sum(map(len, plan.steps))
-
-
 def test_what_interleaving_cannot_divide_is_refused():
     with pytest.raises(ValueError, match="multiple of 3, such as 9; got 7"):
         interleaved(3, 7)
-
-
-@over("make", [gpipe, one_forward_one_backward, interleaved, zero_bubble])
-@over("numbers", [(0, 1), (1, 0)])
-def test_nothing_is_no_schedule(make, numbers):
-    with pytest.raises(ValueError, match="at least 1"):
-        make(*numbers)
 
 
 def changed(rank, steps):
@@ -152,9 +125,3 @@ F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
 def test_a_schedule_that_cannot_work_is_explained(plan, message):
     with pytest.raises(ScheduleError, match=message):
         check_schedule(plan)
-
-
-def test_a_schedule_that_holds_too_much_is_explained():
-    check_schedule(one_forward_one_backward(4, 8), max_activations=4)
-    with pytest.raises(ScheduleError, match="rank 0 holds the activations of 8 micro-batches"):
-        check_schedule(gpipe(4, 8), max_activations=4)

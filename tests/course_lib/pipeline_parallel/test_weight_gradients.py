@@ -53,20 +53,11 @@ def test_tied_frozen_and_computed_weights():
     assert first["5.parametrizations.weight.original0"] is not None  # behind it is more to do
 
 
-def test_a_vector_as_input():
-    compare(nn.Linear(5, 3), torch.randn(5))
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @over("inputs, outputs", [(5, 0), (0, 5)])
 def test_a_share_without_columns(inputs, outputs):
     """With more ranks than columns or rows of a weight, some rank has none."""
     compare(nn.Linear(inputs, outputs, bias=outputs > 0), torch.randn(2, 3, inputs))
-
-
-def test_attention():
-    torch.manual_seed(0)
-    compare(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), torch.randn(3, 2, 8))
 
 
 def test_hooks_that_wait_for_a_gradient_are_called_then():

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.collectives import ring_all_reduce
-from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
@@ -18,7 +17,6 @@ from tests.helpers.folding import over
 from tests.helpers.tiers import tier
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
-    STEPS,
     Awkward,
     assert_equal,
     batches,
@@ -89,30 +87,6 @@ def test_weights_equal_those_of_pytorchs_zero(ranks_of, k):
             assert_equal(ours, theirs)
 
 
-def under_ddp() -> list[Tensor]:
-    net = Awkward(seed=dist.get_rank())
-    model = DistributedDataParallel(net)
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    run_steps(model, optimizer, batches(), average=False)
-    return weights(net)
-
-
-@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
-def test_after_ddp(ranks_of, on, k):
-    torch.manual_seed(0)
-    for replica in ranks_of(on, k).run(under_ddp):
-        assert_equal(replica, weights(one_process("adam")[0]))
-
-
-def sizes_of_state(sizes: list[int]) -> tuple[int, int]:
-    params = [nn.Parameter(torch.ones(size)) for size in sizes]
-    optimizer = ShardedOptimizer(params, torch.optim.Adam)
-    for param in params:
-        param.grad = torch.ones_like(param)
-    optimizer.step()
-    return optimizer.local_state_elements(), 2 * sum(sizes)
-
-
 def tensors_of(who: Any) -> tuple[int, int]:
     """Return how many numbers this rank holds before the first step, and before the second."""
     param = nn.Parameter(torch.ones(10))
@@ -135,15 +109,6 @@ def test_local_tensors_are_gradients_and_state_of_this_ranks_pieces(ranks_of, k)
     ranks = ranks_of("simulated", k)
     assert ranks.run(tensors_of, "local") == [(0, 2 * n) for n in pieces]
     assert ranks.run(tensors_of, "sharded") == [(n, 3 * n) for n in pieces]
-
-
-@over("k", [2, 3, 4])
-@over("sizes", [[1000, 3, 1, 17], [7, 5000, 7], [401] * 9])
-def test_state_is_balanced_to_one_percent(ranks_of, k, sizes):
-    found = ranks_of("simulated", k).run(sizes_of_state, sizes)
-    assert sum(elements for elements, _ in found) == found[0][1]
-    for elements, whole in found:
-        assert elements == pytest.approx(whole / k, rel=0.01)
 
 
 def fewer_elements_than_ranks() -> Tensor:
@@ -183,52 +148,7 @@ def test_bytes_sent_are_those_of_the_paper(ranks_of, k, who, volume):
         assert ranks.trace.bytes_sent(rank) == volume * 4 * numbers * (k - 1) / k
 
 
-def what_is_left_of_gradients() -> tuple[bool, int]:
-    net = Awkward()
-    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, gradients="sharded")
-    mse_loss(net(torch.ones(2, 6).double()), torch.ones(2, 3).double()).backward()
-    held = sum(p.grad.numel() for p in optimizer._pieces if p.grad is not None)
-    weights_too = {p.untyped_storage().data_ptr() for p in net.parameters()}
-    left = [p.grad.untyped_storage() for p in net.parameters() if p.grad is not None]
-    return all(m.data_ptr() in weights_too or m.nbytes() <= 8 for m in left), held
-
-
-@over("k", [2, 4])
-def test_zero_2_holds_its_share_of_the_gradients(ranks_of, k):
-    found = ranks_of("simulated", k).run(what_is_left_of_gradients)
-    trained = sum(p.numel() for p in Awkward().parameters() if p.requires_grad)
-    assert all(freed for freed, _ in found)
-    assert sum(held for _, held in found) == trained
-    assert max(held for _, held in found) <= -(-trained // k)
-
-
 # --- used as any optimizer --------------------------------------------------------------------
-
-
-def scheduled() -> list[Tensor]:
-    net = Awkward()
-    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.2)
-    return with_scheduler(net, optimizer)
-
-
-def with_scheduler(net: nn.Module, optimizer: Any, whole: bool = False) -> list[Tensor]:
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-    for batch in batches():
-        optimizer.zero_grad()
-        x, y = batch if whole else own(batch)
-        mse_loss(net(x), y).backward()
-        if not whole:
-            sync_flat(net.parameters())
-        optimizer.step()
-        schedule.step()
-    return weights(net)
-
-
-def test_schedulers(ranks_of):
-    net = Awkward()
-    expected = with_scheduler(net, torch.optim.SGD(net.parameters(), lr=0.2), whole=True)
-    for replica in ranks_of("simulated", 2).run(scheduled):
-        assert_equal(replica, expected)
 
 
 def accumulate(who: Any) -> list[Tensor]:
@@ -306,11 +226,3 @@ def wrong(what: str) -> None:
 def test_errors_say_what_to_do(ranks_of, what, said):
     with pytest.raises(RankError, match=said):
         ranks_of("simulated", 2).run(wrong, what)
-
-
-def test_there_is_something_to_train_for():
-    """The scenario moves: else equal weights would say nothing."""
-    before, after = weights(Awkward()), weights(one_process("adam")[0])
-    assert STEPS > 1
-    moved = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
-    assert sum(moved) == sum(p.requires_grad for p in Awkward().parameters())

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from course_lib.sharded_optimizer import ShardedOptimizer
 from tests.helpers.folding import over
@@ -43,19 +42,3 @@ def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, afte
     saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
     for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):
         assert_equal(replica, weights(one_process(name, groups=True)[0]))
-
-
-@over("name", OPTIMIZERS)
-def test_a_state_is_that_of_one_process(ranks_of, name):
-    net_state, state = ranks_of("simulated", 3).run(save_halfway, name, "local")[1]
-    net = Awkward()
-    net.load_state_dict(net_state)
-    cls, options = OPTIMIZERS[name]
-    plain = cls(groups_of(net, True), **options)
-    plain.load_state_dict(state)
-    for x, y in batches()[3:]:
-        plain.zero_grad()
-        mse_loss(net(x), y).backward()
-        plain.step()
-    assert_equal(weights(net), weights(one_process(name, groups=True)[0]))
-    assert plain.state_dict()["state"].keys() == state["state"].keys()

@@ -32,10 +32,6 @@ def test_histories_have_the_share_of_the_formula(devices: int) -> None:
     assert mean(shares) == pytest.approx(restarting(fleet), abs=4 * error)
 
 
-def test_a_history_comes_again_from_its_seed() -> None:
-    assert replay(FLEET, 1e6, seed=3) == replay(FLEET, 1e6, seed=3) != replay(FLEET, 1e6, seed=4)
-
-
 @given(
     devices=st.integers(100, 200_000),
     checkpoint=st.floats(1, 300),
@@ -55,26 +51,6 @@ def test_without_failures_only_saving_costs() -> None:
     safe = Fleet(8, 1e15, checkpoint=60.0)
     assert restarting(safe, 600.0) == pytest.approx(600 / 660, rel=1e-6)
     assert shrinking(safe) == pytest.approx(1) == with_spares(safe)
-
-
-def test_shrinking_wins_more_the_larger_the_cluster() -> None:
-    gains = [
-        shrinking(fleet) / restarting(fleet)
-        for devices in (1_000, 10_000, 100_000)
-        if (fleet := replace(FLEET, devices=devices, repair=6 * 3600.0))
-    ]
-    assert gains == sorted(gains) and gains[0] < 1.05 < gains[-1]
-
-
-def test_no_spare_is_as_shrinking_without_the_way_back() -> None:
-    fleet = replace(FLEET, stall=0.0, replica=1, repair=3600.0)
-    assert with_spares(fleet) == pytest.approx(shrinking(fleet), rel=1e-6)
-
-
-def test_the_first_spares_pay_and_too_many_do_not() -> None:
-    fleet = replace(FLEET, replica=512, repair=24 * 3600.0)
-    shares = {n: with_spares(replace(fleet, spares=n)) for n in (0, 8, 16, 4096)}
-    assert shares[0] < shares[8] < shares[16] > shares[4096]
 
 
 @pytest.mark.parametrize(

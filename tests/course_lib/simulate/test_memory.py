@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from course_lib.simulate import CLUSTERS, Layout, LayoutError, Transformer
+from course_lib.simulate import CLUSTERS, Layout, Transformer
 from course_lib.simulate.memory import LOGIT_BYTES, memory_of
 from course_lib.simulate.published import load
 
@@ -31,18 +31,6 @@ def test_each_stage_of_zero_divides_more() -> None:
     assert state(data=8, gradient_bytes=4) == pytest.approx(18 * P)
 
 
-def test_hybrid_shards_divide_by_their_group_only() -> None:
-    two_layers = 6 * MODEL.layer_parameters
-    assert state(data=8, zero=3, shard=4) == pytest.approx(16 / 4 * P + two_layers)
-    with pytest.raises(LayoutError, match="shard=3 does not divide the 8 ranks"):
-        Layout(data=8, zero=3, shard=3, batch=8)
-
-
-def test_ranks_that_share_a_sequence_share_its_activations_and_the_state() -> None:
-    assert activations(context=2) == pytest.approx(activations() / 2)
-    assert state(context=2, data=4, zero=1) == pytest.approx(state(data=8, zero=1))
-
-
 def test_the_last_stage_has_the_logits_and_the_first_most_activations() -> None:
     layer = MODEL.activation_bytes(1, 1, False)
     logits = LOGIT_BYTES * MODEL.sequence * MODEL.vocabulary
@@ -51,24 +39,6 @@ def test_the_last_stage_has_the_logits_and_the_first_most_activations() -> None:
     wide = replace(MODEL, vocabulary=10**6)
     many = LOGIT_BYTES * MODEL.sequence * 10**6
     assert activations(wide, pipeline=4) == pytest.approx(2 * layer + many)
-
-
-def test_half_recomputed_keeps_half() -> None:
-    boundary = MODEL.boundary_bytes(1)
-    layer = MODEL.activation_bytes(1, 1, False)
-    logits = LOGIT_BYTES * MODEL.sequence * MODEL.vocabulary
-    half = activations(recompute="full", recomputed=0.5)
-    assert half == pytest.approx(8 * (boundary + layer) / 2 + layer + logits)
-
-
-def test_experts_are_divided_among_the_ranks_that_hold_them() -> None:
-    model = replace(MODEL, experts=8, top_k=2)
-    layer = model.attention_parameters + 8 * model.expert_parameters / 4
-    shared = 8 * model.attention_parameters + model.embedding_parameters
-    experts = 8 * 8 * model.expert_parameters / 4
-    found = memory_of(model, Layout(data=8, expert=4, zero=1, batch=8)).weights_and_state
-    assert found == pytest.approx((4 + 12 / 8) * shared + (4 + 12 / 2) * experts)
-    assert layer * 8 + model.embedding_parameters == pytest.approx(shared + experts)
 
 
 @pytest.mark.parametrize("name", ["Llama 3 405B, 8192", "Llama 3 405B, 16384"])

@@ -88,24 +88,6 @@ def test_activations_are_those_of_the_paper() -> None:
     assert shape.activation_bytes(b, t, True) == pytest.approx(s * b * h * (34 + scores) / t)
 
 
-def test_fused_attention_keeps_no_scores_and_skips_half_of_them() -> None:
-    plain = Transformer(2, 64, 4, 100, sequence=128)
-    fused = Transformer(2, 64, 4, 100, sequence=128, fused_attention=True)
-    assert fused.scores_bytes == 0 < plain.scores_bytes
-    assert fused.layer_flops(1)[1] == plain.layer_flops(1)[1] / 2
-    assert fused.model_flops(3) == plain.model_flops(3)  # utilisation counts the same work
-
-
-def test_activations_without_dropout_and_with_fewer_keys_are_counted_one_by_one() -> None:
-    """Norms' inputs and outputs, queries, keys, values, attention's output, and three of f."""
-    s, h, f = 64, 256, 700
-    llama = Transformer(
-        2, h, 8, 100, s, hidden=f, kv_heads=2, gated=True, fused_attention=True, dropout=False
-    )
-    numbers = 4 * h + h + 2 * (h // 4) + h + 3 * f
-    assert llama.activation_bytes(3, 1, False) == pytest.approx(2 * 3 * s * numbers)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

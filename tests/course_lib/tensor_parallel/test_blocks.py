@@ -201,28 +201,6 @@ def test_a_layer_makes_four_all_reduces(ranks_of, k):
         assert sizes == [activation] * 4
 
 
-@over("k", [2, 4, 7])
-def test_along_the_sequence_the_same_bytes(ranks_of, k):
-    """Four times all-gather and reduce-scatter, as many bytes as four all-reduces."""
-    ranks = ranks_of("simulated", k)
-    ranks.run(one_step, True)
-    padded = -(-TOKENS // k) * k
-    activation = 8 * padded * BATCH * WIDTH
-    for rank in range(k):
-        assert ranks.trace.calls(rank) == {"all_gather": 4, "reduce_scatter": 4}
-        assert ranks.trace.bytes_sent(rank) == 4 * 2 * activation * (k - 1) / k
-
-
-@over("k", [1, 2, 3, 4])
-def test_matrices_are_divided(ranks_of, k):
-    whole = sum(p.numel() for p in Layer(False).blocks.parameters() if p.dim() > 1)
-    held = ranks_of("simulated", k).run(one_step, False)
-    assert sum(held) == whole
-    # Heads and hidden units do not divide: nobody has more than the rounded share of each.
-    most = 4 * WIDTH * (WIDTH // HEADS) * -(-HEADS // k) + 2 * WIDTH * -(-HIDDEN // k)
-    assert max(held) == most
-
-
 def wrong(what: str) -> None:
     if what == "heads":
         ParallelAttention(8, 3)

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.ranks import RankError
 from course_lib.train import TrainConfig, train
-from course_lib.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, step_of
+from course_lib.train.checkpoint import checkpoints, save_checkpoint, step_of
 from course_lib.train.datasets import documentation_text
 from tests.helpers.train_runs import (
     DIGITS,
@@ -77,16 +77,6 @@ def test_only_the_newest_checkpoints_stay_and_a_damaged_one_is_passed_over(
     ]
 
 
-def test_files_of_other_names_are_left_alone(tmp_path):
-    kept = save_checkpoint(tmp_path, 3, {"step": 3})
-    other = tmp_path / "step-final.pt"
-    other.write_text("somebody's own")
-    assert checkpoints(tmp_path) == [kept]
-    newer = [save_checkpoint(tmp_path, step, {"step": step}) for step in (4, 5)]
-    assert checkpoints(tmp_path) == newer
-    assert other.exists()
-
-
 @pytest.mark.parametrize("damage", [b"", b"not a checkpoint", Path("code"), [1, 2]])
 def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
     ranks_of, tmp_path, capsys, damage
@@ -105,41 +95,6 @@ def test_if_no_checkpoint_can_be_read_all_ranks_refuse_and_none_is_lost(
     said = capsys.readouterr().out
     assert all(f"{path} cannot be used (" in said for path in files)
     assert "weights_only" not in said  # PyTorch's advice to switch it off
-
-
-def test_a_damaged_file_that_nobody_hears_of_does_not_make_the_folder_unusable(ranks_of, tmp_path):
-    save_checkpoint(tmp_path, 1, {"step": 1})
-    (tmp_path / "step-00000002.pt").write_bytes(b"damaged")
-
-    def say(text: str) -> None:
-        raise BrokenPipeError(text)
-
-    def load() -> None:
-        with pytest.raises(BrokenPipeError, match="cannot be used"):
-            load_checkpoint(tmp_path, say)
-
-    ranks_of("simulated", 1).run(load)
-
-
-def test_what_was_just_written_stays_next_to_damaged_ones_of_later_steps(tmp_path):
-    damaged = [tmp_path / f"step-{step:08d}.pt" for step in (900, 901)]
-    for path in damaged:
-        path.write_bytes(b"damaged")
-    written = [save_checkpoint(tmp_path, step, {"step": step}) for step in (1, 2, 3)]
-    assert checkpoints(tmp_path) == written[-2:] + damaged
-
-
-def test_a_checkpoint_that_the_system_does_not_let_read_is_not_taken_for_damaged(
-    ranks_of, tmp_path
-):
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
-    ranks = ranks_of("simulated", 2)
-    ranks.run(train, config)
-    newest = tmp_path / "step-00000002.pt"
-    newest.mkdir()  # an OSError for root too, whom no permission stops
-    messages = ranks.run(refusal, config)
-    assert messages[0] == messages[1]
-    assert f"Is a directory: '{newest}'. Choose another folder" in messages[0]
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
@@ -167,14 +122,6 @@ def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, ch
     with pytest.raises(RankError, match=words) as error:
         ranks.run(train, replace(config, **change))
     assert "choose another folder with --checkpoint" in str(error.value)
-
-
-def test_options_that_do_not_decide_what_comes_out_may_change(ranks_of, tmp_path):
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
-    ranks = ranks_of("simulated", 2)
-    ranks.run(train, config)
-    change = {"ddp": "torch", "accumulate": 2, "steps": 2, "epochs": 9, "checkpoint_every": 1}
-    assert ranks.run(train, replace(config, **change))[0].resumed_at == 1
 
 
 def train_on_other_data(config: TrainConfig) -> None:

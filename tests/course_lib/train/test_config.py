@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from course_lib.ranks import RankError
-from course_lib.sharding import ShardedSampler
 from course_lib.train import ConfigError, TrainConfig, train
 from tests.helpers.folding import over
 from tests.helpers.train_runs import DIGITS, refusal
@@ -24,24 +23,6 @@ from tests.helpers.train_runs import DIGITS, refusal
 def test_an_option_that_makes_no_sense_is_named(option, value):
     with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is "):
         TrainConfig(**{option: value})
-
-
-@over("length", [{"epochs": 40}, {"steps": 40}])
-def test_a_seed_leaves_room_for_that_of_the_last_epoch(length):
-    largest = 2**63 - 40
-    config = TrainConfig(seed=largest, **length)
-    sampler = ShardedSampler(range(9), 1, 0, seed=config.seed)
-    sampler.set_epoch(39)
-    assert sorted(sampler) == list(range(9))
-    told = rf"--seed is {largest + 1}: .* 0 to {largest}, .* 40 epo"
-    with pytest.raises(ConfigError, match=told):
-        TrainConfig(seed=largest + 1, **length)
-
-
-def test_heads_have_to_divide_the_width():
-    with pytest.raises(ConfigError, match="multiple of heads=3"):
-        TrainConfig(model="transformer", heads=3)
-    TrainConfig(model="mlp", heads=3)  # which has none
 
 
 @over(

@@ -118,46 +118,6 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     assert "terminate called" not in errors
 
 
-def test_ctrl_c_ends_the_process_also_if_its_last_words_fail(tmp_path):
-    (tmp_path / "speechless.py").write_text(
-        "import os, signal, time\n"
-        "from course_lib.train.interrupt import leave_on_interrupt\n"
-        "leave_on_interrupt(lambda: str(1 / 0))\n"
-        "os.kill(os.getpid(), signal.SIGINT)\n"
-        "time.sleep(10)\n"
-    )
-    with started("speechless", folder=tmp_path) as process:
-        _, errors = process.communicate(timeout=300)
-    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
-
-
-@pytest.mark.large
-def test_when_nobody_reads_its_output_any_more_it_ends_quietly(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left would be flushed at exit
-    options = [*SMALL, "--steps", "1000000", "--log-every", "1"]
-    with started("course_lib.train", *options, folder=tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("transformer")
-        process.stdout.close()  # | head -1
-        _, errors = process.communicate(timeout=300)
-    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
-
-
-@pytest.mark.large
-def test_it_trains_without_standard_output(tmp_path):
-    (tmp_path / "silent.py").write_text(
-        "import sys\n"
-        "from course_lib.train.__main__ import leave, main\n"
-        "sys.stdout = None  # what Python makes of >&-\n"
-        "leave(main())\n"
-    )
-    options = [*SMALL, "--steps", "1", "--checkpoint", "kept"]
-    with started("silent", *options, folder=tmp_path) as process:
-        output, errors = process.communicate(timeout=300)
-    assert (process.returncode, output, errors) == (0, "", "")
-    assert (tmp_path / "kept" / "step-00000001.pt").exists()
-
-
 def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
         output, errors = process.communicate(timeout=300)
@@ -186,21 +146,6 @@ def test_a_wrong_option_is_reported_by_one_rank(capsys, monkeypatch, rank, words
     monkeypatch.setattr("sys.argv", ["train", "--help"])
     assert command_line.main() == 0
     assert ("--checkpoint DIR" in capsys.readouterr().out) == (rank == "0")
-
-
-@pytest.mark.large
-def test_a_wrong_option_is_reported_also_if_rank_0_comes_last(tmp_path):
-    """As soon as one rank has failed, torchrun ends the others."""
-    (tmp_path / "late.py").write_text(
-        "import os, time\n"
-        "from course_lib.train.__main__ import leave, main\n"
-        "time.sleep(os.environ['RANK'] == '0')\n"
-        "leave(main())\n"
-    )
-    with started(*TORCHRUN, "late.py", "--lr", "-1", folder=tmp_path) as process:
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert errors.count("course_lib.train: --lr is -1.0: it must be above 0") == 1
 
 
 def test_more_ranks_than_gpus_cannot_ask_for_gpus(monkeypatch):

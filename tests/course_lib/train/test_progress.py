@@ -5,17 +5,8 @@ import sys
 from dataclasses import replace
 
 from course_lib.train import train
-from course_lib.train.progress import Progress, duration
-from tests.helpers.folding import over
+from course_lib.train.progress import Progress
 from tests.helpers.train_runs import TEXT
-
-
-@over(
-    "seconds, text",
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "0:10"), (61, "1:01"), (3600, "1:00:00")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_progress_is_lines_in_a_file_and_one_line_on_a_terminal(capsys, monkeypatch):

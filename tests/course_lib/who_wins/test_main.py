@@ -2,20 +2,14 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from course_lib.who_wins import tune
-from course_lib.who_wins.__main__ import main, panels_of
+from course_lib.who_wins.__main__ import main
 from course_lib.who_wins.algorithms import ALGORITHMS
-from course_lib.who_wins.records import Records
 from course_lib.who_wins.settings import best, read
-from tests.helpers import ROOT
 
 SMALL = (
     *("--workers", "2", "--target", "2.25", "--seeds", "2", "--processes", "1", "--steps", "4"),
@@ -42,43 +36,6 @@ def test_a_small_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert "12 of 12 runs are in" in err
     assert "| 1 ms, 100 kB/s | " in out and "low bandwidth: compression wins" in out
-
-
-@pytest.mark.large
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "course_lib.who_wins", *SMALL, "--folder", str(tmp_path)]
-    command += ["--algorithms", "flat", "1-bit", "8-bit", "top-k"]
-    results = tmp_path / "results.jsonl"
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        until = time.monotonic() + 300
-        while not results.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert "to continue from here" in err and "Traceback" not in err
-    there = len(Records(results))
-    assert there >= 1
-    results.write_text(results.read_text() + '{"key": {"ki')  # as if it had been killed
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert f"{there} of 16 runs are in" in done.stderr
-
-
-@pytest.mark.large
-def test_processes_side_by_side_give_the_same_map(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = ("--algorithms", "flat", "local SGD", "bounded staleness", "--json")
-    outputs = []
-    for processes in ("1", "2"):
-        folder = tmp_path / processes
-        assert main([*SMALL, *few, "--processes", processes, "--folder", str(folder)]) == 0
-        outputs.append(json.loads(capsys.readouterr().out))
-    assert outputs[0] == outputs[1]
 
 
 def test_tuning_tries_the_same_settings_for_all_and_the_map_takes_the_best(
@@ -119,8 +76,3 @@ def test_what_cannot_be_is_refused(
     assert main([*arguments, "--folder", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_second_panel_is_baguas() -> None:
-    assert list(panels_of(list(ALGORITHMS))) == ["all", "the families in BAGUA's paper"]
-    assert list(panels_of(["flat", "1-bit"])) == ["all"]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from course_lib.ranks import Network
 from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, setting_of
 from course_lib.who_wins.measure import (
-    FREE,
     Lumps,
     lumps_of,
     pace_of,
@@ -21,10 +20,7 @@ from course_lib.who_wins.measure import (
 from course_lib.who_wins.problem import (
     Problem,
     gradient_bytes,
-    loss_of,
     network_of,
-    steps_to,
-    training_rows,
 )
 from course_lib.who_wins.settings import Setting
 
@@ -53,10 +49,6 @@ def test_a_pattern_that_repeats_is_found_and_continued(
     assert pace.after(3) == times[2]
 
 
-def test_no_pattern_is_made_up() -> None:
-    assert pace_of([float(i**2) for i in range(20)], 1) is None
-
-
 def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
     """Execute all steps, with each all-reduce that the algorithm may take; the fastest counts."""
     networks = [replace(network, all_reduce=each) for each in ALGORITHMS[name].all_reduce]
@@ -79,19 +71,6 @@ def test_a_whole_training_takes_what_a_few_steps_foretell(
     assert pace.after(25) == pytest.approx(end_of(SMALL, name, 25, network), rel=1e-9)
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("name", IN_STEP)
-@pytest.mark.parametrize("place", [(20e-3, 1e6), (1e-3, 3e4)])
-def test_every_whole_training_takes_what_a_few_steps_foretell(
-    name: str, place: tuple[float, float]
-) -> None:
-    problem, network = Problem(), network_of(*place)
-    pace = time_steps(problem, name, network)
-    tolerance = 1e-9 if pace.exact else 0.02
-    end = end_of(problem, name, 7 * EVERY, network)
-    assert pace.after(7 * EVERY) == pytest.approx(end, rel=tolerance)
-
-
 @pytest.mark.parametrize("name", IN_STEP)
 def test_weights_do_not_depend_on_the_network(name: str) -> None:
     """Else they could not be trained once for all networks."""
@@ -110,18 +89,6 @@ def test_what_trains_the_same_has_the_same_weights(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("place", [FAST, SLOW])
-def test_equal_workers_give_a_bound_nothing_to_do(place: tuple[float, float]) -> None:
-    """Else bounded staleness could not share the training of asynchronous."""
-    lumps = lumps_of(SMALL, "SGD")
-    free, bounded = (
-        run_server(SMALL, name, GENTLE, 0, 20, network_of(*place), lumps)
-        for name in ("asynchronous", "bounded staleness")
-    )
-    assert free[0] == bounded[0]
-    assert torch.equal(free[1][-1][0], bounded[1][-1][0])
-
-
 def test_the_fastest_all_reduce_counts() -> None:
     """Far away one-shot waits for one latency, a ring of four for six. Narrow, a ring is enough."""
     four = Problem(workers=4, rows=4)
@@ -130,14 +97,6 @@ def test_the_fastest_all_reduce_counts() -> None:
     assert paces == pytest.approx([1.0, 6.0], rel=0.03)
     paces = [time_steps(four, name, narrow).seconds for name in ("flat", "flat, ring")]
     assert paces == pytest.approx(2 * [6 / 4 * gradient_bytes() / 1e3], rel=0.01)
-
-
-def test_weights_that_differ_are_averaged() -> None:
-    _, looks = run_steps(SMALL, "decentralized", GENTLE, 0, 3, None)
-    _, flat = run_steps(SMALL, "flat", GENTLE, 0, 3, None)
-    # After the first step all have mixed equal weights: the mean is that of synchronous SGD.
-    for a, b in zip(looks[0], flat[0], strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("place", [(1e-3, 1e6), (20e-3, 1e5)])
@@ -150,13 +109,6 @@ def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]
         torch.testing.assert_close(mine, theirs)
 
 
-def test_lumps_do_not_depend_on_what_was_read_before() -> None:
-    """The first of a process would else be charged for reading the digits."""
-    known = lumps_of(SMALL, "SGD")
-    training_rows.cache_clear()
-    assert lumps_of(SMALL, "SGD") == known
-
-
 @pytest.mark.parametrize("name", ["asynchronous", "bounded staleness"])
 def test_the_servers_port_carries_every_gradient(name: str) -> None:
     """Where bytes are dear, an update takes what its gradient takes: more workers do not help."""
@@ -166,32 +118,3 @@ def test_the_servers_port_carries_every_gradient(name: str) -> None:
         times, _ = run_server(problem, name, GENTLE, 0, 12, network, lumps_of(problem, "SGD"))
         rest = (times[-1] - times[3]) / 8
         assert rest == pytest.approx(gradient_bytes() / 30e3, rel=0.02)
-
-
-def test_bounded_staleness_waits_for_a_straggler() -> None:
-    slow = Problem(workers=3, rows=4, straggler=20.0)
-    ends = [
-        run_server(slow, name, GENTLE, 0, 30, FREE, lumps_of(slow, "SGD"))[0][-1]
-        for name in ("asynchronous", "bounded staleness")
-    ]
-    assert ends[1] > 2 * ends[0]
-
-
-def test_a_straggler_holds_up_who_waits_for_it() -> None:
-    lumps = lumps_of(SMALL, "SGD")
-    slow = Problem(workers=3, rows=4, straggler=3.0)
-    alone, _ = run_steps(SMALL, "flat", GENTLE, 0, 3, FREE)
-    with_one, _ = run_steps(slow, "flat", GENTLE, 0, 3, FREE)
-    assert with_one[-1] == pytest.approx(3 * alone[-1], rel=0.05)
-    served, _ = run_server(SMALL, "asynchronous", GENTLE, 0, 20, FREE, lumps)
-    slowed, _ = run_server(slow, "asynchronous", GENTLE, 0, 20, FREE, lumps)
-    assert served[-1] < slowed[-1] < 1.6 * served[-1]
-
-
-def test_steps_count_from_one_and_losses_fall() -> None:
-    _, looks = run_steps(SMALL, "flat", GENTLE, 0, 12, None)
-    losses = [loss_of(look) for look in looks]
-    assert min(losses) < losses[0]
-    below = next(i for i, loss in enumerate(losses, 1) if loss <= losses[5])
-    assert steps_to(losses[5], looks) == below
-    assert steps_to(0.0, looks) is None

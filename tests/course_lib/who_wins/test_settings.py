@@ -1,32 +1,15 @@
 """Every algorithm has had the same tries, and the map takes the best of them."""
 
 import math
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.who_wins.algorithms import ALGORITHMS, setting_of
-from course_lib.who_wins.settings import GRID, OPTIMIZERS, Setting, best, read, tuned, write
+from course_lib.who_wins.settings import GRID, OPTIMIZERS, Setting, best, read
 
 EVERY = [Setting(optimizer, lr) for optimizer in ("SGD", "AdamW") for lr in (0.01, 0.1, 1.0)]
 STEPS = st.one_of(st.just(math.inf), st.integers(10, 960).map(lambda tenths: tenths / 10))
-
-
-@given(st.lists(st.lists(STEPS, min_size=6, max_size=6), min_size=1, max_size=4))
-def test_what_is_written_is_read(rows: list[list[float]]) -> None:
-    tried = {
-        f"algorithm {i}": dict(zip(EVERY, steps, strict=True))
-        for i, steps in enumerate(rows)
-        if min(steps) < math.inf
-    }
-    if not tried:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        write(tried, "made by\na test", Path(folder) / "settings.csv")
-        assert read(Path(folder) / "settings.csv") == tried
 
 
 def test_the_best_has_the_fewest_steps_and_is_the_smaller_of_two() -> None:
@@ -46,9 +29,3 @@ def test_all_algorithms_of_the_map_were_tried_alike() -> None:
         assert list(tries) == [Setting(each, lr) for each in OPTIMIZERS for lr in GRID]
         lr = setting_of(name).lr
         assert GRID[0] < lr < GRID[-1], f"the best of {name} is at an end of the grid"
-
-
-def test_who_was_not_tuned_is_told_how() -> None:
-    with pytest.raises(ValueError, match=r"guess has no setting .*--tune --write"):
-        tuned("guess")
-    assert setting_of("flat, ring") == setting_of("bucketed") == tuned("flat")

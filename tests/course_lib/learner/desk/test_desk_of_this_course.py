@@ -12,16 +12,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from course_lib.checking.local import find_assignment
 from course_lib.learner._desk import READ_ONLY, WORKED_IN, refresh
 from course_lib.learner.lab import SETTINGS, environment
-from tests.helpers.course_folders import RELEASED, ROOT, assignments
+from tests.helpers.course_folders import ROOT
 from tests.helpers.notebook_rules import broken_links, prose_cells
 
 START_SECONDS = 90
@@ -55,23 +53,6 @@ def test_lectures_and_assignments_are_all_there_and_spoil_nothing(desk: Path) ->
         for cell in nbformat.read(path, as_version=4).cells:
             assert not cell.get("outputs") and cell.get("execution_count") is None
     assert not list(desk.rglob("hidden.py")) + list(desk.rglob("mutants.py"))
-
-
-def test_a_check_is_found_from_a_lecture_and_from_its_assignment(
-    desk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in assignments(RELEASED):
-        mine = desk / "assignments" / folder.name
-        for place in (mine, desk / "lectures", desk):
-            monkeypatch.chdir(place)
-            assert find_assignment(folder.name) == mine
-
-
-def test_modules_to_read_do_not_hide_the_package(desk: Path) -> None:
-    """A terminal of JupyterLab starts on the desk, whose course_lib/ is not all of it."""
-    assert list((desk / "course_lib").rglob("*.py"))
-    spec = PathFinder.find_spec("course_lib", [str(desk), str(ROOT)])
-    assert spec is not None and spec.origin == str(ROOT / "course_lib/__init__.py")
 
 
 def test_the_courses_settings_stand_before_those_the_user_has(
@@ -129,15 +110,3 @@ def test_jupyterlab_opens_on_the_desk(get: Callable[[str], str]) -> None:
     assert {entry["name"] for entry in shown} == {*WORKED_IN, *READ_ONLY}
     module = json.loads(get("api/contents/course_lib/sgd.py"))
     assert "def sgd_step" in module["content"]
-
-
-def test_students_see_no_panels_for_instructors_and_no_news(get: Callable[[str], str]) -> None:
-    (config,) = re.findall(r'id="jupyter-config-data"[^>]*>(.*?)</script>', get("lab"), re.DOTALL)
-    assert "@jupyter/nbgrader" in json.loads(config)["disabledExtensions"]
-    for page in ("formgrader", "formgrader/manage_assignments", "assignments", "courses"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(page)
-    settings = get("lab/api/settings/@jupyterlab/apputils-extension:notification")
-    assert json.loads(settings)["schema"]["properties"]["fetchNews"]["default"] == "false"
-    settings = get("lab/api/settings/@jupyterlab/notebook-extension:tracker")
-    assert json.loads(settings)["schema"]["properties"]["kernelShutdown"]["default"] is True

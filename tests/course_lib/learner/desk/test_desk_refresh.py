@@ -6,8 +6,6 @@ import json
 import stat
 from pathlib import Path
 
-import nbformat
-
 from course_lib.learner._desk import refresh
 from tests.helpers.desk_files import (
     CHECKS,
@@ -32,12 +30,6 @@ def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk: P
     assert stat.S_IMODE((desk / CHECKS).stat().st_mode) & 0o200
 
 
-def test_nothing_is_written_where_nothing_has_changed(course: Path, desk: Path) -> None:
-    before = state(desk)
-    assert refresh(course, desk) == []
-    assert state(desk) == before
-
-
 def test_what_the_student_left_alone_is_replaced_silently(course: Path, desk: Path) -> None:
     write(course / LECTURE, notebook("a = 2"))
     write(course / CHECKS, "CHECKS = 2")
@@ -47,14 +39,6 @@ def test_what_the_student_left_alone_is_replaced_silently(course: Path, desk: Pa
     assert (desk / CHECKS).read_text() == "CHECKS = 2"
     assert (desk / MODULE).read_text() == "def better(): ..."
     assert there(desk) == HANDED_OUT
-
-
-def test_what_only_the_student_changed_stays(course: Path, desk: Path) -> None:
-    write(desk / LECTURE, ran(notebook("a = 1", "mine")))
-    write(desk / CHECKS, "CHECKS = 'mine'")
-    before = state(desk)
-    assert refresh(course, desk) == []
-    assert state(desk) == before
 
 
 def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
@@ -74,38 +58,6 @@ def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
     assert refresh(course, desk) == [] and not beside.exists()
 
 
-def test_a_new_version_that_was_taken_over_counts_as_handed_out(course: Path, desk: Path) -> None:
-    write(desk / LECTURE, notebook("mine"))
-    write(course / LECTURE, notebook("a = 2"))
-    refresh(course, desk)
-    (desk / "lectures/01_topic.new.ipynb").replace(desk / LECTURE)
-    write(course / LECTURE, notebook("a = 3"))
-    assert refresh(course, desk) == []
-    assert sources(desk / LECTURE) == ["a = 3"] and there(desk) == HANDED_OUT
-
-
-def test_the_next_version_replaces_the_one_beside_it_unless_that_was_used(
-    course: Path, desk: Path
-) -> None:
-    write(desk / LECTURE, notebook("mine"))
-    for version, use in [("a = 2", None), ("a = 3", notebook("mine, too")), ("a = 4", None)]:
-        write(course / LECTURE, notebook(version))
-        (note,) = refresh(course, desk)
-        beside = desk / "lectures" / note.rpartition(" ")[2]
-        assert sources(beside) == [version]
-        if use:
-            write(beside, use)
-    assert sources(desk / "lectures/01_topic.new.ipynb") == ["mine, too"]
-    assert sources(desk / "lectures/01_topic.new-2.ipynb") == ["a = 4"]
-    assert len(there(desk)) == len(HANDED_OUT) + 2
-
-
-def test_a_notebook_that_was_only_run_stays_as_it_is(course: Path, desk: Path) -> None:
-    write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
-    before = state(desk)
-    assert refresh(course, desk) == [] and state(desk) == before
-
-
 def test_outputs_of_a_version_that_is_replaced_are_kept_beside_it(course: Path, desk: Path) -> None:
     write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
     write(course / LECTURE, notebook("a = 2"))
@@ -121,28 +73,6 @@ def test_outputs_of_a_version_that_is_replaced_are_kept_beside_it(course: Path, 
     assert len(outputs(desk / "lectures/01_topic.old.ipynb")) == 2
 
 
-def test_a_new_version_with_the_same_words_takes_the_outputs_with_it(
-    course: Path, desk: Path
-) -> None:
-    write(desk / LECTURE, ran(notebook("a = 1", "print(a)")))
-    new = notebook("a = 1", "print(a)")
-    new.cells[1].metadata["tags"] = ["hide-input"]
-    write(course / LECTURE, new)
-    assert refresh(course, desk) == []
-    assert outputs(desk / LECTURE) == ["result of a = 1\n", "result of print(a)\n"]
-    got = nbformat.read(desk / LECTURE, as_version=4)
-    assert got.cells[1].metadata == {"tags": ["hide-input"]} and got.cells[2].execution_count == 2
-    assert there(desk) == HANDED_OUT
-
-
-def test_a_deleted_file_is_handed_out_again(course: Path, desk: Path) -> None:
-    write(desk / LECTURE, notebook("mine"))
-    refresh(course, desk)
-    (desk / LECTURE).unlink()
-    assert refresh(course, desk) == []
-    assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
-
-
 def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk: Path) -> None:
     write(desk / CHECKS, "CHECKS = 'mine'")
     (course / LECTURE).unlink()
@@ -151,18 +81,6 @@ def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk
     assert there(desk) == ["assignments/02_topic/02_topic.ipynb", CHECKS]
     assert not (desk / "lectures").exists() and not (desk / "course_lib").exists()
     assert refresh(course, desk) == []
-
-
-def test_a_students_own_file_under_a_name_that_the_course_takes_later(
-    course: Path, desk: Path
-) -> None:
-    write(desk / "lectures/03_later.ipynb", notebook("my notes"))
-    write(desk / "lectures/notes.txt", "mine")
-    write(course / "lectures/03_later.ipynb", notebook("a = 3"))
-    (note,) = refresh(course, desk)
-    assert note.startswith("lectures/03_later.ipynb has your changes")
-    assert sources(desk / "lectures/03_later.ipynb") == ["my notes"]
-    assert (desk / "lectures/notes.txt").read_text() == "mine"
 
 
 def test_records_are_small_and_hold_no_text(desk: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,16 +118,6 @@ def test_a_folder_or_a_dead_link_in_the_way_stays(course: Path, desk: Path) -> N
     assert sources(desk / "lectures/01_topic.new-2.ipynb") == ["a = 1", "print(a)", ""]
 
 
-def test_a_lecture_that_is_damaged_in_the_course_takes_nothing_away(
-    course: Path, desk: Path
-) -> None:
-    write(course / LECTURE, "<<<<<<< HEAD")
-    assert refresh(course, desk) == [
-        f"{LECTURE} is damaged in the course itself, so you got no copy of it"
-    ]
-    assert sources(desk / LECTURE) == ["a = 1", "print(a)", ""]
-
-
 def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,17 +148,3 @@ def test_the_command_says_what_a_student_should_know(
     assert main(["lab"]) == 2
     assert opened == [desk]
     assert "pip install -e" in capsys.readouterr().err
-
-
-def test_a_home_that_cannot_be_written_costs_one_sentence(tmp_path: Path) -> None:
-    home = "/proc/nobody's home"  # where not even root can make a folder
-    kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER_", "XDG_", "IPYTHON"))
-    }
-    command = [sys.executable, "-m", "course_lib.learner", "lab", "--desk", str(tmp_path / "work")]
-    done = subprocess.run(
-        command, env={**kept, "HOME": home}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1
-    (sentence,) = done.stderr.splitlines()
-    assert home in sentence and "make lab HOME=" in sentence
