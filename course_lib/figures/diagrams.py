@@ -224,6 +224,32 @@ def zero_stages(world_size: int = 4) -> Figure:
     return figure
 
 
+def columns_then_rows(world_size: int = 2) -> Figure:
+    """Draw tensor parallelism: on each rank columns of A, rows of B, and a term of the sum Z."""
+    figure, axes = _canvas(12, 1.9 * world_size + 0.5)
+    whole = (("A", 2.3, 1.8, 1.0), ("Y", 4.7, 1.8, 0.7), ("B", 7.0, 0.8, 1.5))
+    bottom = 1.9 * world_size
+    for rank in range(world_size):
+        y = 0.4 + rank * 1.9
+        _note(axes, 0.5, y + 0.5, f"rank {rank}")
+        _box(axes, 1.2, y, 0.8, 0.7, "X")
+        for name, x, wide, high in whole:
+            _box(axes, x, y, wide, high, "", AWAY)
+            across, down = (wide, high / world_size) if name == "B" else (wide / world_size, high)
+            left, top = (0, rank * down) if name == "B" else (rank * across, 0)
+            _box(axes, x + left, y + top, across, down, f"{name}$_{rank}$")
+        _arrow(axes, (4.2, y + 0.35), (4.6, y + 0.35))
+        _note(axes, 4.4, y + 0.1, "σ")
+        _box(axes, 8.4, y, 0.9, 0.7, f"Y$_{rank}$ B$_{rank}$", MOVED)
+        _arrow(axes, (7.9, y + 0.35), (8.3, y + 0.35))
+        _arrow(axes, (9.3, y + 0.35), (9.8, y + 0.35))
+        _arrow(axes, (10.6, y + 0.35), (11.0, y + 0.35))
+        _box(axes, 11.0, y, 0.8, 0.7, "Z", DONE)
+    _box(axes, 9.8, 0.4, 0.8, bottom - 0.4, "all-\nreduce", MOVED)
+    _note(axes, 6, bottom + 0.3, "grey: what the other ranks hold")
+    return figure
+
+
 def ring_attention(world_size: int = 4) -> Figure:
     """Draw a sequence divided over ranks: queries stay, keys and values go round."""
     figure, axes = _canvas(12, 3.3)
