@@ -157,18 +157,6 @@ def test_lecture_00_runs_from_top_to_bottom(page: Browser, lab: str) -> None:
     assert any("image/png" in data for data in shown), "the timelines of lecture 00"
 
 
-def test_a_cell_runs_on_every_rank(page: Browser, lab: str, desk: Path) -> None:
-    name = write_notebook(
-        desk,
-        "ranks.ipynb",
-        "%load_ext course_lib\n%ranks 3 --on cpu",
-        "%%ranks\nx = torch.tensor(rank + 1.0)\ndist.all_reduce(x)\nprint('sum', x.item())",
-    )
-    open_notebook(page, lab, name)
-    told = text_of(run_all(page)[1])
-    assert told == "[ranks 0-2] sum 6.0\n", told  # what all say alike is shown once
-
-
 def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
     page: Browser, lab: str, desk: Path
 ) -> None:

@@ -108,39 +108,8 @@ def f(number):
         dist.send(x, 0), [work.wait() for work in works]
     return number
 """
-
-
-IN_FILES = """
-def f(number):
-    file, libc = open(torch.__file__, "rb"), ctypes.CDLL(None, use_errno=True)
-    page = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
-    word = ctypes.c_void_p(torch.frombuffer(page, dtype=torch.uint8).data_ptr())
-    def sees(): {sees}
-    if dist.get_rank() == 0:
-        for bit in range(13):
-            if number >> bit & 1:
-                {says}
-            time.sleep(0.1 - time.time() % 0.1)
-        return number
-    found = 0
-    for bit in range(13):
-        found |= bool(sees()) << bit
-        time.sleep(0.1 - time.time() % 0.1)
-    return found
-"""
-HIDDEN = {
-    "flock": ("fcntl.flock(file, 6)", "fcntl.flock(file, 6)"),
-    "a watch": ("os.read(libc.inotify_init(), 1)", "open(torch.__file__)"),
-    "processes of the machine": ("print(open('/proc/stat').read())", "sum(range(10**6))"),
-}
 """How rank 1 sees a bit, and how rank 0 says it. `test_the_kernel_refuses_what_cells_share` has the
 calls themselves."""
-
-
-@pytest.mark.parametrize(("sees", "says"), HIDDEN.values(), ids=HIDDEN.keys())
-def test_no_number_travels_beside_the_network(place: SandboxedPlace, sees: str, says: str) -> None:
-    source = IN_FILES.format(sees=sees, says=says)
-    assert not examined(place, TOLD, source).report.passed
 
 
 REFUSED = """

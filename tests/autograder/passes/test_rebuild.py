@@ -135,28 +135,6 @@ def _flip(nb: NotebookNode) -> None:
     nb.cells[3].source = "pass"
 
 
-def _rename(index: int) -> Callable[[NotebookNode], None]:
-    return lambda nb: nb.cells[index].metadata.nbgrader.update(grade_id="renamed")
-
-
-def _skip_all(nb: NotebookNode) -> None:
-    for cell in nb.cells:
-        cell.metadata["tags"] = ["skip-execution"]
-
-
-def _as_text(index: int) -> Callable[[NotebookNode], None]:
-    def change(nb: NotebookNode) -> None:
-        old = nb.cells[index]
-        nb.cells[index] = v4.new_markdown_cell(old.source, id=old.id, metadata=old.metadata)
-
-    return change
-
-
-def _strip(nb: NotebookNode) -> None:
-    for cell in nb.cells:
-        cell.metadata = {}
-
-
 def _strip_and_renumber(nb: NotebookNode) -> None:
     for number, cell in enumerate(nb.cells):
         cell.metadata, cell.id = {}, f"new-{number}"
@@ -168,32 +146,15 @@ def _damage(nb: NotebookNode) -> None:
     nb.cells[5].metadata.nbgrader = "text"
 
 
-def _add_ten_thousand(nb: NotebookNode) -> None:
-    # With so many random ids, two are equal in one run of a hundred.
-    nb.cells += [v4.new_code_cell(f"n = {n}", id=f"n-{n}") for n in range(10_000)]
-
-
 CHANGES: dict[str, tuple[Callable[[NotebookNode], Any], bool]] = {
     "nothing": (lambda nb: None, True),
     "test duplicated": (_duplicate(3), True),
-    "solution duplicated": (_duplicate(2), True),
-    "written answer duplicated": (_duplicate(4), True),
     "test flipped": (_flip, True),
-    "test deleted": (lambda nb: nb.cells.pop(3), True),
-    "test renamed": (_rename(3), True),
-    "test as text": (_as_text(3), True),
-    "test emptied": (lambda nb: nb.cells[3].update(source=""), True),
     "points raised": (lambda nb: nb.cells[3].metadata.nbgrader.update(points=1e9), True),
-    "solution renamed": (_rename(2), True),
-    "solution as text": (_as_text(2), True),
     "solution deleted": (lambda nb: nb.cells.pop(2), False),
-    "all tagged to be skipped": (_skip_all, True),
-    "metadata stripped": (_strip, True),
     "metadata and ids lost": (_strip_and_renumber, True),
     "metadata damaged": (_damage, True),
-    "kernel changed": (lambda nb: nb.metadata.update(kernelspec={"name": "evil"}), True),
     "all cells deleted": (lambda nb: nb.cells.clear(), False),
-    "ten thousand cells": (_add_ten_thousand, True),
 }
 
 
@@ -210,8 +171,6 @@ def test_damaged_notebooks_are_graded_in_a_real_course(course: Course, names: se
     for name in sorted(names):
         change, counts = CHANGES[name]
         for code, points in [(RIGHT, POINTS if counts else 0.0), (WRONG, 0.0)]:
-            if name == "ten thousand cells" and code == WRONG:
-                continue
             nb = start_from(course)
             nb.cells[2].source, nb.cells[4].source = code, "Because"
             change(nb)

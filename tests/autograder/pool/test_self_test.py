@@ -14,9 +14,8 @@ from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
-from autograder.examination.budget import PATIENCE
 from autograder.examination.submission import Submission
-from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.examination.verdict import Verdict
 from autograder.passes import autograde, examine, self_test
 from autograder.pool import local, one
 from autograder.pool.one import Bench
@@ -222,27 +221,6 @@ def test_plain_nbgrader_books_nothing_either(
     assert booked(course.root)["right"]["average_gradients"] == TASKS["average_gradients"]
 
 
-def test_a_worker_is_given_as_long_as_a_submission_may_last(
-    course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, **__: FakeProcess())
-    settings, now = Settings(submission_seconds=60.0), [1000.0]
-    worker = local.Worker(course.root, settings)
-    monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
-    worker.give("a path", again=False)
-    now[0] += 2 * PATIENCE * settings.submission_seconds
-    assert not worker.late
-    now[0] += local.START_SECONDS + 1
-    assert worker.late
-
-
-class FakeProcess:
-    stdin = stdout = None
-
-    def __init__(self) -> None:
-        self.stdin = type("", (), {"write": lambda *_: None})()
-
-
 def test_a_worker_that_says_nothing_costs_no_points(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,29 +240,6 @@ def test_a_worker_that_says_nothing_costs_no_points(
 
 
 # The self-test -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "crashing", "words"),
-    [
-        (4, 0, 0, ""),
-        (4, 1, 0, ""),
-        (3, 0, 0, "a right solution got 3 of 4 points in t (why)"),
-        (4, 4, 0, "a function that returns nothing got 4 of 4 points in t"),
-        (4, 0, 1, "a function that ends its process got 1 of 4 points in t"),
-    ],
-)
-def test_what_must_be(right: float, wrong: float, crashing: float, words: str) -> None:
-    made = self_test.KnownSolutions(*(None,) * 2, "t", "n")  # type: ignore[arg-type]
-    ended = f"Rank 0's process ended: {self_test.exit_reason(3)}."
-    reasons = ("why" if right < 4 else "", "" if wrong == 4 else "wrong", ended)
-    checks = [
-        CheckVerdict("02/t", score, 4, reason, [])
-        for score, reason in zip((right, wrong, crashing), reasons, strict=True)
-    ]
-    assert made.wrong(checks).startswith(words) and bool(made.wrong(checks)) == bool(words)
-    checks[2] = CheckVerdict("02/t", 0, 4, "The case took longer than its limit.", [])
-    assert made.wrong(checks), "a crash that is not found is no crash"
 
 
 @pytest.mark.large

@@ -18,7 +18,6 @@ from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import (
     SHAPED,
     Dropped,
-    adam,
     all_reduce,
     batch,
     gradients,
@@ -149,19 +148,6 @@ def test_the_right_one_is_not(world_size: int, dtype: torch.dtype) -> None:
     assert first_of(at_the_end(synchronized), world_size, dtype, micro=2) is None
 
 
-def test_micro_batches_of_unequal_size() -> None:
-    """The 8 rows of each of three ranks are 3, 3 and 2; their means count the same."""
-    found = first_of(at_the_end(synchronized), 3, micro=3)
-    assert found == ("gradient", "mean of means")
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_sum_is_found_though_adam_hides_it(world_size: int) -> None:
-    """Adam's first update is the same for a gradient of any length; its state is not."""
-    found = first_of(at_the_end(summed), world_size, optimizer=adam)
-    assert found == ("gradient", "times K")
-
-
 @pytest.mark.parametrize(("change", "label"), [(largest, "not a mean"), (in_bfloat16, "rounding")])
 def test_other_reductions(change: Callable[[nn.Module], None], label: str) -> None:
     assert first_of(at_the_end(change), 3) == ("gradient", label)
@@ -232,25 +218,6 @@ def test_frozen_on_one_rank() -> None:
 
     first = compare(trusted_run(one_rank), simulated(2).run(step)).first
     assert first is not None and first.label == "frozen" and 1 in first.ranks
-
-
-def test_one_weight_of_one_rank() -> None:
-    def step() -> Record:
-        model = mlp()
-        if dist.get_rank() == 1:
-            with torch.no_grad():
-                model[3].weight[2, 5] += 0.01
-        with record(model, optimizer := sgd(model)) as recorded:
-            x, y = mine(dist.get_rank(), 4)
-            mse_loss(model(x), y).backward()
-            synchronized(model)
-            optimizer.step()
-        return recorded
-
-    first = compare(trusted_run(one_rank), simulated(4).run(step)).first
-    assert first is not None
-    assert (first.key.kind, first.key.name, first.ranks) == ("weight", "3.weight", [1])
-    assert first.part == "[2:3, 5:6]"
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
@@ -324,24 +291,6 @@ def test_a_small_real_difference_is_no_rounding() -> None:
 
     first = compare(trusted_run(partial(one_rank, steps=2)), simulated(2).run(step)).first
     assert first is not None and (first.label, first.ranks) == ("other start", [0])
-
-
-def test_an_average_over_time_on_one_rank() -> None:
-    def step() -> Record:
-        model = mlp()
-        kept = [param.detach().clone() for param in model.parameters()]
-
-        def after() -> None:
-            synchronized(model)
-            if dist.get_rank() == 0:
-                with torch.no_grad():
-                    for param, mean in zip(model.parameters(), kept, strict=True):
-                        param.lerp_(mean.lerp_(param, 0.5), 0.5)
-
-        return train(model, sgd(model), dist.get_rank(), 2, 0, after, steps=3)
-
-    first = compare(trusted_run(partial(one_rank, steps=3)), simulated(2).run(step)).first
-    assert first is not None and first.ranks == [0] and first.label != "rounding"
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -94,18 +94,6 @@ def test_with_feedback_the_sum_errs_by_one_step(name: str) -> None:
     assert residual.norm() < 40 * 300**0.5
 
 
-@over("name", PLAIN)
-@over("n", [0, 1, 300, 70_001])
-def test_the_fused_feedback_is_the_plain_one(name: str, n: int) -> None:
-    fused, plain = PLAIN[name](), PLAIN[name]()
-    x, e = torch.randn(n), torch.randn(n)
-    one, other = e.clone(), e.clone()
-    got = fused.encode_with_residual(x, one, "k")
-    want = Compressor.encode_with_residual(plain, x, other, "k")
-    assert torch.equal(got.wire, want.wire)
-    assert torch.equal(one, other)
-
-
 def test_a_checkpoint_holds_the_residuals() -> None:
     one = ErrorFeedback(TopK(0.1))
     for _ in range(3):

@@ -55,22 +55,6 @@ def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
     compare(ranks_of("cpu", k), train_a_copy, how)
 
 
-def wrapped_twice(ddp: type) -> list[Tensor]:
-    """The older wrapper is still there."""
-    net = mlp(seed=0)
-    older = ddp(net)
-    older(random(4, 6)).sum().backward()
-    net.zero_grad()
-    newer = ddp(net)
-    newer(random(4, 6, seed=1)).sum().backward()
-    assert older is not newer
-    return gradients(net)
-
-
-def test_the_newest_wrapper_counts(ranks_of):
-    compare(ranks_of("cpu", 2), wrapped_twice)
-
-
 def the_older_wrapper() -> None:
     net = mlp(seed=0)
     older = DistributedDataParallel(net)

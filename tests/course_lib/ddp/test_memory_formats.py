@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat
-from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import compare, random, state_of
 from tests.helpers.folding import over
 
@@ -41,16 +38,3 @@ def test_gradients_lie_as_their_parameters_do(ranks_of, k):
         for replica in ranks_of("cpu", k).run(train_channels_last, sync):
             for tensor, wanted in zip(replica, expected, strict=True):
                 torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-10)
-
-
-def reformatted_after_wrapping(kernel: int) -> None:
-    net = nn.Conv2d(3, 8, kernel)
-    wrapped = DistributedDataParallel(net)
-    net.to(memory_format=torch.channels_last)
-    wrapped(torch.ones(2, 3, 8, 8)).sum().backward()
-
-
-def test_another_memory_format_after_wrapping_is_named_unless_it_moves_nothing(ranks_of):
-    with pytest.raises(RankError, match=r"'weight' has the strides \(27, 1, 9, 3\), but had"):
-        ranks_of("cpu", 2).run(reformatted_after_wrapping, 3)
-    ranks_of("cpu", 2).run(reformatted_after_wrapping, 1)

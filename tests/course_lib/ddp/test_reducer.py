@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from course_lib import cost_model
 from course_lib.bucketing import MEGABYTE, assign_buckets
@@ -12,7 +12,7 @@ from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Device, Network
-from tests.helpers.ddp_scenarios import FEW, SMALL_CAP, STEPS, mlp, train
+from tests.helpers.ddp_scenarios import SMALL_CAP, STEPS, mlp, train
 from tests.helpers.folding import over
 
 
@@ -28,41 +28,6 @@ def test_number_and_size_of_collectives(ranks_of, cap):
         # The gradients come from the last to the first, weight before bias or not: by the step.
         assert sent[: len(nbytes)] == nbytes
         assert sum(sent) == STEPS * sum(nbytes)
-
-
-class Backwards(nn.Module):
-    """Registers its layers in the opposite order of their use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(n, n, bias=False) for n in (4, 5, 6)])
-        self.between = [torch.ones(5, 4), torch.ones(6, 5)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layers[2](x) @ self.between[1]
-        return self.layers[0](self.layers[1](x) @ self.between[0])
-
-
-def train_backwards() -> list[tuple[Tensor, Tensor]]:
-    """Return for each parameter its gradient after one backward and after three, never cleared."""
-    net = Backwards()
-    wrapped = DistributedDataParallel(net, bucket_cap_mb=0)
-    once: list[Tensor] = []
-    for _ in range(3):
-        wrapped(torch.ones(2, 6)).sum().backward()
-        once = once or [p.grad.clone() for p in net.parameters()]
-    return [(one, p.grad) for one, p in zip(once, net.parameters(), strict=True)]
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_buckets_are_made_anew_in_the_order_of_readiness(ranks_of, on, k):
-    ranks = ranks_of(on, k)
-    for once, three_times in ranks.run(train_backwards)[0]:
-        torch.testing.assert_close(three_times, 3 * once)
-    for rank in range(k):
-        events = sorted((e for e in ranks.trace.events if e.rank == rank), key=lambda e: e.start)
-        sent = [e.bytes for e in events if e.kind == "all_reduce"]
-        assert sent == [4 * 36, 4 * 25, 4 * 16] + 2 * [4 * 16, 4 * 25, 4 * 36]
 
 
 WIDTH, LAYERS, ROWS = 32, 6, 5

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
@@ -50,47 +49,6 @@ def test_unused_parameters_as_with_pytorch(ranks_of, on, k):
     for replica, other in zip(ours, theirs, strict=True):
         for tensor, expected in zip(replica, other, strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
-
-
-class Shared(nn.Module):
-    """A layer that two reentrant segments go through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.shared = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for _ in range(2):
-            x = checkpoint(lambda y: self.shared(y).tanh(), x, use_reentrant=True)
-        return x
-
-
-def train_shared(ddp: type, static: bool) -> list[Tensor]:
-    net = Shared()
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP, static_graph=static) if ddp else net
-    seen = []
-    for step in range(3):
-        net.zero_grad()
-        wrapped(random(4, 6, seed=step)).square().sum().backward()
-        seen += gradients(net)
-    return seen
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_a_block_with_shared_weights_under_reentrant_checkpointing(ranks_of, on, k):
-    ours = ranks_of(on, k).run(train_shared, DistributedDataParallel, True)
-    alone = ranks_of(on, k).run(train_shared, None, False)
-    for number, tensors in enumerate(zip(*alone, strict=True)):
-        for replica in ours:
-            torch.testing.assert_close(replica[number], sum(tensors) / k, rtol=1e-11, atol=1e-12)
-
-
-def test_without_the_promise_that_is_an_error_which_says_so(ranks_of):
-    with pytest.raises(RankError, match=r"'shared.*a second time .*static_graph=True") as error:
-        ranks_of("simulated", 2).run(train_shared, DistributedDataParallel, False)
-    assert "Expected to mark a variable ready only once" in str(error.value)
 
 
 def changed(more: bool) -> None:

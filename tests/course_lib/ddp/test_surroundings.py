@@ -5,7 +5,6 @@ As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with diff
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,7 +13,6 @@ from tests.helpers.ddp_scenarios import (
     SMALL_CAP,
     compare,
     gradients,
-    mlp,
     random,
     sgd,
     state_of,
@@ -91,49 +89,4 @@ def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     compare(ranks_of(on, k), two_forwards, between)
 
 
-def gradient_of_the_input_first(ddp: type) -> list[Tensor]:
-    """A backward that reaches no parameter, through the same graph, before the one that does."""
-    net = mlp(seed=0)
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
-    x = random(4, 6).requires_grad_()
-    loss = wrapped(x).square().sum()
-    (inner,) = torch.autograd.grad(loss, x, retain_graph=True)
-    assert inner.abs().sum() > 0
-    loss.backward()
-    return gradients(net)
-
-
-def test_a_backward_for_the_inputs_alone_does_not_count(ranks_of):
-    compare(ranks_of("cpu", 2), gradient_of_the_input_first)
-
-
 # --- what changes on the way ----------------------------------------------------------------------
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = (nn.Linear(6, 3).double() for _ in range(2))
-
-    def forward(self, x: Tensor, both: bool) -> Tensor:
-        return self.a(x) + self.b(x) if both else self.a(x)
-
-
-def train_branches(ddp: type) -> list[Tensor]:
-    """The second branch runs in no_sync only, and there on one rank only."""
-    net = Branches()
-    wrapped = ddp(net, find_unused_parameters=True)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        with wrapped.no_sync():
-            wrapped(random(4, 6, seed=step), dist.get_rank() == 0).square().sum().backward()
-        wrapped(random(4, 6, seed=step + 7), False).square().sum().backward()
-        optimizer.step()
-    return state_of(net)
-
-
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_a_parameter_used_in_no_sync_only(ranks_of, on, k):
-    compare(ranks_of(on, k), train_branches)

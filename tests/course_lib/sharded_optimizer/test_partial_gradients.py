@@ -217,30 +217,6 @@ def test_all_ranks_skip_a_step_that_one_rank_must_skip(ranks_of, k, kind):
                 torch.testing.assert_close(state["b"], -stepped)
 
 
-def test_the_gradient_is_also_that_of_pytorchs_fully_shard(ranks_of):
-    """PyTorch's clips without a function of its own; the norms and the weights are ours."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    def pytorchs() -> Any:
-        net = Normed()
-        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        norms = []
-        for batch in batches():
-            optimizer.zero_grad()
-            x, y = own(batch)
-            (50 * mse_loss(net(x), y)).backward()
-            norms.append(clip_grad_norm_(net.parameters(), 1.0).full_tensor())
-            optimizer.step()
-        return [p.full_tensor().detach() for p in net.parameters()], norms
-
-    expected, rights = ranks_of("cpu", 2).run(pytorchs)[0]
-    state, norms = ranks_of("cpu", 2).run(clipped_steps, "fsdp, norms whole", 2.0, False)[0]
-    torch.testing.assert_close([total for total, _ in norms], rights)
-    torch.testing.assert_close(list(state.values()), expected)
-
-
 def test_clearing_gradients_of_the_module_clears_the_pieces(ranks_of):
     def twice(kind: str) -> Tensor:
         net = Awkward()
