@@ -26,9 +26,10 @@
 The other packages use these modules or serve them. `train` trains a real model with them.
 `simulate` predicts how long a step takes. `ranks` runs functions on several ranks. `checking`
 examines what students write. `learner` is the program `course`, which also hands out the students'
-copies. `capstone` times a race. `who_wins` compares the speed of the algorithms. `running_model`
-trains one transformer in every way. `compare` reports where a run on K ranks differs from a run on
-one rank. `figures` draws. `_later` postpones imports.
+copies. `capstone` times a race. `who_wins` compares the speed of the algorithms. `many_models`
+trains small models side by side. `running_model` trains one transformer in every way. `compare`
+reports where a run on K ranks differs from a run on one rank. `figures` draws. `_later` postpones
+imports.
 """
 
 from __future__ import annotations

@@ -1,0 +1,51 @@
+"""Models side by side against each of them alone, as a module of PyTorch."""
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.data import digits
+from course_lib.many_models import classifiers, gradients, losses, scores
+
+
+def module_of(w: Tensor) -> nn.Sequential:
+    """Return the model with the weights `w` of one row."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    first, bias, last, end = w.split([64 * 32, 32, 320, 10])
+    for layer, weight, shift in (
+        (model[0], first.view(64, 32), bias),
+        (model[2], last.view(32, 10), end),
+    ):
+        layer.weight.data.copy_(weight.T)
+        layer.bias.data.copy_(shift)
+    return model
+
+
+def test_each_model_is_the_module_that_its_seed_makes() -> None:
+    images, _ = digits()[0].tensors
+    w = classifiers(seeds=3)
+    assert w.shape == (3, 2410)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        torch.testing.assert_close(scores(w, images)[seed], made(images))
+
+
+def test_every_model_has_its_own_rows_and_its_own_gradient() -> None:
+    images, labels = digits()[0].tensors
+    rows = torch.randint(len(images), (3, 5), generator=torch.Generator().manual_seed(0))
+    w = torch.stack([classifiers(seeds=3), 1.5 * classifiers(seeds=3)])  # (rates, seeds, 2410)
+    found = gradients(w, images[rows], labels[rows])
+    for rate in range(2):
+        for seed in range(3):
+            model = module_of(w[rate, seed])
+            loss = nn.functional.cross_entropy(model(images[rows[seed]]), labels[rows[seed]])
+            torch.testing.assert_close(losses(w, images[rows], labels[rows])[rate, seed], loss)
+            loss.backward()
+            alone = (
+                model[0].weight.grad.T,
+                model[0].bias.grad,
+                model[2].weight.grad.T,
+                model[2].bias.grad,
+            )
+            flat = torch.cat([each.flatten() for each in alone])
+            torch.testing.assert_close(found[rate, seed], flat)
