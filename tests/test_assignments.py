@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from autograder.course import handed_out
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Solution, says
 from course_lib.checking.report import CaseResult
@@ -118,42 +117,6 @@ def test_there_are_assignments_and_each_is_released() -> None:
 @pytest.mark.parametrize("folder", ASSIGNMENTS, ids=lambda folder: folder.name)
 def test_its_files_can_be_read(folder: Path) -> None:
     assert (trouble := trouble_in(folder)) == "", trouble
-
-
-@pytest.mark.parametrize(
-    ("broken", "words"),
-    [
-        ("checks.py", "SyntaxError"),
-        ("checks.py", "line 2: ModuleNotFoundError: No module named 'nowhere'"),
-        ("checks.py", "has no attribute 'CHECKS'"),
-        ("hidden.py", "line 2: NameError"),
-        ("mutants.py", "line 2: SystemExit: 3"),
-    ],
-)
-def test_a_mistake_in_one_is_named_and_stops_no_other(
-    tmp_path: Path, broken: str, words: str
-) -> None:
-    text = {
-        "SyntaxError": "CHECKS = (",
-        "CHECKS": "",
-        "ModuleNotFoundError": "\nimport nowhere\n",
-        "NameError": "\nHIDDEN = nothing\n",
-        "SystemExit": "\nraise SystemExit(3)\n",
-    }
-    good, bad = (tmp_path / "instructor" / name for name in ("01_good", "02_bad"))
-    for folder in (good, bad):
-        folder.mkdir(parents=True)
-        handed_out(folder).mkdir(parents=True)
-        (handed_out(folder) / "checks.py").write_text("CHECKS = {}")
-        (folder / "hidden.py").write_text("HIDDEN = {}")
-        (folder / "mutants.py").write_text("")
-    where = handed_out(bad) if broken == "checks.py" else bad
-    (where / broken).write_text(next(each for key, each in text.items() if key in words))
-    assert readable([bad, good]) == [good]
-    trouble = trouble_in(bad)
-    assert words in trouble
-    assert broken in trouble or "CHECKS" in words
-    assert "02_bad" in trouble
 
 
 @pytest.mark.every_case

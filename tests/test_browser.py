@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +17,11 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from autograder.commands.demo import ASSIGNMENT, demo
 from course_lib.learner._desk import refresh
 from course_lib.learner.lab import environment, style
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.course_folders import copy_assignment, needs_sources
+from tests.helpers.course_folders import needs_sources
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(900), needs_browser]
 SHOTS = os.environ.get("SCREENSHOTS")
@@ -248,54 +245,3 @@ def test_a_check_is_red_and_then_green(page: Browser, lab: str) -> None:
         run(cell)
     page.wait_for(f"{told}.includes('3 of 3 cases passed')", 240)
     assert "CheckFailed" not in page.run(told)
-
-
-@pytest.fixture(scope="module")
-def graded_class(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a course folder in which `make` has graded its class of six."""
-    folder = tmp_path_factory.mktemp("a course")
-    copy_assignment(ASSIGNMENT, folder)
-    for name in ("nbgrader_config.py", "Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    (folder / ".venv").symlink_to(sys.prefix)
-    before = os.environ["PATH"]
-    demo(folder, say=lambda line: None)
-    yield folder
-    os.environ["PATH"] = before  # nbgrader_config.py puts this Python's folder in front
-
-
-@needs_sources
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.filterwarnings("ignore")  # nbgrader and what it stands on, not we
-def test_formgrader_lists_the_class_of_six_and_shows_one(
-    graded_class: Path, request: pytest.FixtureRequest
-) -> None:
-    command = ["make", "-o", ".venv/ready", "formgrader", "GRADING=grading/demo"]
-    command.append(f"ARGS={' '.join(OPTIONS)}")
-    home = graded_class / "home"
-    inside = "document.querySelector('iframe[src*=formgrader]').contentDocument"
-
-    def click(words: str) -> None:
-        link = f"[...{inside}.querySelectorAll('a')].find(a => a.textContent.trim() === '{words}')"
-        page.wait_for(f"{inside} && {link} !== undefined")
-        page.run(f"{link}.click()")
-
-    with jupyterlab(command, graded_class, home) as address, Browser() as page:
-        page.open(f"{address}lab")
-        page.wait_for("window.jupyterapp !== undefined", 180)
-        page.run("window.jupyterapp.restored.then(() => true)")
-        page.run("void window.jupyterapp.commands.execute('nbgrader:open-formgrader')")
-        page.wait_for("document.querySelector('iframe[src*=formgrader]') !== null")
-        at = "gradebook"
-        for words in ("Manual Grading", ASSIGNMENT, ASSIGNMENT):
-            click(words)
-            page.wait_for(f"{inside}.location.pathname.endsWith('/{at}')")
-            at += f"/{ASSIGNMENT}"
-        rows = f"[...{inside}.querySelectorAll('tbody tr')].map(row => row.innerText)"
-        page.wait_for(f"{rows}.length === 6")
-        scores = sorted(re.findall(r"\d+ / 12", "\n".join(page.run(rows))))
-        assert scores == ["0 / 12", "12 / 12", "12 / 12", "8 / 12", "8 / 12", "8 / 12"]
-        click("Submission #1")
-        page.wait_for(f'{inside}.body.innerText.includes("Student\'s answer")')
-        if SHOTS:
-            page.screenshot(Path(SHOTS, f"{request.node.name}.png"))

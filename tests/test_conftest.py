@@ -78,12 +78,6 @@ def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> No
     assert "started during test_it.py::test_that_leaks (call): sleep 60" in result.stdout
 
 
-def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, HANGS, "-o", "timeout=1", "-o", "timeout_func_only=true")
-    assert "FAILED test_it.py::test_that_hangs - Failed: Timeout" in result.stdout, result.stdout
-    assert "1 failed, 1 passed" in result.stdout
-
-
 MANY = """
 import pytest
 

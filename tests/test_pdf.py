@@ -112,12 +112,3 @@ def test_a_lecture_is_printed(tmp_path: Path) -> None:
     done = pdf(LECTURE, "--to", tmp_path / "course.pdf")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "course.pdf").read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.large
-@pytest.mark.timeout(1800)
-@needs_browser
-def test_the_course_is_printed(tmp_path: Path) -> None:
-    done = pdf("--to", tmp_path / "course.pdf")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "course.pdf").stat().st_size > 1e6

@@ -140,16 +140,6 @@ def states() -> list[torch.Tensor]:
     return [tensor.detach() for tensor in (*zoo.parameters(), *zoo.buffers())]
 
 
-@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2), ("cpu", 1)])
-def test_everyone_gets_the_source_s_parameters_and_buffers(ranks_of, on, k):
-    source = Zoo(k - 1 + 5)
-    for replica in ranks_of(on, k).run(states):
-        for tensor, expected in zip(
-            replica, (*source.parameters(), *source.buffers()), strict=True
-        ):
-            assert torch.equal(tensor, expected)
-
-
 def different(what: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     if dist.get_rank() == 2:

@@ -31,11 +31,6 @@ def in_full(folder: Path) -> bool:
     return folder.name in IN_FULL
 
 
-def assignments_in_tiers(folders: list[Path]) -> list[Any]:
-    """Return a parameter for each assignment, in its tier."""
-    return [pytest.param(each, id=each.name, marks=tier(in_full(each))) for each in folders]
-
-
 def in_tiers(worlds: list[tuple[str, int]]) -> list[Any]:
     """Return a parameter for each kind and number of ranks, in its tier.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbformat import NotebookNode, v4
+from nbformat import NotebookNode
 
 from autograder.__main__ import main
 from autograder.commands.release import ReleaseError, files, release
@@ -154,11 +154,6 @@ def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course:
     with pytest.raises(ReleaseError, match=r"would show[^~]*size, rest = divmod"):
         release(course)
     assert not list((course / "assignments").rglob("*.ipynb"))
-
-
-def cell(source: str, name: str, **role: Any) -> NotebookNode:
-    flags = {"grade": False, "solution": False, "schema_version": 3, "grade_id": name, **role}
-    return v4.new_code_cell(source, id=name, metadata={"nbgrader": flags})
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from course_lib.compression import (
     ErrorFeedback,
     Float8,
     OneBit,
-    Payload,
     PowerSGD,
     RandomK,
     TopK,
@@ -90,12 +89,6 @@ def test_what_is_too_small_to_scale_stays_behind(
     torch.testing.assert_close(sent + compressor.residuals[None], x, rtol=1e-6, atol=1e-45)
     compressor.encode(torch.ones(3))
     assert compressor.residuals[None].isfinite().all()
-
-
-def encode(compressor: Compressor, x: torch.Tensor, residual: torch.Tensor | None) -> Payload:
-    if residual is None:
-        return compressor.encode(x, "key")
-    return compressor.encode_with_residual(x, residual, "key")
 
 
 @over("n", [0, 1, 8, 9, 1000, 65_536, 100_001])

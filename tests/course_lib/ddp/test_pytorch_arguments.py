@@ -97,18 +97,3 @@ def test_the_table_has_all_arguments_of_both():
     for name, verdict in rows.items():
         assert (verdict == "not there") == (name in REFUSED), name
         assert (verdict == "ours only") == (name not in theirs), name
-
-
-def public(cls: type) -> set[str]:
-    return {name for name in vars(cls) if not name.startswith("_")} - {"forward"}
-
-
-def test_the_table_has_all_methods_of_both():
-    rows = table("Methods and attributes")
-    for name, verdict in rows.items():
-        there, theirs = hasattr(DistributedDataParallel, name), hasattr(TorchDDP, name)
-        if verdict == "not there":
-            assert not there and theirs, name
-        elif verdict == "ours only":
-            assert there and not theirs, name
-    assert public(TorchDDP) | public(DistributedDataParallel) <= rows.keys()

@@ -115,10 +115,6 @@ def test_simulated_ranks_are_refused(ranks_of):
         ranks_of("simulated", 2).run(lambda: SharedMemory())
 
 
-def place() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
-
 def one_stays_away() -> None:
     memory = SharedMemory(timeout=0.3)
     if dist.get_rank() != 1:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from course_lib.learner._desk import READ_ONLY, WORKED_IN, refresh
+from course_lib.learner._desk import refresh
 from course_lib.learner.lab import SETTINGS, environment
 from tests.helpers.course_folders import ROOT
 from tests.helpers.notebook_rules import broken_links, prose_cells
-
-START_SECONDS = 90
 
 
 @pytest.fixture(scope="module")
@@ -63,50 +54,3 @@ def test_the_courses_settings_stand_before_those_the_user_has(
     monkeypatch.delenv("JUPYTER_CONFIG_PATH")
     assert environment()["JUPYTER_CONFIG_PATH"] == str(SETTINGS)
     assert environment()["PATH"].startswith(f"{Path(sys.executable).parent}{os.pathsep}")
-
-
-@pytest.fixture(scope="module")
-def get(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Start JupyterLab as `make lab` does, and return what gets a page from it."""
-    home = tmp_path_factory.mktemp("jupyter")
-    places = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "RUNTIME")}
-    options = ["--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root"]
-    with open(home / "log", "w+") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "course_lib.learner", "lab", "--desk", desk, *options],
-            env={**os.environ, **places},
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            found = home / "RUNTIME" / f"jpserver-{server.pid}.json"  # exec keeps the number
-            deadline, told = time.monotonic() + START_SECONDS, None
-            while told is None:
-                assert server.poll() is None and time.monotonic() < deadline, Path(
-                    log.name
-                ).read_text()
-                with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-                    told = json.loads(found.read_text())
-                time.sleep(0.1)
-            assert told["root_dir"] == str(desk)
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-            def page(path: str) -> str:
-                request = urllib.request.Request(
-                    told["url"] + path, headers={"Authorization": f"token {told['token']}"}
-                )
-                with opener.open(request, timeout=START_SECONDS) as answer:
-                    text: str = answer.read().decode()
-                    return text
-
-            yield page
-        finally:
-            server.terminate()
-            server.wait(START_SECONDS)
-
-
-def test_jupyterlab_opens_on_the_desk(get: Callable[[str], str]) -> None:
-    shown = json.loads(get("api/contents/"))["content"]
-    assert {entry["name"] for entry in shown} == {*WORKED_IN, *READ_ONLY}
-    module = json.loads(get("api/contents/course_lib/sgd.py"))
-    assert "def sgd_step" in module["content"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
 
@@ -81,9 +80,3 @@ def test_what_the_course_drops_goes_unless_it_is_the_students(course: Path, desk
     assert there(desk) == ["assignments/02_topic/02_topic.ipynb", CHECKS]
     assert not (desk / "lectures").exists() and not (desk / "course_lib").exists()
     assert refresh(course, desk) == []
-
-
-def test_records_are_small_and_hold_no_text(desk: Path) -> None:
-    told = json.loads((desk / ".desk/handed_out.json").read_text())
-    assert told["version"] == 1 and sorted(told["files"]) == HANDED_OUT
-    assert all(len(word) == 64 for entry in told["files"].values() for word in entry["words"])

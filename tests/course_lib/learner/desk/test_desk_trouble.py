@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,53 +53,6 @@ def test_without_records_what_differs_is_the_students(
         [*HANDED_OUT, "lectures/01_topic.new.ipynb", "assignments/02_topic/checks.new.py"]
     )
     assert refresh(course, desk) == []
-
-
-class Killed(BaseException):
-    """Stands for a sudden end."""
-
-
-@contextlib.contextmanager
-def killed_after(writes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a refresh write so many files, and kill it at the next one."""
-    left = iter(range(writes))
-    real = os.replace
-
-    def replace(*arguments: Any) -> None:
-        if next(left, None) is None:
-            raise Killed
-        real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        yield
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_an_interrupted_refresh_is_taken_up_wherever_it_stopped(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    """Killed at each write in turn; then the course goes on, and nothing counts as changed."""
-    stopped = 0
-    for limit in range(20):
-        desk = tmp_path / f"desk-{limit}"
-        write(course / LECTURE, notebook("a = 1"))
-        write(course / CHECKS, "CHECKS = 1")
-        if not first:
-            refresh(course, desk)
-            write(course / LECTURE, notebook("a = 2"))
-            write(course / CHECKS, "CHECKS = 2")
-        with killed_after(limit, monkeypatch):
-            try:
-                refresh(course, desk)
-            except Killed:
-                stopped += 1
-        write(course / LECTURE, notebook("a = 3"))
-        assert refresh(course, desk) == []
-        assert there(desk) == HANDED_OUT
-        assert sources(desk / LECTURE) == ["a = 3"]
-        assert [path.name for path in (desk / ".desk").iterdir()] == ["handed_out.json"]
-    assert stopped >= 4
 
 
 def test_a_folder_or_a_dead_link_in_the_way_stays(course: Path, desk: Path) -> None:

@@ -1,52 +1,16 @@
-"""The course or its Python may lie below /tmp or /dev/shm, where each cell has files of its own."""
+"""Places at which a course and its Python are refused, before anything is graded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from autograder.examination.submission import Submission
 from autograder.passes import examine
-from autograder.sandbox.look import ready
-from autograder.sandbox.mounts import Mount, python_mounts
+from autograder.sandbox.mounts import python_mounts
 from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
-
-PACKAGE = "/tmp/a checkout\nof 中文/lib"
-ALONE = "/dev/shm/deep/below/file.txt"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxedPlace]:
-    """A sandbox that shows a package below /tmp, in which something is hidden, and a file."""
-    folder = tmp_path_factory.mktemp("lib")
-    folder.chmod(0o755)
-    (folder / "hidden").mkdir()
-    (folder / "hidden" / "secret.txt").write_text("42")
-    (folder / "shown_package.py").write_text("def three():\n    return 3\n")
-    (folder / "late.py").write_text("VALUE = 4\n")
-    (folder / "data.txt").write_text("a file of the host")
-    shown = [
-        Mount(PACKAGE, folder),
-        Mount(f"{PACKAGE}/hidden"),
-        Mount(ALONE, folder / "data.txt"),
-    ]
-    with SandboxedPlace(more=shown) as place:
-        ready(place)
-        yield place
-
-
-@pytest.fixture
-def submission(place: SandboxedPlace) -> Iterator[Submission]:
-    with Submission(place) as submission:
-        yield submission
-
-
-def program(function: object, mine: object) -> object:
-    return function(mine)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("where", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
