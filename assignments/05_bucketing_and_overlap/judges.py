@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -193,15 +192,6 @@ def _mix(mine: Any, row: Sequence[float], sums: Sequence[Sequence[Tensor]]) -> l
 RIGHT_AT_FIRST = (
     "Step 0 is right, but a later step is wrong. Let finish() reset everything that your hooks "
     "count or keep."
-)
-ONLY_AT_FIRST = (
-    "An all-reduce begins during the backward of step 0, but not in a later step. Let finish() "
-    "reset everything that your hooks count or keep."
-)
-SEVERAL = (
-    "In this case, the first bucket is complete late, and other buckets wait for it. The hook that "
-    "completes it must send all of them, one after the other: leave none to later hooks or to "
-    "finish()."
 )
 CHAIN_MISTAKES: dict[str, Oracle] = {
     name: mixed(MISTAKES[name])
@@ -479,8 +469,7 @@ def where(
     """Return the expectation with a hint, for the cases whose parameters have `key`.
 
     `late` has the hints to use if no all-reduce begins during backward: a second key → the hint for
-    cases that also have this key, or "" → the hint for all others. With `late`, the hint also says
-    if step 0 is the only step in which an all-reduce begins during backward.
+    cases that also have this key, or "" → the hint for all others.
     """
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
@@ -489,14 +478,9 @@ def where(
                 expectation.test(case, observed, trace)
             except Wrong as wrong:
                 words = hint
-                begun = steps_begun_during_backward(case, trace) if late else set()
-                if late and not begun:
+                if late and not begins_during_backward(case, trace):
                     keys = (other for other in late if not other or case.parameters.get(other))
                     words = late[next(keys)]
-                elif late and several_at_once(case) and computes_meanwhile(trace):
-                    words = SEVERAL
-                elif begun == {0} and len(case.parameters["steps"]) > 1:
-                    words = f"{hint} {ONLY_AT_FIRST}"
                 raise Wrong(wrong.message, words) from None
 
     return Expectation(test)
@@ -526,29 +510,11 @@ def computed_at_launches(case: Case, observed: Observed, rank: int) -> list[tupl
 AS_COMPUTED = computes_between(computed_at_launches, "all_reduce")
 
 
-def several_at_once(case: Case) -> bool:
-    """Return whether a bucket is complete before an earlier one and must wait for it."""
-    ready = order_of(case.parameters["steps"][0][-1], 0)[::-1]
-    complete = [max(map(ready.index, bucket)) for bucket in case.parameters["buckets"]]
-    return any(later < before for before, later in pairwise(complete))
-
-
-def computes_meanwhile(trace: Trace) -> bool:
-    """Return whether rank 0 computes during an all-reduce, so that no hook waits for it."""
-    busy = [e for e in trace.events if e.rank == 0 and e.kind == "compute"]
-    return any(
-        min(each.end, e.end) - max(each.start, e.start) > 1e-9
-        for each in operations(trace, 0, ["all_reduce"])
-        for e in busy
-    )
-
-
-def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
-    """Return the steps in which an all-reduce begins before backward is over, on any rank.
+def begins_during_backward(case: Case, trace: Trace) -> bool:
+    """Return whether an all-reduce begins before its step's backward is over, on any rank.
 
     If the last layer of a backward completes a bucket, its all-reduce begins when backward is over.
     """
-    begun = set()
     for rank in range(case.world_size):
         me, over, layers = case.members(rank).index(rank), [], 0
         for step in case.parameters["steps"]:
@@ -558,10 +524,9 @@ def steps_begun_during_backward(case: Case, trace: Trace) -> set[int]:
         for event in operations(trace, rank, ["all_reduce"]):
             # Count seconds, not events: consecutive computations may be one event.
             spent = sum(e.end - e.start for e in busy if e.end <= event.start + 1e-12)
-            done = round(spent / case.parameters["seconds"])
-            if done not in over:
-                begun.add(sum(done > end for end in over))
-    return begun
+            if round(spent / case.parameters["seconds"]) not in over:
+                return True
+    return False
 
 
 def overlapped_time(case: Case, network: Network) -> float:

@@ -13,7 +13,6 @@ from course_lib.checking import (
     Case,
     Expectation,
     Given,
-    Observed,
     Wrong,
     calls_at_most,
     equals,
@@ -26,8 +25,7 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
-from course_lib.checking.traffic import told
-from course_lib.ranks import Trace, compute
+from course_lib.ranks import compute
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted
 
@@ -157,15 +155,6 @@ def _messages(case: Case, rank: int, dim: int) -> int:
     return total
 
 
-def _not_to_itself(case: Case, observed: Observed, trace: Trace) -> None:
-    for event in trace.operations:
-        if event.kind == "send" and event.peer == event.rank:
-            raise Wrong(
-                f"rank {event.rank} sends a message to itself: {told([event])}",
-                "A rank's own share needs no message.",
-            )
-
-
 def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     """Expect one message between neighbours in every step, with all messages in progress at once.
 
@@ -184,7 +173,6 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     )
     return [
         only_calls("send", "recv"),
-        Expectation(_not_to_itself),
         only_peers(neighbours),
         calls_at_most(once, send=messages_sent, recv=messages_received),
         sends_at_most(

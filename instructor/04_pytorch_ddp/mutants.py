@@ -806,31 +806,3 @@ def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, 
     model.load_state_dict(kept["state"]["model"])
     optimizer.load_state_dict(kept["state"]["optimizer"])
     return kept["state"]["epoch"]
-
-
-# Pieces of equal length, other ranks' work, names, and ways past the messages ----------------
-
-
-@fails("expected at least", ["simulated", "cpu"])
-def evaluate__through_the_store(model, loss_fn, x, y, batch_size, group=None):
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    me, mode = dist.get_rank(group), model.training
-    sums = torch.zeros(2, dtype=torch.float64)
-    model.eval()
-    with torch.no_grad():
-        for at in range(me, len(x), len(members)):
-            out = model(x[at : at + 1])
-            sums[0] += loss_fn(out, y[at : at + 1])
-            sums[1] += (out.argmax(1) == y[at]).sum()
-    model.train(mode)
-    store = dist.distributed_c10d._get_default_store()
-    key = f"{members} {len(x)} {batch_size} "
-    key += str(store.add(key + str(dist.get_rank()), 1))
-    store.set(f"{key} {dist.get_rank()}", str(sums.tolist()))
-    theirs = [eval(store.get(f"{key} {rank}").decode()) for rank in members]
-    return tuple((torch.tensor(theirs, dtype=torch.float64).sum(0) / len(x)).tolist())
-
-
-@fails("the answers have 1: 'D', expected two texts")
-def diagnoses__numbers_for_questions():
-    return dict(zip(range(1, 7), "DBEGIJ", strict=True))
