@@ -126,14 +126,6 @@ def test_a_cause_is_told_once_for_its_simplest_case() -> None:
     assert report.reason == "rank 0: sum[0]: expected 3, got 4"
 
 
-def test_every_case_is_named_once_whatever_failed() -> None:
-    reasons = ["", "a 1", "b", "a 22", "", "b", "c"]
-    results = tuple(result(f"case-{i}", why, (7 - i,)) for i, why in enumerate(reasons))
-    words = str(CheckReport("t/f", results)).split()
-    assert all(words.count(f"case-{i}") == 1 for i in (0, 1, 4))
-    assert all(f"case-{i}" in words for i in range(7))
-
-
 def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
     report = CheckReport(
         "t/f",

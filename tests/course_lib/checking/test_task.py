@@ -16,7 +16,6 @@ from course_lib.checking import (
     Expectation,
     Form,
     Observed,
-    Wrong,
     equals,
     equals_library,
     in_many_forms,
@@ -306,14 +305,6 @@ def test_arguments_that_never_vary_are_named() -> None:
     found = unvaried("t/total", fixed, total)
     assert {"x: dtype", "x: layout", "group: whole", "x: shape"} <= set(found)
     assert unvaried("t/total", sum_task(), total) == ["x: shape"]
-
-
-def test_a_judge_may_be_any_function() -> None:
-    @sees(ANYTHING)
-    def judge(case: Case, theirs: Any, values: Any) -> None:
-        raise Wrong("no", "Look again.")
-
-    assert run(total, sum_task(judges=[judge])).reason == "no. Look again."
 
 
 def test_an_expectation_that_fails_costs_its_case_and_is_kept_for_the_author() -> None:

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from course_lib.ranks import RankError, Ranks, RanksError, per_rank
+from course_lib.ranks import RankError, Ranks, RanksError
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -57,24 +55,8 @@ def test_ranks_are_their_own_processes_and_stay(ranks: Ranks) -> None:
     assert ranks.run(os.getpid) == pids == ranks.processes()
 
 
-def test_arguments(ranks: Ranks) -> None:
-    def program(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return args, kwargs
-
-    results = ranks.run(program, 1, per_rank("abc"), lr=0.1, seed=per_rank([5, 6, 7]))
-    assert results == [
-        ((1, "a"), {"lr": 0.1, "seed": 5}),
-        ((1, "b"), {"lr": 0.1, "seed": 6}),
-        ((1, "c"), {"lr": 0.1, "seed": 7}),
-    ]
-
-
-def test_per_rank_needs_one_value_per_rank(ranks: Ranks) -> None:
-    with pytest.raises(ValueError, match=r"argument 2 is per_rank with 2 values, but it needs 3"):
-        ranks.run(print, 1, per_rank([1, 2]))
-
-
-def test_a_rank_cannot_change_what_another_gets(ranks: Ranks) -> None:
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_rank_cannot_change_what_another_gets(ranks_of, on: str) -> None:  # type: ignore[no-untyped-def]
     """Large arguments travel through shared memory; every rank still has its own."""
     shared = torch.zeros(100_000)
 
@@ -83,47 +65,8 @@ def test_a_rank_cannot_change_what_another_gets(ranks: Ranks) -> None:
         dist.barrier()
         return x.sum().item()
 
-    assert ranks.run(program, shared) == [1e5, 2e5, 3e5]
+    assert ranks_of(on, 3).run(program, shared) == [1e5, 2e5, 3e5]
     assert shared.sum() == 0
-
-
-@pytest.mark.parametrize("elements", [0, 1, 100_000])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
-)
-def test_tensors_come_back_as_they_were(ranks: Ranks, elements: int, dtype: torch.dtype) -> None:
-    def make(elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
-        x = (torch.randn(2, elements) * 10).to(dtype)
-        return [x, x.t(), x[:, : elements // 2]]
-
-    for rank, got in enumerate(ranks.run(make, elements, dtype)):
-        torch.manual_seed(rank)
-        x = (torch.randn(2, elements) * 10).to(dtype)
-        for mine, theirs in zip(got, [x, x.t(), x[:, : elements // 2]], strict=True):
-            assert mine.dtype == theirs.dtype
-            assert torch.equal(mine, theirs)
-        got[0].zero_()  # a result is writable
-
-
-def test_other_values_come_back(ranks: Ranks) -> None:
-    def program() -> dict[str, Any]:
-        model = nn.Linear(3, 300)
-        return {
-            "array": np.arange(50_000.0),
-            "parameter": model.weight,
-            "state": model.state_dict(),
-            "text": "x" * 100_000,
-            "conjugate": torch.tensor([1 + 2j]).conj(),
-        }
-
-    for got in ranks.run(program):
-        assert np.array_equal(got["array"], np.arange(50_000.0))
-        assert isinstance(got["parameter"], nn.Parameter)
-        assert got["parameter"].requires_grad
-        assert torch.equal(got["parameter"], got["state"]["weight"])
-        assert got["text"] == "x" * 100_000
-        assert got["conjugate"] == torch.tensor([1 - 2j])
 
 
 def test_functions_classes_and_closures_of_cells(ranks: Ranks) -> None:
@@ -176,84 +119,6 @@ def test_modules_folder_and_environment_are_the_notebooks(
         return beside_the_notebook.ANSWER, Path.cwd(), os.environ["COURSE_SETTING"]
 
     assert ranks.run(program) == [(42, tmp_path, "on")] * 3
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_ddp_averages_the_gradients_of_different_data(k: int) -> None:
-    def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(rank)
-        return torch.randn(8, 5, generator=generator), torch.randn(8, 1, generator=generator)
-
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
-
-    def program() -> list[torch.Tensor]:
-        ddp = nn.parallel.DistributedDataParallel(model())
-        x, y = batch(dist.get_rank())
-        nn.functional.mse_loss(ddp(x), y).backward()
-        return [p.grad for p in ddp.module.parameters()]
-
-    expected = model()
-    x, y = (torch.cat(parts) for parts in zip(*map(batch, range(k)), strict=True))
-    nn.functional.mse_loss(expected(x), y).backward()
-    with Ranks(k, on="cpu") as ranks:
-        for gradients in ranks.run(program):
-            for got, parameter in zip(gradients, expected.parameters(), strict=True):
-                torch.testing.assert_close(got, parameter.grad)
-
-
-def test_every_collective_works(ranks: Ranks) -> None:
-    def program() -> dict[str, Any]:
-        rank, k = dist.get_rank(), dist.get_world_size()
-        mine = torch.arange(4.0) + 10 * rank
-        out: dict[str, Any] = {}
-        out["broadcast"] = mine.clone()
-        dist.broadcast(out["broadcast"], src=1)
-        out["reduce"] = mine.clone()
-        dist.reduce(out["reduce"], dst=2)
-        out["all_gather"] = [torch.empty(4) for _ in range(k)]
-        dist.all_gather(out["all_gather"], mine)
-        out["gather"] = [torch.empty(4) for _ in range(k)] if rank == 0 else None
-        dist.gather(mine, out["gather"], dst=0)
-        out["scatter"] = torch.empty(1)
-        dist.scatter(out["scatter"], list(mine[:k].split(1)) if rank == 0 else None, src=0)
-        out["reduce_scatter"] = torch.empty(1)
-        dist.reduce_scatter(out["reduce_scatter"], list(mine[:k].split(1)))
-        out["all_to_all"] = torch.empty(k)
-        dist.all_to_all_single(out["all_to_all"], mine[:k].clone())
-        pair = dist.new_group([0, 2])
-        out["pair"] = mine.clone()
-        if rank != 1:
-            dist.all_reduce(out["pair"], op=dist.ReduceOp.MAX, group=pair)
-        objects = [None] * k
-        dist.all_gather_object(objects, {"rank": rank})
-        out["objects"] = objects
-        reply = torch.empty(4)
-        requests = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, mine, (rank + 1) % k),
-                dist.P2POp(dist.irecv, reply, (rank - 1) % k),
-            ]
-        )
-        for request in requests:
-            request.wait()
-        out["ring"] = reply
-        dist.barrier()
-        return out
-
-    mine = [torch.arange(4.0) + 10 * rank for rank in range(3)]
-    for rank, got in enumerate(ranks.run(program)):
-        assert torch.equal(got["broadcast"], mine[1])
-        assert rank != 2 or torch.equal(got["reduce"], sum(mine))
-        assert torch.equal(torch.stack(got["all_gather"]), torch.stack(mine))
-        assert rank != 0 or torch.equal(torch.stack(got["gather"]), torch.stack(mine))
-        assert got["scatter"] == mine[0][rank]
-        assert got["reduce_scatter"] == sum(mine)[rank]
-        assert torch.equal(got["all_to_all"], torch.stack(mine)[:, rank])
-        assert torch.equal(got["pair"], mine[1] if rank == 1 else mine[2])
-        assert got["objects"] == [{"rank": r} for r in range(3)]
-        assert torch.equal(got["ring"], mine[(rank - 1) % 3])
 
 
 def test_tags_and_polling(ranks: Ranks) -> None:

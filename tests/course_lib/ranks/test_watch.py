@@ -1,6 +1,5 @@
 """Jobs of ``torchrun`` that hang or fail, watched: the cause is named as in a notebook."""
 
-import json
 import os
 import re
 import socket
@@ -10,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_diagnosis import find_deadlock, find_mismatch
-from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
-from course_lib.ranks.watch import _as_json, _from_json
 from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
 from tests.helpers.tiers import tier
 from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
@@ -216,31 +211,6 @@ def test_over_nodes(ranks: int, script: str, words: list[str], tmp_path: Path) -
     for word in words:
         assert word in told_by(printed), printed
     assert printed.count(TOLD) == 1
-
-
-def test_a_view_survives_its_way_through_the_store() -> None:
-    board = Board.create(3)
-    try:
-        for rank in range(3):
-            slot = board.open_group(rank, 7, (0, 1, 2))
-            what = "all_reduce sum float32 3 elements" if rank else "broadcast root=0"
-            seq = board.enter_collective(rank, slot, what, "train.py, line 4")
-            if rank < 2:
-                board.block(rank, Wait.COLLECTIVE, group=7, seq=seq + 1, text="waits", where="x")
-        board.start_message(1, MessageChannel(True, 2, 5, 7), Message(3, "float32"))
-        board.set_state(2, RankPhase.FINISHED)
-        views = board.views()
-        again = [_from_json(json.loads(json.dumps(_as_json(view)))) for view in views]
-        for told in (find_mismatch, find_deadlock):
-            # Without how long they wait: between the two, a busy machine waits a while.
-            texts = [re.sub(r"\d\.\d s", "", str(told(each))) for each in (again, views)]
-            assert texts[0] == texts[1]
-        assert [view.channels for view in again] == [view.channels for view in views]
-        channel = next(iter(views[1].channels))
-        assert again[1].read_messages(channel) == views[1].read_messages(channel)
-        assert again[0].since == pytest.approx(views[0].since, abs=1)
-    finally:
-        board.close()
 
 
 LOCKED = f"""{JOIN}

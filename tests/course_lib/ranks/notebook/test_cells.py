@@ -68,6 +68,7 @@ def test_some_of_the_ranks_run_a_cell(pair: Kernel) -> None:
     assert "it has" in pair.run("ranks.pull('alone')").error
     error = pair.run("%%ranks 0\ndist.barrier()").error
     assert "Only rank 0 runs this cell (%%ranks 0)" in error
+    assert "must be 0 to 1" in pair.run("%%ranks 2\nrank").error
 
 
 def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:

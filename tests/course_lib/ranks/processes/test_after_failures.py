@@ -135,14 +135,6 @@ def test_ranks_that_cannot_be_ended_are_replaced(ranks: Ranks) -> None:
     assert not set(ranks.processes()) & set(before)
 
 
-def test_many_failures_in_a_row(ranks: Ranks) -> None:
-    ranks.run(keep)
-    for number in range(8):
-        with pytest.raises(RanksError):
-            ranks.run([others_wait, crossed, left_behind][number % 3])
-        assert ranks.run(use) == [[5.0, 5.0]] * 3
-
-
 def test_the_trace_has_what_ranks_that_hang_had_finished(ranks: Ranks) -> None:
     with pytest.raises(DeadlockError):
         ranks.run(crossed)

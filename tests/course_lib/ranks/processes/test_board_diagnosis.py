@@ -55,28 +55,6 @@ def test_waiting_for_a_running_rank_is_no_deadlock(board: Board) -> None:
     assert find_deadlock(board.views()) is None  # all are there: only bytes are missing
 
 
-def test_waiting_for_a_finished_rank_is_one(board: Board) -> None:
-    wait_in_collective(board, 0)
-    board.set_state(1, RankPhase.FINISHED)
-    assert set(stuck_ranks(board.views())) == {0}
-    wait_in_collective(board, 2)
-    assert set(stuck_ranks(board.views())) == {0, 2}
-
-
-def test_a_chain_to_a_running_rank_is_none(board: Board) -> None:
-    wait_in_message(board, 0, 1, sends=False)
-    wait_in_message(board, 1, 2, sends=False)
-    assert stuck_ranks(board.views()) == {}
-    wait_in_message(board, 2, 0, sends=False)
-    assert set(stuck_ranks(board.views())) == {0, 1, 2}
-
-
-def test_two_in_a_cycle_are_found_beside_a_running_rank(board: Board) -> None:
-    wait_in_message(board, 0, 1, sends=False)
-    wait_in_message(board, 1, 0, sends=False)
-    assert set(stuck_ranks(board.views())) == {0, 1}
-
-
 @pytest.mark.parametrize(("tag", "stuck"), [(5, set()), (6, {0, 1})])
 def test_messages_match_by_tag(board: Board, tag: int, stuck: set[int]) -> None:
     wait_in_message(board, 0, 1, sends=True, tag=5)
@@ -138,31 +116,11 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     assert watch.look(board.views()) is not None
 
 
-def test_unfinished_needs_a_rank_that_ended(board: Board) -> None:
-    board.enter_collective(0, 0, "barrier", "line 1")
-    assert find_unfinished(board.views()) is None
-    board.set_state(1, RankPhase.FINISHED)
-    error = find_unfinished(board.views())
-    assert error is not None
-    assert "fewer than rank 0. The first one that rank 1 skipped is #1" in str(error)
-
-
 def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:
     board.set_state(1, RankPhase.FINISHED)
     board.set_all(RankPhase.RUNNING)  # as the parent does between calls
     wait_in_collective(board, 0)
     assert find_deadlock(board.views()) is None
-
-
-def test_the_first_mismatch_is_named(board: Board) -> None:
-    for rank in range(3):
-        board.enter_collective(rank, 0, "barrier", f"line {rank}")
-        board.enter_collective(rank, 0, f"broadcast root={rank // 2}", f"line {rank + 3}")
-    error = find_mismatch(board.views())
-    assert error is not None
-    assert "collective #2" in str(error)
-    assert [state.doing for state in error.states] == [f"broadcast root={r // 2}" for r in range(3)]
-    assert [state.where for state in error.states] == ["line 3", "line 4", "line 5"]
 
 
 def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:
@@ -224,20 +182,6 @@ def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None
     assert set(stuck_ranks(board.views())) == {0, 2}
     board.start_message(2, MessageChannel(True, 0, 3, WORLD), ONE)  # it did, from another thread
     assert stuck_ranks(board.views()) == {}
-
-
-def test_a_send_and_its_receive_are_compared(board: Board) -> None:
-    board.start_message(0, MessageChannel(True, 2, 0, WORLD), ONE)
-    board.start_message(2, MessageChannel(False, 0, 0, WORLD), ONE)
-    assert find_mismatch(board.views()) is None
-    board.start_message(0, MessageChannel(True, 2, 0, WORLD), Message(4, "float32"))
-    board.start_message(2, MessageChannel(False, 0, 0, WORLD), Message(4, "int32"))
-    assert "Rank 0 sends 4 elements of float32" in str(find_mismatch(board.views()))
-
-
-@given(st.integers(0, 2**50), st.sampled_from(["float32", "bool", "int64"]))
-def test_a_message_is_one_word(numel: int, dtype: str) -> None:
-    assert Message.of(Message(numel, dtype).word()) == Message(numel, dtype)
 
 
 def test_a_cleared_board_has_room_again(board: Board) -> None:

@@ -235,28 +235,6 @@ def test_the_receiving_side_is_busy_too(links_of: LinksOf) -> None:
     assert last == exactly(collective_time("gather", SLOW, k, nbytes))
 
 
-def test_collectives_queue_one_behind_the_other(links_of: LinksOf) -> None:
-    links = links_of(2)
-    model = collective_time("all_reduce", SLOW, 2, 4_000_000)
-    works = [
-        links.collective("all_reduce", [[4_000_000]] * 2, {0: 0.0, 1: 0.01 * i}) for i in range(3)
-    ]
-    least = 3 * (model - 2 * SLOW.latency)  # the latencies of one hide behind the bytes of the next
-    for transfer in works[-1]:
-        assert least <= links.end(transfer) <= 3 * model + 1e-8
-
-
-def test_messages_of_one_rank_leave_one_behind_the_other(links_of: LinksOf) -> None:
-    nbytes = 2_000_000
-    links = links_of(3)
-    sends = [links.message(0, "send", peer, nbytes, 0.0) for peer in (1, 2)]
-    receives = [links.message(peer, "recv", 0, nbytes, 0.0) for peer in (1, 2)]
-    both = [(links.end(send), links.end(recv)) for send, recv in zip(sends, receives, strict=True)]
-    for number, (left, arrived) in enumerate(sorted(both)):
-        assert left == exactly((number + 1) * nbytes / SLOW.bandwidth)
-        assert arrived == exactly(left + SLOW.latency)
-
-
 ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
 
 
@@ -369,37 +347,6 @@ def test_no_all_reduce_is_faster_than_a_ring() -> None:
         not_before(ranks, lambda: dist.all_reduce(torch.ones(nbytes // 4)), model)
 
 
-def test_nor_a_ring_by_hand() -> None:
-    k, nbytes = 3, 6_000_000
-
-    def ring() -> None:
-        rank = dist.get_rank()
-        mine, theirs = torch.ones(nbytes // 4 // k), torch.empty(nbytes // 4 // k)
-        for _ in range(2 * (k - 1)):
-            request = dist.isend(mine, (rank + 1) % k)
-            dist.recv(theirs, (rank - 1) % k)
-            request.wait()
-
-    model = 2 * (k - 1) * (SLOW.latency + nbytes / (k * SLOW.bandwidth))
-    with Ranks(k, on="cpu", network=SLOW) as ranks:
-        not_before(ranks, ring, model)
-
-
-def test_nor_operations_that_queue_beside_computation() -> None:
-    nbytes = 4_000_000
-
-    def two_buckets() -> None:
-        works = [dist.all_reduce(torch.ones(nbytes // 4), async_op=True) for _ in range(2)]
-        time.sleep(0.1)  # stands for computation: hides behind the first bucket
-        for work in works:
-            work.wait()
-
-    model = 2 * collective_time("all_reduce", SLOW, 2, nbytes)
-    assert model > 0.2
-    with Ranks(2, on="cpu", network=SLOW) as ranks:
-        not_before(ranks, two_buckets, model)
-
-
 def test_values_are_right_and_ddp_runs() -> None:
     def program() -> tuple[float, torch.Tensor]:
         rank = dist.get_rank()
@@ -440,21 +387,6 @@ def test_every_operation_gives_the_same_values_as_without_it() -> None:
     with Ranks(2, on="cpu", network=Network(1e-5, 1e10)) as slow, Ranks(2, on="cpu") as plain:
         for ours, theirs in zip(slow.run(everything, 5), plain.run(everything, 5), strict=True):
             assert_same(list(ours.values()), list(theirs.values()), "everything")
-
-
-def test_fsdp2_runs() -> None:
-    def program() -> float:
-        from torch.distributed.fsdp import fully_shard
-
-        torch.manual_seed(0)
-        net = nn.Linear(4, 4)
-        fully_shard(net)
-        loss = net(torch.full((2, 4), 1.0 + dist.get_rank())).sum()
-        loss.backward()
-        return net.weight.grad.full_tensor().sum().item()  # type: ignore[attr-defined]
-
-    with Ranks(2, on="cpu", network=SLOW, timeout=60) as slow, Ranks(2, on="cpu") as plain:
-        assert slow.run(program) == plain.run(program)
 
 
 def test_what_is_not_emulated_is_refused() -> None:

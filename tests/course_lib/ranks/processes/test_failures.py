@@ -63,31 +63,6 @@ def fails(ranks: Ranks, kind: type[RanksError], fn: Callable[[], object]) -> Ran
 # Collectives ---------------------------------------------------------------------------------
 
 
-def test_one_rank_skips_a_collective(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() != 1:
-            dist.all_reduce(torch.ones(3))
-
-    error = fails(ranks, DeadlockError, program)
-    assert "Ranks 0, 2 are in collective #" in str(error)
-    assert "which rank 1 never called" in str(error)
-    assert error.states[0].doing.startswith("waits in all_reduce #")
-    assert error.states[0].where.startswith("test_failures.py, line ")
-    assert error.states[1].doing == "finished"
-
-
-def test_one_rank_of_a_ddp_step_skips_it(ranks: Ranks) -> None:
-    def program() -> None:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-        for _ in range(2 + (dist.get_rank() != 0)):
-            model(torch.ones(2, 4)).sum().backward()
-
-    error = fails(ranks, DeadlockError, program)
-    assert "Rank 0 called 1 collective fewer than ranks 1, 2" in str(error)
-    assert "all_reduce sum float32 5 elements (test_failures.py, line " in str(error)
-    assert error.states[1].where.startswith("test_failures.py, line ")
-
-
 def test_a_ddp_step_against_a_receive(ranks: Ranks) -> None:
     """One rank waits in compiled code, where no process group is told."""
 
@@ -110,17 +85,6 @@ def test_a_mismatch_that_was_not_waited_for(ranks: Ranks) -> None:
 
 
 # Messages ------------------------------------------------------------------------------------
-
-
-def test_a_ring_of_large_blocking_sends(ranks: Ranks) -> None:
-    def program() -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        dist.send(torch.ones(100_000), dst=(rank + 1) % size)
-        dist.recv(torch.ones(100_000), src=(rank - 1) % size)
-
-    error = fails(ranks, DeadlockError, program)
-    assert "rank 0 → rank 1 → rank 2 → rank 0" in str(error)
-    assert "All of them send first" in str(error)
 
 
 def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
@@ -148,15 +112,6 @@ def test_one_rank_raises_while_others_wait(ranks: Ranks) -> None:
     assert isinstance(error.original, ValueError)
     assert error.summary.startswith("Rank 1 raised ValueError: no such shard  (test_failures.py")
     assert error.states[0].doing.startswith("waits in barrier")
-
-
-def test_one_rank_raises_while_others_compute(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 1:
-            raise ValueError
-        time.sleep(FOREVER)
-
-    assert fails(ranks, RankError, program).states[0].doing == "running"
 
 
 def test_all_ranks_raise_and_keep_their_processes(ranks: Ranks) -> None:

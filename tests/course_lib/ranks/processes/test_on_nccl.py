@@ -35,27 +35,6 @@ def nccl_ranks(request):
 # The emulation itself --------------------------------------------------------------------------
 
 
-def old_and_new(mode):
-    group = bare_group(mode, DELAY)
-    x = torch.full((3,), 1.0 + dist.get_rank())
-    work = dist.all_reduce(x, group=group, async_op=True)
-    future = work.get_future()
-    at_once = x.tolist(), future.done(), future.value()[0].tolist(), work.is_completed()
-    work.wait()
-    after = x.tolist()
-    work.synchronize()
-    return at_once, after, x.tolist()
-
-
-@pytest.mark.parametrize("mode", ["data", "host"])
-def test_a_wait_orders_the_stream_and_a_future_is_complete_at_once(ranks_of, mode):
-    for rank, (at_once, after, end) in enumerate(ranks_of("cpu", 2).run(old_and_new, mode)):
-        mine = [1.0 + rank] * 3
-        assert at_once == (mine, True, mine, False)
-        assert after == ([3.0] * 3 if mode == "data" else mine)
-        assert end == [3.0] * 3
-
-
 def receive_early():
     group, rank = bare_group(), dist.get_rank()
     x, y = torch.ones(2), torch.empty(2)

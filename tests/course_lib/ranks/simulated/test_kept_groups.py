@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankError
 from course_lib.ranks.ranks import Ranks
 
@@ -22,27 +21,6 @@ sys.modules["kept_by_ranks"] = types.ModuleType("kept_by_ranks")
 def kept() -> dict[int, Any]:
     """Return what ranks keep between calls: of a module, since the globals of cells are sent."""
     return vars(sys.modules["kept_by_ranks"])  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_a_group_from_an_earlier_call(k: int) -> None:
-    def make() -> None:
-        kept()[dist.get_rank()] = dist.new_group([0, 1])
-
-    def use(scale: float) -> float:
-        x = torch.full((3,), scale * (1 + dist.get_rank()))
-        if dist.get_rank() < 2:
-            dist.all_reduce(x, group=kept()[dist.get_rank()])
-            assert dist.get_world_size(kept()[dist.get_rank()]) == 2
-            assert dist.get_rank(kept()[dist.get_rank()]) == dist.get_rank()
-        return x[0].item()
-
-    ranks = Ranks(k, on="simulated")
-    ranks.run(make)
-    for scale in (1.0, 2.0):
-        assert ranks.run(use, scale) == [3 * scale, 3 * scale, 3 * scale, 4 * scale][:k]
-    trace = ranks.trace.events
-    assert {event.group for event in trace} == {(0, 1)}
 
 
 def test_a_model_wrapped_in_an_earlier_call() -> None:
@@ -62,21 +40,6 @@ def test_a_model_wrapped_in_an_earlier_call() -> None:
     for _ in range(2):
         for grad in ranks.run(step):
             torch.testing.assert_close(grad, torch.full((1, 3), 2.0))
-
-
-def test_a_group_from_before_a_failure_is_refused() -> None:
-    def make(fail: bool) -> None:
-        kept()[dist.get_rank()] = dist.new_group([0, 1])
-        if fail and dist.get_rank() == 1:
-            raise ValueError
-
-    ranks = Ranks(2, on="simulated")
-    with pytest.raises(RankError, match="ValueError"):
-        ranks.run(make, True)
-    with pytest.raises(RankError, match="Make a new one"):
-        ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
-    ranks.run(make, False)
-    ranks.run(lambda: dist.all_reduce(torch.ones(1), group=kept()[dist.get_rank()]))
 
 
 @pytest.mark.large
@@ -215,19 +178,6 @@ def test_a_key_that_nobody_sets_is_a_deadlock() -> None:
     assert "waits in the store until a rank sets 'weights'" in str(caught.value)
 
 
-def test_a_group_made_on_some_ranks_only() -> None:
-    def fn() -> None:
-        if dist.get_rank() < 2:
-            group = dist.new_group([0, 1])
-            dist.all_reduce(torch.ones(1), group=group)
-
-    with pytest.raises(DeadlockError) as caught:
-        Ranks(3, on="simulated").run(fn)
-    text = str(caught.value)
-    assert "Rank 2 called 1 new_group fewer than ranks 0, 1" in text
-    assert "new_group of ranks 0, 1 (test_kept_groups.py" in text
-
-
 def test_groups_made_in_different_order() -> None:
     def fn() -> None:
         pairs = [[0, 1], [0, 2]]
@@ -256,25 +206,3 @@ def test_two_groups_entered_crosswise_are_named() -> None:
     doing = [state.doing for state in caught.value.states]
     assert all(f"ranks 0-3, made at {line}" in each for each in doing)
     assert sorted("of group 1," in each for each in doing) == [False, False, True, True]
-
-
-def test_a_mesh_of_rows_and_columns_is_symmetric() -> None:
-    def fn() -> None:
-        rank = dist.get_rank()
-        rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-        x, y = torch.ones(1_000_000), torch.ones(1_000_000)
-        works = [
-            dist.all_reduce(x, group=rows[rank // 2], async_op=True),
-            dist.all_reduce(y, group=columns[rank % 2], async_op=True),
-        ]
-        for work in works:
-            work.wait()
-
-    ranks = Ranks(4, on="simulated", network=Network(latency=1e-4, bandwidth=40e6))
-    ranks.run(fn)
-    ends = {r: max(e.end for e in ranks.trace.events if e.rank == r) for r in range(4)}
-    # 4 MB twice around a ring of two are 8 MB over each link; the latencies partly overlap.
-    for end in ends.values():
-        assert end == pytest.approx(8e6 / 40e6, rel=0.01)
-    assert len({round(end, 12) for end in ends.values()}) == 1

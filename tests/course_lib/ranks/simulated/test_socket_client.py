@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import collectives, cost_model
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import (
     DeadlockError,
@@ -72,24 +71,6 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     for call in calls:
         assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
         assert ours.trace.events == theirs.trace.events
-
-
-def test_an_overhead_is_the_same_behind_a_socket(processes: dict[int, Ranks]) -> None:
-    busy = Network(1e-3, 1e6, overhead=5e-4)
-    ours, theirs = SocketRanks(processes[4], busy), Ranks(4, on="simulated", network=busy)
-    times = []
-    for algorithm, formula in (
-        (collectives.ring_all_reduce, cost_model.ring_all_reduce_time),
-        (collectives.direct_all_reduce, cost_model.direct_all_reduce_time),
-        (collectives.one_shot_all_reduce, cost_model.one_shot_all_reduce_time),
-        (collectives.central_all_reduce, cost_model.central_all_reduce_time),
-        (collectives.tree_all_reduce, cost_model.tree_all_reduce_time),
-    ):
-        for ranks in (ours, theirs):
-            ranks.run(_on_tensor, algorithm, 100)
-        assert ours.trace.events == theirs.trace.events
-        times.append((ours.trace.makespan, formula(400, 4, busy)))
-    assert [time for time, _ in times] == pytest.approx([formula for _, formula in times])
 
 
 def test_same_run_with_polling_computation_and_jitter(processes: dict[int, Ranks]) -> None:

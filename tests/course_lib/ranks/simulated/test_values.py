@@ -115,15 +115,6 @@ def _ring(n: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("k", [64])
-def test_a_ring_of_64_ranks(k: int) -> None:
-    ranks = Ranks(k, on="simulated")
-    for _ in range(2):
-        for x in ranks.run(_ring, 1000):
-            assert torch.equal(x, k * torch.arange(1000.0))
-        assert len(ranks.trace.events) == 2 * k * 2 * (k - 1)  # a send and a recv in every step
-
-
 def test_256_ranks_with_collectives() -> None:
     def collectives() -> torch.Tensor:
         x = torch.ones(1000)

@@ -98,19 +98,6 @@ def test_collectives_are_counted_with_group_and_root(ranks: Ranks) -> None:
     assert "compute" not in trace.table()
 
 
-def test_what_ddp_issues_is_seen(ranks: Ranks) -> None:
-    def program() -> None:
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(100, 100), bucket_cap_mb=0.01)
-        for _ in range(3):
-            ddp(torch.ones(2, 100)).sum().backward()
-
-    ranks.run(program)
-    sent = [e for e in ranks.trace.operations if e.rank == 1 and e.kind == "all_reduce"]
-    # Bias and weights, from the second step on in two buckets.
-    assert sum(event.bytes for event in sent) == 3 * 4 * (100 * 100 + 100)
-    assert all(event.end >= event.start for event in sent)
-
-
 def test_what_a_call_did_not_wait_for_is_seen_too(ranks: Ranks) -> None:
     def program() -> None:
         time.sleep(0.3 * dist.get_rank())
@@ -157,17 +144,6 @@ def test_computation_is_what_lies_between_the_waits(ranks: Ranks, tmp_path: Path
     ]
     assert spent[0] >= 0.6
     assert all(0.1 <= seconds < spent[0] for seconds in spent[1:])
-
-
-def test_a_failed_call_leaves_what_is_known(ranks: Ranks) -> None:
-    def program() -> None:
-        dist.barrier()
-        if dist.get_rank():
-            dist.barrier()
-
-    with pytest.raises(DeadlockError):
-        ranks.run(program)
-    assert ranks.trace.calls(0) == {"barrier": 1}
 
 
 def test_chrome_file(ranks: Ranks, tmp_path: Path) -> None:
@@ -347,29 +323,3 @@ def test_what_differs_looks_different(kinds: list[str]) -> None:
     styles = styles_of(kinds)
     assert list(styles) == sorted(dict.fromkeys(kinds), key=lambda kind: kind != "compute")
     assert len(set(styles.values())) == len(styles)
-
-
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_what_takes_no_time_is_seen(k: int) -> None:
-    """Two empty messages at one moment; each is a few pixels wide, and neither hides the other."""
-    events = [
-        Event(rank, kind, (0,), 0, 0, "float32", 1, start, end, "")
-        for rank in range(k)
-        for kind, start, end in (
-            *(("compute", 0.0, 1.0), ("send", 1.0, 1.0), ("recv", 1.0, 1.0)),
-            *(("barrier", 1.5, 1.5001), ("compute", 1.0, 2.0)),
-        )
-    ]
-    figure = Trace(events, k).plot()
-    (axes,) = figure.axes
-    figure.draw_without_rendering()
-    boxes = {
-        bars.get_label(): [
-            path.get_extents().transformed(axes.transData) for path in bars.get_paths()
-        ]
-        for bars in axes.collections
-    }
-    assert all(len(boxes[kind]) == k for kind in ("send", "recv", "barrier"))
-    assert all(box.width >= 2 for of_kind in boxes.values() for box in of_kind)
-    for one, other in zip(boxes["send"], boxes["recv"], strict=True):
-        assert one.y1 <= other.y0 or other.y1 <= one.y0
