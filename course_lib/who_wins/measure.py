@@ -12,7 +12,7 @@ every cell is trained to the end (`train_with_server`). The cost of computation 
 `lumps_of`, which counts it once: counting every operator would take four times as long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -198,8 +198,9 @@ def _work(problem: Problem, seed: int, seconds: float) -> None:
 
 
 def _served(
-    problem: Problem, name: str, setting: Setting, seed: int, updates: int, lumps: Lumps
-) -> tuple[list[float], list[Look]]:
+    problem: Problem, options: Mapping[str, int], setting: Setting, seed: int, updates: int,
+    lumps: Lumps,
+) -> tuple[list[float], list[Look]]:  # fmt: skip
     if dist.get_rank():
         slow = problem.straggler if dist.get_rank() == 1 else 1.0
         _work(problem, seed, slow * lumps.worker)
@@ -212,24 +213,25 @@ def _served(
         times.append(clock())
         looks.append(look_at(model))
 
-    options: dict[str, int] = dict(ALGORITHMS[name].server or {})
     serve(setting.optimizer_of(model), updates, after_update=look, **options)  # type: ignore[arg-type]
     return times, looks
 
 
 def run_server(
     problem: Problem, name: str, setting: Setting, seed: int, updates: int, network: Network,
-    lumps: Lumps, counted: bool = False,
+    lumps: Lumps, counted: bool = False, options: Mapping[str, int] | None = None,
 ) -> tuple[list[float], list[Look]]:  # fmt: skip
     """Train with a server for `updates`; return virtual seconds and weights after each update.
 
-    With `counted`, operators are counted in addition to the declared lumps.
+    `options`, of `serve`, are those of the algorithm by default. With `counted`, operators are
+    counted in addition to the declared lumps.
     """
     training_rows()  # read here: on a rank, reading would be counted
     device = problem.device if counted else None
+    served = ALGORITHMS[name].server or {} if options is None else options
     ranks = Ranks(problem.workers + 1, on="simulated", network=network, device=device)
     result: tuple[list[float], list[Look]] = ranks.run(
-        _served, problem, name, setting, seed, updates, lumps
+        _served, problem, served, setting, seed, updates, lumps
     )[0]
     return result
 
@@ -243,7 +245,7 @@ def lumps_of(problem: Problem, optimizer: str) -> Lumps:
 
     def spent(updates: int) -> list[float]:
         ranks = Ranks(2, on="simulated", network=FREE, device=two.device)
-        ranks.run(_served, two, "asynchronous", setting, 0, updates, Lumps(0.0, 0.0))
+        ranks.run(_served, two, {}, setting, 0, updates, Lumps(0.0, 0.0))
         computed = [each for each in ranks.trace.events if each.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
@@ -256,12 +258,13 @@ _lumps = cache(lumps_of)
 
 
 def train_with_server(
-    problem: Problem, name: str, seed: int, network: Network, setting: Setting | None = None
-) -> Served:
-    """Train to the target under `network`; `setting` is the tuned one by default."""
+    problem: Problem, name: str, seed: int, network: Network, setting: Setting | None = None,
+    options: Mapping[str, int] | None = None,
+) -> Served:  # fmt: skip
+    """Train to the target under `network`; the algorithm's setting and options by default."""
     chosen = setting or setting_of(name)
     updates = problem.steps * problem.workers
     lumps = _lumps(problem, chosen.optimizer)
-    times, looks = run_server(problem, name, chosen, seed, updates, network, lumps)
+    times, looks = run_server(problem, name, chosen, seed, updates, network, lumps, options=options)
     reached = steps_to(problem.target, looks)
     return Served(reached, None if reached is None else times[reached - 1], times[-1] / len(times))
