@@ -117,29 +117,6 @@ def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
 # --- states ---------------------------------------------------------------------------------------
 
 
-class Zoo(nn.Module):
-    """Parameters and buffers of several dtypes, one empty, one in no order, all set by `seed`."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        g = torch.Generator().manual_seed(seed)
-        self.turned = nn.Parameter(torch.randn(5, 3, generator=g).t())
-        self.short = nn.Parameter(torch.randn(7, generator=g).bfloat16())
-        self.frozen = nn.Parameter(torch.randn(2, generator=g), requires_grad=False)
-        self.empty = nn.Parameter(torch.randn(0, 4))
-        self.register_buffer("count", torch.tensor(seed))
-        self.register_buffer("mask", torch.rand(9, generator=g) > 0.5)
-        self.register_buffer("not saved", torch.randn(2, generator=g), persistent=False)
-        self.register_buffer("nothing", None)
-
-
-def states() -> list[torch.Tensor]:
-    zoo = Zoo(dist.get_rank() + 5)
-    verify_same_model(zoo)
-    broadcast_module_states(zoo, source=dist.get_world_size() - 1)
-    return [tensor.detach() for tensor in (*zoo.parameters(), *zoo.buffers())]
-
-
 def different(what: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     if dist.get_rank() == 2:

@@ -169,6 +169,3 @@ def test_training_follows_that_of_one_big_batch(world_size, dtype):
         for p, q in zip(replicas[0].parameters(), master.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
     assert not torch.equal(next(master.parameters()), next(model_of(dtype).parameters()))
-
-
-# --- on GPUs --------------------------------------------------------------------------------------

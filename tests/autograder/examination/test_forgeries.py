@@ -410,6 +410,3 @@ def test_effects_are_not_hidden_by_patching_our_code(
     control = hidden.replace("    hide()\n", "")
     for source in (control, hidden):
         assert words in examined(place, WITH_PARAMETER, source).report.reason
-
-
-# The same, of assignments ---------------------------------------------------------------------

@@ -32,7 +32,6 @@ def total(mine):
     time.sleep(0.3)
     return mine
 """
-WRONG = RIGHT.replace("return mine", "return mine + 1")
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ Their words may differ only in the line of a cell or file that they name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,22 +14,10 @@ import torch
 
 from autograder.examination.check import examine
 from autograder.examination.submission import Submission
-from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking import Case, CheckReport, equals, run_check, task
 from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS, seconds_of
 from course_lib.checking.runners import LocalRunner
-from tests.helpers.solutions import hidden_of
-
-"""Values; hooks, handles and time."""
-"""It depends on where objects lie in memory: the order may differ in every process."""
-
-
-@pytest.fixture(scope="module")
-def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, SandboxedPlace]]:
-    folder: Path = request.param
-    with SandboxedPlace(masked_from(hidden_of(folder).MASKED)) as place:
-        yield folder, place
 
 
 def without_places(text: str) -> str:

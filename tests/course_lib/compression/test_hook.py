@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.compression import (
-    QSGD,
     CompressionState,
     Compressor,
     ErrorFeedback,
@@ -69,15 +68,3 @@ def test_ours_and_pytorch_with_all_of_the_gradient(ranks_of, on: str, k: int) ->
             got = ranks.run(train_compressed, ddp, make)[0]
             for a, b in zip(got, exact, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-COMPRESSED: dict[str, Callable[[], Compressor]] = {
-    "top-k": lambda: ErrorFeedback(TopK(0.05)),
-    "random-k": lambda: ErrorFeedback(RandomK(0.2)),
-    "8 bit": lambda: ErrorFeedback(Uniform8Bit()),
-    "one bit": lambda: ErrorFeedback(OneBit()),
-    "QSGD": lambda: ErrorFeedback(QSGD(127)),
-    # Blocks so short that 7 levels are a contraction too: 32/7² < 1; else residuals grow.
-    "QSGD, 5 bits": lambda: ErrorFeedback(QSGD(7, block=32)),
-    "PowerSGD": lambda: ErrorFeedback(PowerSGD(2)),
-}

@@ -1,4 +1,4 @@
-"""A wrapped model in real programs: checkpointing, odd orders, changes on the way.
+"""A wrapped model in real programs: checkpointing, and forwards in odd orders.
 
 As in `test_wrapper`, PyTorch's class is the oracle, on the same ranks with different data on each.
 """
@@ -87,6 +87,3 @@ def two_forwards(ddp: type, between: str) -> list[Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     compare(ranks_of(on, k), two_forwards, between)
-
-
-# --- what changes on the way ----------------------------------------------------------------------

@@ -3,13 +3,9 @@
 import math
 
 import pytest
-from hypothesis import strategies as st
 
 from course_lib.who_wins.algorithms import ALGORITHMS, setting_of
 from course_lib.who_wins.settings import GRID, OPTIMIZERS, Setting, best, read
-
-EVERY = [Setting(optimizer, lr) for optimizer in ("SGD", "AdamW") for lr in (0.01, 0.1, 1.0)]
-STEPS = st.one_of(st.just(math.inf), st.integers(10, 960).map(lambda tenths: tenths / 10))
 
 
 def test_the_best_has_the_fewest_steps_and_is_the_smaller_of_two() -> None:
