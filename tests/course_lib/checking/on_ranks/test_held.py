@@ -95,14 +95,6 @@ def test_gradients_count() -> None:
     assert counted(lambda: x.sum().backward()).most >= 8 * N  # not made here, but used here
 
 
-def test_the_largest_are_told() -> None:
-    def fn() -> None:
-        _small, _large = torch.ones(3), torch.ones(N, 2, dtype=torch.float64)
-        torch.ones(1)
-
-    assert counted(fn).largest[:2] == [f"[{N}, 2] float64", "[3] float32"]
-
-
 # As an expectation of a task: the sum of all ranks' tensors, of which a rank keeps its chunk -----
 
 

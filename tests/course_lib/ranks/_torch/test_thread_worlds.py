@@ -5,7 +5,6 @@ The private names here are PyTorch's, and they are the point: nothing else says 
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
@@ -75,33 +74,6 @@ def test_our_world_has_every_attribute_of_pytorchs() -> None:
         thread.join()
     missing = properties - there
     assert not missing, f"PyTorch {torch.__version__} keeps more in its world: {missing}"
-
-
-def test_each_thread_has_its_own_world() -> None:
-    seen: dict[int, tuple[int, int, bool]] = {}
-
-    def rank(r: int) -> None:
-        thread_worlds.join_world(simulated_rank(r, 3))
-        thread_worlds.leave_world()
-        thread_worlds.join_world(
-            simulated_rank(r, 3)
-        )  # the names of the first world are free again
-        group = dist.new_group([0, 2])
-        member = group is not dist.GroupMember.NON_GROUP_MEMBER
-        seen[r] = dist.get_rank(), dist.get_world_size(), member
-        thread_worlds.leave_world()
-        assert not dist.is_initialized()
-
-    hook = sys.excepthook
-    with thread_worlds.thread_worlds():
-        threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        assert not dist.is_initialized()
-    assert sys.excepthook is hook
-    assert seen == {0: (0, 3, True), 1: (1, 3, False), 2: (2, 3, True)}
 
 
 def test_the_backend_is_for_simulated_ranks_only() -> None:

@@ -70,18 +70,6 @@ def test_a_machine_without_what_few_ranks_need_has_ranks(
         assert fork_client.shared_server() is server
 
 
-def test_ranks_that_nobody_waited_for_have_it(modules: Path) -> None:
-    server = fork_client.start_server()
-    server.wait_until_ready()
-    begun = time.monotonic()
-    have = False
-    while not have and time.monotonic() - begun < 60:
-        time.sleep(0.2)  # nothing is asked for a moment, then it is loaded
-        with Ranks(1, on="cpu", timeout=60) as ranks:
-            have = ranks.run(loaded)[0][1]
-    assert have
-
-
 def train() -> list[float]:
     """Return the weights after two steps on this rank's own data."""
     torch.manual_seed(0)

@@ -42,15 +42,6 @@ def test_text_and_lists_of_any_length_arrive(
     assert sent(pipes, ["x" * length]) == ["x" * length]
 
 
-@pytest.mark.parametrize("length", [0, 1, LIMIT // 4 - 60, LIMIT // 4, LIMIT])
-def test_tensors_of_any_length_arrive(pipes: tuple[ObjectPipe, ObjectPipe], length: int) -> None:
-    value = {"a": torch.arange(length), "b": [torch.rand(length, 2), length]}
-    found = sent(pipes, value)
-    assert torch.equal(found["a"], value["a"])
-    assert torch.equal(found["b"][0], value["b"][0])
-    assert found["b"][1] == length
-
-
 FACTOR = 3
 
 
@@ -90,23 +81,6 @@ def test_code_arrives_as_it_was(
     assert (found.co_filename, found.co_qualname) == (code.co_filename, code.co_qualname)
     assert list(found.co_positions()) == list(code.co_positions())
     assert found.co_exceptiontable == code.co_exceptiontable
-
-
-def test_code_with_constants_that_no_compiler_makes_arrives(
-    pipes: tuple[ObjectPipe, ObjectPipe],
-) -> None:
-    code = (lambda: 0).__code__
-    odd = code.replace(co_consts=(*code.co_consts, [1, 2], range(3)))
-    odder = code.replace(co_consts=(*code.co_consts, torch.float32))
-    assert sent(pipes, odd).co_consts[-2:] == ([1, 2], range(3))
-    assert sent(pipes, odder).co_consts[-1] is torch.float32
-
-
-def test_functions_arrive_with_their_closure_and_defaults(
-    pipes: tuple[ObjectPipe, ObjectPipe],
-) -> None:
-    assert sent(pipes, scaled(2))(5) == scaled(2)(5)
-    assert sent(pipes, with_a_class())().step() == 1
 
 
 def test_several_large_objects_of_one_message_arrive_in_order(

@@ -50,21 +50,6 @@ def test_a_cell_that_makes_groups_can_be_run_again_and_again(ranks: Ranks) -> No
     assert max(ranks.run(files)) < before + 60  # as many groups as are kept until the next look
 
 
-def test_the_groups_of_a_mesh_are_found_by_their_names(ranks: Ranks) -> None:
-    """Some PyTorch releases keep a mesh's groups by name only; others hold the groups as well."""
-
-    def names() -> tuple[list[str], list[str]]:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        from course_lib.ranks._torch.process_world import group_names
-
-        mesh = init_device_mesh("cpu", (2, 2))
-        return list(group_names(mesh)), [mesh.get_group(i).group_name for i in range(2)]
-
-    for found, right in ranks.run(names):
-        assert found == right
-
-
 def test_groups_and_meshes_that_are_kept_work_in_later_calls(ranks: Ranks) -> None:
     def keep() -> None:
         import builtins

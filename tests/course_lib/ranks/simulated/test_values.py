@@ -47,24 +47,6 @@ def test_sums_equal_gloo_within_rounding(k: int) -> None:
                 assert (ours[rank].double() - theirs[rank].double()).abs().max() <= bound
 
 
-def _from_any() -> list[float]:
-    rank, k = dist.get_rank(), dist.get_world_size()
-    x = torch.full((2,), float(rank))
-    if rank:
-        dist.send(x, 0)
-        return []
-    got = []
-    for _ in range(k - 1):
-        source = dist.recv(x)
-        assert x[0].item() == source
-        got.append(x[0].item())
-    return got
-
-
-def test_receive_from_any_source() -> None:
-    assert sorted(Ranks(4, on="simulated").run(_from_any)[0]) == [1, 2, 3]
-
-
 def _refused() -> list[str]:
     k = dist.get_world_size()
     texts = []
