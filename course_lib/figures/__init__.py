@@ -16,6 +16,7 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_chunks`: draws which rank holds which chunk before, during and after a collective
 - `_winners`: draws a map of the fastest algorithm for each size and number of ranks
 - `_steps`: turns the marks and the trace of a training step into bars
+- `_feedback`: draws a step of error feedback
 - `_graphs`: draws which ranks get messages from which
 - `_schedules`: draws the schedules of pipelines
 - `diagrams`: draws who holds what and what goes where, in boxes and arrows
@@ -36,6 +37,7 @@ from course_lib.figures._chunks import (
     steps_in_words,
 )
 from course_lib.figures._explore import Explored, explore, tip
+from course_lib.figures._feedback import feedback_step
 from course_lib.figures._graphs import communication_graph
 from course_lib.figures._schedules import draw_schedules
 from course_lib.figures._shown import (
@@ -71,6 +73,7 @@ __all__ = [
     "error_curves",
     "explore",
     "explore_chunks",
+    "feedback_step",
     "label_ends",
     "marked_chunks",
     "order_of_rows",

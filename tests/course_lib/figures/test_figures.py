@@ -18,6 +18,7 @@ from IPython.utils.capture import capture_output
 from course_lib.figures import (
     bytes_and_quality,
     error_curves,
+    feedback_step,
     show,
     step_spans,
     timeline,
@@ -176,6 +177,23 @@ def test_impossible_timelines_are_refused():
 
 
 # --- order_of_rows --------------------------------------------------------------------------------
+
+
+def test_a_step_of_feedback_shows_what_was_sent_what_is_left_and_the_errors_so_far() -> None:
+    states = [
+        (torch.tensor([5.0, 2.0]), torch.tensor([5.0, 0.0]), torch.tensor([0.4, 0.4])),
+        (torch.tensor([5.0, 4.0]), torch.tensor([5.0, 0.0]), torch.tensor([0.3, 0.5])),
+    ]
+    figure = feedback_step(states, 2)
+    bars, lines = figure.axes
+    assert [[bar.get_height() for bar in group] for group in bars.containers] == [
+        *([5.0, 4.0], [5.0, 0.0], [0.0, 4.0]),
+    ]
+    assert [group.get_label() for group in bars.containers][1:] == ["sent", "new residual"]
+    drawn = {line.get_label(): line.get_ydata() for line in lines.lines}
+    assert drawn["with residual"] == pytest.approx([0.4, 0.3])
+    assert drawn["without"] == pytest.approx([0.4, 0.5])
+    plt.close(figure)
 
 
 def step_with_two_calls() -> list[tuple[str, float]]:
