@@ -105,19 +105,6 @@ def test_a_monitored_barrier_waits_for_no_plain_one(on: str) -> None:
         ranks.run(program)
 
 
-def test_a_monitored_barrier_is_one() -> None:
-    ranks = Ranks(3, on="simulated")
-    ranks.run(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))
-    assert ranks.trace.calls(0) == {"barrier": 1}
-
-    def skipped() -> None:
-        if dist.get_rank() != 2:
-            dist.monitored_barrier(wait_all_ranks=True)
-
-    with pytest.raises(DeadlockError, match="rank 2"):
-        ranks.run(skipped)
-
-
 def test_two_profilers_at_once_are_refused_and_one_works() -> None:
     """Two would end this process with SIGSEGV."""
 
