@@ -238,7 +238,6 @@ def run_server(
 
 def lumps_of(problem: Problem, optimizer: str) -> Lumps:
     """Count, on two ranks, the computation between an incoming and an outgoing message."""
-    training_rows()  # read here: on a rank, reading would be counted
     two = Problem(2, problem.rows, problem.target)
     few, more = 2, 6
     setting = Setting(optimizer, 0.01)
@@ -249,6 +248,7 @@ def lumps_of(problem: Problem, optimizer: str) -> Lumps:
         computed = [each for each in ranks.trace.events if each.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
+    spent(few)  # the first run may read the rows, which would be counted
     # The difference excludes what is computed only once, such as the first weights.
     rises = [(b - a) / (more - few) for a, b in zip(spent(few), spent(more), strict=True)]
     return Lumps(*rises)

@@ -118,3 +118,17 @@ def test_the_servers_port_carries_every_gradient(name: str) -> None:
         times, _ = run_server(problem, name, GENTLE, 0, 12, network, lumps_of(problem, "SGD"))
         rest = (times[-1] - times[3]) / 8
         assert rest == pytest.approx(gradient_bytes() / 30e3, rel=0.02)
+
+
+def test_a_backup_worker_leaves_a_straggler_out() -> None:
+    network, lumps = network_of(*FAST), lumps_of(SMALL, "SGD")
+    ends = {
+        (factor, first): run_server(
+            replace(SMALL, straggler=factor), "asynchronous", GENTLE, 0, 9, network, lumps,
+            options={"wait_for": first},
+        )[0][-1]
+        for factor in (1.0, 20.0)
+        for first in (2, 3)
+    }  # fmt: skip
+    assert ends[20.0, 2] == pytest.approx(ends[1.0, 2], rel=0.05)
+    assert ends[20.0, 3] > 5 * ends[1.0, 3]
