@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
+from tests.helpers.lecture_size import CELLS, WORDS, size_of
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
 from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.printed_again import differences
@@ -36,6 +37,15 @@ LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"
 def test_a_lecture_leads_to_the_symbols_and_the_glossary(path: Path) -> None:
     first = nbformat.read(path, as_version=4).cells[0].source
     assert first.splitlines()[-1] == LINKS, "the last line of the first cell"
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("path", CORE, ids=name)
+def test_a_core_lecture_is_short_asks_and_states_its_time(path: Path) -> None:
+    size = size_of(path)
+    assert size.cells <= 1.1 * CELLS and size.words <= 1.1 * WORDS, size
+    assert abs(size.minutes - size.stated) <= 5, size
+    assert 3 <= size.guesses <= 5 and size.puzzles <= 2, size
 
 
 def notebooks(folder: Path) -> list[Path]:
