@@ -246,7 +246,7 @@ def computes_between(
     Args:
         bounds: ``bounds(case, observed, rank)``: for each operation, in the order of their launch,
             the least seconds at its launch, and the most at its end.
-        kinds: the kinds of these operations.
+        *kinds: the kinds of these operations.
         part: the part of the points that is lost.
 
     """

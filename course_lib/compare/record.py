@@ -10,7 +10,7 @@ Two things are different while a step is recorded:
 
 - **Dropout drops nothing.** Ranks cannot draw the masks that one rank draws. So `nn.Dropout`
   returns its input. Its masks are recorded, and `compare` checks them separately. Dropout inside
-  `nn.MultiheadAttention` and `nn.LSTM` is off. The step itself must turn off functions such as
+  attention and of an LSTM is off. The step itself must turn off functions such as
   `dropout`.
 - **`trusted_run` disturbs some of its runs** by a rounding of each weight, input, output and
   gradient. The tolerance is how far these disturbances spread.

@@ -43,6 +43,15 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 """How many steps run before we look for a repetition, in the first and in the last try."""
 
 
+def _read_rows() -> None:
+    """Let the process of simulated ranks read the rows, in a run in which no operator is counted."""
+    Ranks(1, on="simulated").run(_noted)
+
+
+def _noted() -> None:
+    training_rows()
+
+
 # --- in step ------------------------------------------------------------------------------------
 
 
@@ -75,7 +84,7 @@ def run_steps(
     Without a network nothing costs time: use this if you need only the weights. With a network,
     operators are counted.
     """
-    training_rows()  # read here: on a rank, reading would be counted
+    _read_rows()
     device = None if network is None else problem.device
     ranks = Ranks(problem.workers, on="simulated", network=network or FREE, device=device)
     looking = "all" if ALGORITHMS[name].differ else "first"
@@ -226,7 +235,7 @@ def run_server(
     `options`, of `serve`, are those of the algorithm by default. With `counted`, operators are
     counted in addition to the declared lumps.
     """
-    training_rows()  # read here: on a rank, reading would be counted
+    _read_rows()
     device = problem.device if counted else None
     served = ALGORITHMS[name].server or {} if options is None else options
     ranks = Ranks(problem.workers + 1, on="simulated", network=network, device=device)
