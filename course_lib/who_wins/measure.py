@@ -44,7 +44,7 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 
 
 def _read_rows() -> None:
-    """Let the process of simulated ranks read the rows, in a run in which no operator is counted."""
+    """Let the process of simulated ranks read the rows, in a run that counts no operator."""
     Ranks(1, on="simulated").run(_noted)
 
 
