@@ -93,7 +93,10 @@ def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None
     assert others == ["bob"] and list(contents(to).values()) == ["for ada"]
 
 
-@pytest.mark.filterwarnings("ignore:Passing unrecognized arguments")  # a slip of nbgrader's own
+@pytest.mark.filterwarnings("ignore:Passing unrecognized arguments")  # slips of nbgrader's own
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_the_exchange_gets_the_pages_of_those_who_used_it(
     course: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
