@@ -80,6 +80,7 @@ def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.large
 def test_a_part_that_does_not_end_well_leaves_its_rows(
     body: str, limit: int, said: str, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def nbgrader(course: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.large
 def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(course: Path) -> None:
     before = sorted(path for path in course.rglob("*"))
     nbgrader(course, "generate_assignment", ASSIGNMENT)

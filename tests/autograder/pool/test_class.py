@@ -187,6 +187,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
 
 
 @pytest.mark.usefixtures("as_it_was")
+@pytest.mark.large
 def test_a_mended_check_changes_nothing_before_it_is_booked(
     course: Course, autograder: Commands
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
 
 
 @pytest.mark.usefixtures("as_it_was")
+@pytest.mark.large
 def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Commands) -> None:
     """After a mended check nobody reads 300 answers again; a changed answer is read again."""
     url = load_config(course.root).CourseDirectory.db_url

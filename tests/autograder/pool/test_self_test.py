@@ -155,6 +155,7 @@ def test_the_pool_gives_up_only_if_nothing_can_be_graded(
 
 
 @pytest.mark.usefixtures("new_sandbox")
+@pytest.mark.large
 def test_a_sandbox_in_which_pytorch_divides_wrongly(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
 
 
 @pytest.mark.usefixtures("new_sandbox")
+@pytest.mark.large
 def test_plain_nbgrader_books_nothing_either(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:

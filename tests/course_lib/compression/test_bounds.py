@@ -21,6 +21,7 @@ def samples(compressor: Compressor, x: torch.Tensor, times: int = TIMES) -> torc
 
 
 @over("name", UNBIASED)
+@pytest.mark.large
 def test_right_on_average(name: str) -> None:
     """Every element's mean lies within five of its own standard errors."""
     x = torch.randn(150, generator=torch.Generator().manual_seed(3))

@@ -93,6 +93,7 @@ def failed(found: dict[str, str], names: list[str]) -> dict[str, str]:
     return {name: found[name] for name in names if found[name] != "passed"}
 
 
+@pytest.mark.large
 def test_a_few_of_pytorch_s_tests(tmp_path):
     assert not failed(verdicts(tmp_path, *QUICK), QUICK)
 

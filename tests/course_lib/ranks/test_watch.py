@@ -76,6 +76,7 @@ os.write(1, told.encode())
 
 
 @pytest.mark.parametrize("way", ["by -m", pytest.param("imported", marks=pytest.mark.large)])
+@pytest.mark.large
 def test_a_right_script_is_left_alone(way: str, tmp_path: Path) -> None:
     words = ["-m", "course_lib.ranks.watch"] if way == "by -m" else []
     first = "import course_lib.ranks.watch\n" if way == "imported" else ""
@@ -227,6 +228,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.large
 def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOCKED)
     job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
@@ -254,6 +256,7 @@ if dist.get_rank() == 0 or sys.argv[1] == "circle":
         ("ended", "(1800 s), or sooner if the backend notices that rank 1 has exited."),
     ],
 )
+@pytest.mark.large
 def test_when_the_job_will_end_is_told(what: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDS_SOON)
     job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", what, ranks=2)
@@ -270,6 +273,7 @@ while True:
 """
 
 
+@pytest.mark.large
 def test_a_job_that_is_cancelled_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKS)
     job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)

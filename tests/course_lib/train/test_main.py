@@ -118,6 +118,7 @@ def test_ctrl_c_ends_all_ranks_at_once_and_without_tracebacks_of_ours(tmp_path):
     assert "terminate called" not in errors
 
 
+@pytest.mark.large
 def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     with started("course_lib.train", *SMALL, "--steps", "3", folder=tmp_path) as process:
         output, errors = process.communicate(timeout=300)

@@ -17,6 +17,7 @@ SMALL = (
 )
 
 
+@pytest.mark.large
 def test_a_small_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--algorithms", "flat", "1-bit", "asynchronous", "--folder", str(tmp_path))
     figure = tmp_path / "map.png"
