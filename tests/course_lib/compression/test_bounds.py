@@ -1,5 +1,6 @@
 """Bias, variance and contraction: as the docstrings, and the papers, state them."""
 
+import pytest
 import torch
 
 from course_lib.compression import (
