@@ -45,11 +45,11 @@ _FIRST_TRY, _LAST_TRY = 6, 24
 
 def _read_rows() -> None:
     """Let the process of simulated ranks read the rows, in a run that counts no operator."""
-    Ranks(1, on="simulated").run(_noted)
+    Ranks(1, on="simulated").run(_read_on_a_rank)
 
 
-def _noted() -> None:
-    training_rows()
+def _read_on_a_rank() -> None:
+    training_rows()  # kept there, and not sent back
 
 
 # --- in step ------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def lumps_of(problem: Problem, optimizer: str) -> Lumps:
         computed = [each for each in ranks.trace.events if each.kind == "compute"]
         return [sum(e.end - e.start for e in computed if e.rank == rank) for rank in (1, 0)]
 
-    spent(few)  # the first run may read the rows, which would be counted
+    _read_rows()
     # The difference excludes what is computed only once, such as the first weights.
     rises = [(b - a) / (more - few) for a, b in zip(spent(few), spent(more), strict=True)]
     return Lumps(*rises)
