@@ -23,7 +23,6 @@ from tests.helpers.solutions import (
     solution_of,
     trouble_in,
 )
-from tests.helpers.tiers import tier
 from tests.helpers.variation import unvaried
 
 ASSIGNMENTS = assignments(SOURCES)
@@ -83,27 +82,21 @@ def told(report: CheckReport) -> str:
     return "\n".join([str(report), *(f"in your check: {trouble}" for trouble in troubles)])
 
 
-TASKS = [(folder, task) for folder in READABLE for task in checks_of(folder)]
+TASKS = [
+    pytest.param(folder, task, id=f"{folder.name}-{task}")
+    for folder in READABLE
+    for task in checks_of(folder)
+]
 PLACES: tuple[Place, ...] = ("simulated", "cpu")
-
-
-def tasks() -> list[Any]:
-    """Return a parameter for each task; `make test` runs the first one of each assignment."""
-    first = dict(reversed(TASKS))
-    return [
-        pytest.param(folder, task, id=f"{folder.name}-{task}", marks=tier(task == first[folder]))
-        for folder, task in TASKS
-    ]
 
 
 FAILING = [
     pytest.param(
         *(folder, mutant, place),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}-{place}",
-        marks=tier(place == "simulated" and number % 18 == 4),
     )
     for folder in READABLE
-    for number, mutant in enumerate(mutants_in(folder))
+    for mutant in mutants_in(folder)
     for place in PLACES
     if place in mutant.where
 ]
@@ -120,19 +113,19 @@ def test_its_files_can_be_read(folder: Path) -> None:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("folder", "task"), TASKS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_the_solution_passes_every_case(folder: Path, task: str) -> None:
     report = run(folder, task, solution_of(folder, task))
     assert report.passed, told(report)
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks())
+@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_the_solution_passes_every_case_on_cpu_ranks(folder: Path, task: str) -> None:
     report = run(folder, task, solution_of(folder, task), "cpu")
     assert report.passed, told(report)
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks())
+@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None:
     def stub(*_: Any, **__: Any) -> None:
         raise NotImplementedError
@@ -173,7 +166,7 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
 
 
-@pytest.mark.parametrize(("folder", "task"), tasks())
+@pytest.mark.parametrize(("folder", "task"), TASKS)
 def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
     """A wrong solution may ignore an argument that no case varies."""
     check = checks_of(folder)[task]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.helpers import ROOT
-from tests.helpers.tiers import tier
 
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
@@ -51,7 +50,8 @@ def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["facts", *(pytest.param(part, marks=tier(False)) for part in ("one_rank", "overlap"))]
+    "part",
+    ["facts", *(pytest.param(part, marks=pytest.mark.large) for part in ("one_rank", "overlap"))],
 )
 def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
     done = gpu("--emulated", "--only", part, "--out", str(tmp_path))
@@ -64,15 +64,8 @@ def test_parts_of_make_gpu_run_on_the_cpu(part: str, tmp_path: Path) -> None:
     ("body", "limit", "said"),
     [
         ("yield {'a': 1}; time.sleep(600)", 30, "was ended after"),
-        pytest.param(
-            "yield {'a': 1}; raise KeyError('oh')", 500, "KeyError: 'oh'", marks=tier(False)
-        ),
-        pytest.param(
-            "yield {'a': 1, 'result': 'FAILED'}",
-            500,
-            "at least one row says FAILED",
-            marks=tier(False),
-        ),
+        ("yield {'a': 1}; raise KeyError('oh')", 500, "KeyError: 'oh'"),
+        ("yield {'a': 1, 'result': 'FAILED'}", 500, "at least one row says FAILED"),
         (
             "yield {'a': 1}; raise gpu_parts.NotThere('no such thing')",
             500,

@@ -14,7 +14,6 @@ from tests.helpers.lecture_size import CELLS, WORDS, size_of
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, broken_links, problems, without_code
 from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.printed_again import differences
-from tests.helpers.tiers import tier
 
 CORE = sorted((ROOT / "lectures").glob("*.ipynb"))
 LECTURES = [*CORE, *sorted((ROOT / "lectures" / "further").glob("*.ipynb"))]
@@ -63,13 +62,9 @@ def test_the_source_of_an_assignment_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, ASSIGNMENT)), "\n".join(found)
 
 
-BY_DEFAULT = ("00_start_here",)
-"""The lecture that `make test` executes; `make test-all` executes every one."""
-
-
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=tier(path.stem in BY_DEFAULT)) for path in LECTURES],
+    [LECTURES[0], *(pytest.param(path, marks=pytest.mark.large) for path in LECTURES[1:])],
     ids=name,
 )
 def test_a_lecture_executes(path: Path, tmp_path: Path) -> None:

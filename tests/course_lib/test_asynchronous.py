@@ -16,7 +16,6 @@ from course_lib.asynchronous import ParameterServer, Update, serve
 from course_lib.local_sgd import flatten, unflatten
 from course_lib.ranks import Network, RankError, Ranks
 from tests.helpers.ddp_scenarios import mlp
-from tests.helpers.folding import over
 
 LR = 0.05
 FREE = Network(latency=0.0, bandwidth=float("inf"))
@@ -98,7 +97,7 @@ def by_the_clock(seconds: list[float], updates: int) -> list[tuple[int, int]]:
 SPEEDS = {2: [0.01], 3: [0.01, 0.027], 4: [0.01, 0.0131, 0.0517]}
 
 
-@over("k", SPEEDS)
+@pytest.mark.parametrize("k", SPEEDS)
 def test_events_come_in_the_order_of_time_and_replay_bit_for_bit(k):
     ranks = Ranks(k, on="simulated", network=FREE)
     history, weights = run(ranks, SPEEDS[k], 40)
@@ -114,7 +113,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-@over("options", MODES)
+@pytest.mark.parametrize("options", MODES)
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2), ("cpu", 4)])
 def test_the_weights_are_those_of_the_history(ranks_of, on, k, options):
     options = dict(options)
@@ -127,7 +126,7 @@ def test_the_weights_are_those_of_the_history(ranks_of, on, k, options):
     assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
 
 
-@over("bound", [0, 1, 3])
+@pytest.mark.parametrize("bound", [0, 1, 3])
 def test_nobody_gets_further_ahead_than_the_bound(bound):
     seconds = [0.01, 0.011, 0.3]
     history, _ = run(Ranks(4, on="simulated", network=FREE), seconds, 60, bound=bound)
@@ -170,15 +169,15 @@ def test_all_workers_and_no_backup_is_synchronous_sgd():
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
-@over("options", [{}, {"bound": 1}, {"wait_for": 2}])
+@pytest.mark.parametrize("options", [{}, {"bound": 1}, {"wait_for": 2}])
 def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
     history, _ = run(ranks_of(on, 4), [0.002] * 3, 20, leave_after=3, **options)
     assert sum(each.applied for each in history) == 20 * options.get("wait_for", 1)
     assert sum(each.worker == 1 for each in history) == 3
 
 
-@over(
-    "k, options, why",
+@pytest.mark.parametrize(
+    ("k", "options", "why"),
     [
         (4, {"wait_for": 3, "leave_after": 2}, "worker 1 left: .* 3 workers, and only 2"),
         (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
@@ -198,8 +197,8 @@ def wrong_worker(server: int) -> None:
     client.push()
 
 
-@over(
-    "server, why",
+@pytest.mark.parametrize(
+    ("server", "why"),
     [
         (0, "rank 0 is the server"),
         (2, "server must be a rank, 0 to 1, got 2"),

@@ -10,8 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from course_lib.context_parallel import positions_of, ring_attention
 from course_lib.ranks import Device, Network, RankError, Ranks
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
 LENGTHS = [16, 13, 3]  # the last is shorter than the number of pieces
@@ -51,11 +49,11 @@ def put_together(results: list[Any], length: int) -> list[Tensor]:
     return together
 
 
-@over("length", LENGTHS)
-@over("causal", [True, False])
-@over("zigzag", [True, False])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("zigzag", [True, False])
 @pytest.mark.parametrize(
-    ("on", "k"), [*in_tiers(WORLDS), ("nccl", 2), pytest.param("nccl", 3, marks=pytest.mark.large)]
+    ("on", "k"), [*WORLDS, ("nccl", 2), pytest.param("nccl", 3, marks=pytest.mark.large)]
 )
 def test_results_and_gradients_are_those_of_the_whole_sequence(
     ranks_of, on, k, zigzag, causal, length
@@ -78,7 +76,7 @@ def test_in_16_bits_it_is_as_exact_as_these(ranks_of):
         torch.testing.assert_close(mine, exact, rtol=2**-8, atol=1e-6)
 
 
-@over("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_bytes_are_those_of_the_formula(ranks_of, k):
     """2n(K-1) forward; as many and 2nK backward, with n bytes of a rank's keys."""
     ranks = ranks_of("simulated", k)
@@ -122,8 +120,9 @@ def wrong(tokens: int, other: int) -> Tensor:
     return ring_attention(q, k, k, 8)
 
 
-@over(
-    "tokens, other, said", [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")]
+@pytest.mark.parametrize(
+    ("tokens", "other", "said"),
+    [(4, 3, "must have one shape"), (5, 5, r"must have 4 of the 8 tokens, ")],
 )
 def test_slices_of_other_sizes_are_refused(ranks_of, tokens, other, said):
     with pytest.raises(RankError, match=said):

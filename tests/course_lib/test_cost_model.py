@@ -14,7 +14,6 @@ from course_lib.collectives import pipelined_ring
 from course_lib.cost_model import Link, fit_link
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
-from tests.helpers.folding import over
 
 NETWORK = Network(latency=1.3e-3, bandwidth=7e6)
 WITH_OVERHEAD = Network(latency=1.3e-3, bandwidth=7e6, overhead=0.4e-3)
@@ -43,8 +42,8 @@ def run_one(name: str) -> None:
     getattr(collectives, name)(torch.ones(LENGTH))
 
 
-@over("name", WITH_FORMULA)
-@over("k, network", [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
+@pytest.mark.parametrize("name", WITH_FORMULA)
+@pytest.mark.parametrize(("k", "network"), [(3, NETWORK), (4, WITH_OVERHEAD), (5, WITH_OVERHEAD)])
 def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
     ranks = Ranks(k, on="simulated", network=network)
     ranks.run(run_one, name)
@@ -57,7 +56,7 @@ def test_an_algorithm_takes_the_time_of_its_formula(k, name, network):
         assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@over("nodes, ranks_per_node", [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)])
 def test_two_levels(nodes, ranks_per_node):
     inside = Network(latency=1e-5, bandwidth=1e9)
     between = Network(1e-3, 1e7, node_size=ranks_per_node, inside=inside)
@@ -74,9 +73,9 @@ def test_two_levels(nodes, ranks_per_node):
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9)
 
 
-@over("latency", [1e-6, 1.3e-3, 1.0])
-@over("segments", [1, 3, 8])
-@over("k, overhead", [(2, 0.0), (5, 4e-4)])
+@pytest.mark.parametrize("latency", [1e-6, 1.3e-3, 1.0])
+@pytest.mark.parametrize("segments", [1, 3, 8])
+@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (5, 4e-4)])
 def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency, overhead):
     network = Network(latency, NETWORK.bandwidth, overhead)
     ranks = Ranks(k, on="simulated", network=network)
@@ -88,7 +87,7 @@ def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency, 
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@over("k", [2, 3, 8, 64])
+@pytest.mark.parametrize("k", [2, 3, 8, 64])
 def test_a_switch_that_adds_carries_less_than_any_ranks_that_do(k):
     n = 1e9
     in_network = cost_model.in_network_all_reduce_time(n, k, NETWORK)
@@ -150,8 +149,8 @@ def test_a_fit_finds_the_link_that_made_the_times(latency, bandwidth, k):
     assert fit_link(times, 2 * (k - 1), 2 * (k - 1) / k) == pytest.approx(link, rel=1e-6)
 
 
-@over(
-    "measurements, message",
+@pytest.mark.parametrize(
+    ("measurements", "message"),
     [
         ([(100, 1.0), (100, 2.0)], "two different sizes"),
         ([(100, 1.0), (200, 0.0)], "positive times"),

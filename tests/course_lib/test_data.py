@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.data import digits, linear_regression
-from tests.helpers.folding import over
 
 
 def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]:
     return sorted(torch.cat([images * 16, labels[:, None].float()], dim=1).tolist())
 
 
-@over("test_fraction", [0.0, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.2, 0.5, 0.99])
 def test_train_and_test_hold_every_digit_once(test_fraction):
     from sklearn.datasets import load_digits  # takes 2 s, of every worker if it stood at the top
 
@@ -43,7 +42,7 @@ def test_dtypes_shapes_and_range():
     assert label == train.tensors[1][3]
 
 
-@over("test_fraction", [-0.1, 1.0, 20.0])
+@pytest.mark.parametrize("test_fraction", [-0.1, 1.0, 20.0])
 def test_impossible_fraction_is_refused(test_fraction):
     with pytest.raises(ValueError, match="test_fraction"):
         digits(test_fraction=test_fraction)
@@ -68,7 +67,7 @@ def test_least_squares_finds_w_up_to_the_noise():
     assert abs(residual - noise) < 5 * noise / (2 * n) ** 0.5
 
 
-@over("n, dim, noise", [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
+@pytest.mark.parametrize(("n", "dim", "noise"), [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
 def test_impossible_regression_is_refused(n, dim, noise):
     with pytest.raises(ValueError, match="n and dim must be 1 or more"):
         linear_regression(n, dim, noise)

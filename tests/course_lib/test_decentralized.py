@@ -28,8 +28,6 @@ from course_lib.decentralized import (
 from course_lib.ranks import RankError, Ranks
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import WORLDS, batches, mlp, own_shards
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 STEPS, LR = 5, 0.3
 
@@ -76,8 +74,8 @@ def by_hand(name: str, k: int) -> Tensor:
     return torch.stack([vector(net.parameters()) for net in nets])
 
 
-@over("name", NAMES)
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_gossip_equals_its_formula(ranks_of, on, k, name):
     replicas = torch.stack(ranks_of(on, k).run(train, name))
     torch.testing.assert_close(replicas, by_hand(name, k), rtol=1e-12, atol=1e-13)
@@ -129,8 +127,8 @@ def test_every_mixing_is_doubly_stochastic_and_shrinks_distances(rows, columns):
         assert after <= second_eigenvalue(matrix) * before + 1e-9
 
 
-@over("name", ["ring_mixing", "torus", "exponential_mixing", "complete_mixing"])
-@over("k", [4, 8, 16])
+@pytest.mark.parametrize("name", ["ring_mixing", "torus", "exponential_mixing", "complete_mixing"])
+@pytest.mark.parametrize("k", [4, 8, 16])
 def test_the_second_eigenvalue_is_that_of_the_docstring(name, k):
     matrix = torus_mixing(k // 4, 4) if name == "torus" and k > 4 else mixing_of(name, k)
     assert isinstance(matrix, Tensor)
@@ -144,8 +142,8 @@ def test_the_second_eigenvalue_is_that_of_the_docstring(name, k):
     assert written[[4, 8, 16].index(k)] == pytest.approx(found, abs=6e-4)
 
 
-@over(
-    "matrix, why",
+@pytest.mark.parametrize(
+    ("matrix", "why"),
     [
         (torch.eye(3), "4 ranks need a mixing matrix of 4 × 4, not of 3 × 3"),
         (torch.tensor(1.0), "no dimension"),
@@ -174,8 +172,8 @@ def wrong_use(how: str) -> None:
     gossip.start()
 
 
-@over(
-    "how, why",
+@pytest.mark.parametrize(
+    ("how", "why"),
     [
         ("matrix", "ValueError.*not doubly stochastic"),
         ("later matrix", "ValueError.*not doubly stochastic"),

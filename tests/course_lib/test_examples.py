@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from course_lib import READING_ORDER, cost_model
 from tests.helpers import ROOT
-from tests.helpers.tiers import tier
 
 Names = dict[str, Any]
 
@@ -191,9 +190,7 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=tier(name.count(".") == 1)) for name in OF_RUNGS]
-)
+@pytest.mark.parametrize("name", OF_RUNGS)
 def test_the_examples_of_a_rung_do_what_they_say(ranks_of, name):
     first, second = ranks_of("cpu", 2).run(on_a_rank, name, EXAMPLES[name])
     promised = AFTERWARDS.get(name.removeprefix("course_lib."), lambda *_: True)

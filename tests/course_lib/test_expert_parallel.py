@@ -7,8 +7,6 @@ from torch import nn
 
 from course_lib.expert_parallel import ExpertParallel, mixture_of_experts, route
 from course_lib.ranks import RankError
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
@@ -39,8 +37,8 @@ def on_a_rank(top_k: int, capacity_factor: float | None) -> tuple:
     return y.detach(), x.grad, {name: p.grad for name, p in layer.named_parameters()}
 
 
-@over("top_k, capacity_factor", CASES)
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("top_k", "capacity_factor"), CASES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, capacity_factor):
     """Where tokens are dropped: of one process that takes each rank's tokens by themselves."""
     router, experts = parts()
@@ -111,7 +109,7 @@ def frozen_here(inputs_too: bool) -> list[bool]:
     return [p.grad is not None for p in layer.experts.parameters()]
 
 
-@over("inputs_too", [False, True])
+@pytest.mark.parametrize("inputs_too", [False, True])
 def test_ranks_that_want_no_gradient_pass_on_those_of_others(ranks_of, inputs_too):
     first, second = ranks_of("cpu", 2).run(frozen_here, inputs_too)
     assert not any(first)

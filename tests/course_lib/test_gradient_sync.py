@@ -16,8 +16,6 @@ from course_lib.ranks import RankError, Ranks
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import STEPS, WORLDS, batches, mlp
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 STRATEGIES: dict[str, Callable[..., None]] = {
     "per parameter": gradient_sync.sync_per_parameter,
@@ -55,8 +53,8 @@ def one_machine() -> list[torch.Tensor]:
     return [param.detach() for param in net.parameters()]
 
 
-@over("strategy", STRATEGIES)
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_five_steps_equal_those_of_one_machine(ranks_of, on, k, strategy):
     replicas = ranks_of(on, k).run(train, strategy)
     for replica in replicas:
@@ -100,7 +98,7 @@ def odd_parameters(strategy: str) -> list[torch.Tensor | None]:
     return [param.grad for param in params.values()]
 
 
-@over("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_missing_frozen_tied_and_half(ranks_of, on, strategy):
     for grads in ranks_of(on, 3).run(odd_parameters, strategy):
@@ -133,8 +131,8 @@ def different(what: str) -> None:
     verify_same_model(net)
 
 
-@over(
-    "what, named",
+@pytest.mark.parametrize(
+    ("what", "named"),
     [
         ("shape", r"'0\.weight' is \(4, 3\) .* on rank 0 and \(5, 3\) .* on rank 2"),
         ("dtype", r"'0\.weight' is .*float32 on rank 0 and .*float64 on rank 2"),
@@ -154,7 +152,7 @@ def of_a_sparse_gradient(strategy: str) -> None:
     STRATEGIES[strategy](embedding.parameters())
 
 
-@over("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_sparse_gradient_is_refused(strategy):
     with pytest.raises(RankError, match=r"TypeError: .*sparse=False"):
         Ranks(2, on="simulated").run(of_a_sparse_gradient, strategy)

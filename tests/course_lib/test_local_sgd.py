@@ -13,8 +13,6 @@ from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, unflat
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers, tier
 
 STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
@@ -84,13 +82,13 @@ def close(replicas: list[Tensor], expected: Tensor) -> None:
     torch.testing.assert_close(torch.stack(replicas), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_local_sgd_that_averages_every_step_is_synchronous_sgd(ranks_of, on, k):
     close(ranks_of(on, k).run(train, "LocalSGD", every=1), synchronous().expand(k, -1))
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@over("inner", INNER)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("inner", INNER)
 def test_local_sgd_averages_every_h_steps_and_not_in_between(ranks_of, on, k, inner):
     alone = Alone(k, inner)
     for t, (x, y) in enumerate(batches(steps=STEPS), 1):
@@ -143,8 +141,6 @@ def diloco(
     return [before, alone.weights]
 
 
-EVERYWHERE = [{"every": 5}, {"every": 6, "fragments": 3, "overlap": 1}]
-"""Also `make test` runs these on every number of ranks; the rest runs on two of them."""
 OPTIONS = [
     {"every": 1},
     {"every": 4},
@@ -152,19 +148,15 @@ OPTIONS = [
     {"every": 4, "fragments": 2},
     {"every": 3, "fragments": 3},
     {"every": 4, "overlap": 3},
-    *EVERYWHERE,
+    {"every": 5},
+    {"every": 6, "fragments": 3, "overlap": 1},
 ]
 
 
 @pytest.mark.parametrize(
     ("inner", "on", "k", "options"),
     [
-        pytest.param(
-            inner,
-            *world,
-            options,
-            marks=tier(world in FEW and (inner == "sgd" or options in EVERYWHERE)),
-        )
+        (inner, *world, options)
         for options in OPTIONS
         for inner, worlds in (("sgd", WORLDS), ("adamw", FEW))
         for world in worlds
@@ -214,7 +206,7 @@ def test_an_overlapped_exchange_hides_behind_the_next_steps():
     assert hides == pytest.approx(80e-3, rel=1e-6)
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     alone, on_its_way = Alone(k), torch.tensor(0.0)
     for x, y in batches(steps=STEPS):
@@ -226,8 +218,8 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     close([each[1] for each in replicas], alone.weights - LR * on_its_way)
 
 
-@over(
-    "method, options, why",
+@pytest.mark.parametrize(
+    ("method", "options", "why"),
     [
         ("LocalSGD", {"every": 0}, "every=0 must be at least 1: the number of steps"),
         ("DiLoCo", {"every": 0}, "must be at least 1"),

@@ -19,7 +19,6 @@ from course_lib.replicas import (
 )
 from course_lib.sgd import batch_gradient, sgd_step
 from course_lib.sharding import shard
-from tests.helpers.folding import over
 
 WORLD_SIZES = [1, 2, 3, 4]
 BATCH_SIZES = [1, 2, 3, 5, 8, 17, 64]
@@ -59,9 +58,9 @@ def test_replicas_are_equal_and_share_nothing():
 # --- the gradient ---------------------------------------------------------------------------------
 
 
-@over("dtype", [torch.float64, torch.float32])
-@over("world_size", WORLD_SIZES)
-@over("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
 def test_gradient_equals_that_of_the_whole_batch(batch_size, world_size, dtype):
     x, y = batch_of(batch_size, dtype)
     master = model_of(dtype)
@@ -79,7 +78,7 @@ def test_gradient_equals_that_of_the_whole_batch(batch_size, world_size, dtype):
     assert_same(replicas)
 
 
-@over("batch_size, world_size", [(5, 2), (8, 3), (7, 4), (2, 3)])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(5, 2), (8, 3), (7, 4), (2, 3)])
 def test_plain_average_over_unequal_shards_is_wrong(batch_size, world_size):
     """The mistake the weights are for: it is far outside of rounding, and ours is not."""
     x, y = batch_of(batch_size)
@@ -145,8 +144,8 @@ def test_impossible_batches_are_refused():
 # --- the step ---------------------------------------------------------------------------------
 
 
-@over("dtype", [torch.float64, torch.float32])
-@over("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_training_follows_that_of_one_big_batch(world_size, dtype):
     master = model_of(dtype)
     replicas = replicate(master, ["cpu"] * world_size)

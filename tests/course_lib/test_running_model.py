@@ -15,7 +15,6 @@ from course_lib.running_model import (
     batch_of,
     measure,
 )
-from tests.helpers.folding import over
 
 STEPS = 3
 PARAMETERS = sum(param.numel() for param in transformer(SHAPE).parameters())
@@ -40,7 +39,7 @@ def loss_of_one_process() -> float:
     return loss.item()
 
 
-@over("way", [way for way in WAYS if way != "8 bits"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "8 bits"])
 def test_exact_ways_have_the_loss_of_one_process(rows, way):
     assert rows[way].loss == pytest.approx(loss_of_one_process(), rel=1e-4)
 

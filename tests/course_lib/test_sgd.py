@@ -17,7 +17,6 @@ from course_lib.sgd import (
     sgd_step,
     variance_of_batch_mean,
 )
-from tests.helpers.folding import over
 
 
 def generator(seed: int) -> torch.Generator:
@@ -59,7 +58,7 @@ def test_drop_last_leaves_out_only_the_short_batch(n, batch_size, seed):
     assert all(torch.equal(a, b) for a, b in zip(kept, full, strict=True))
 
 
-@over("n, batch_size", [(10, 0), (10, -1), (-1, 2)])
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 0), (10, -1), (-1, 2)])
 def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
     with pytest.raises(ValueError, match="batch_size"):
         minibatches(n, batch_size)  # not only at the first batch
@@ -68,8 +67,8 @@ def test_wrong_sizes_are_refused_at_the_call(n, batch_size):
 # --- the step ---------------------------------------------------------------------------------
 
 
-@over("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@over("lr", [0.1, 1 / 3, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lr", [0.1, 1 / 3, 1e-3])
 def test_step_equals_torch_sgd_bit_for_bit(dtype, lr):
     g = generator(1)
     ours = [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in [(7, 5), (3,), ()]]
@@ -123,7 +122,7 @@ def test_batch_gradient_of_frozen_and_unused_parameters():
     assert all(g.abs().sum() == 0 for g in gradients[1:])
 
 
-@over("n", [1, 2, 5, 7])
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
 def test_theory_is_exact_over_all_batches(n):
     """Over *all* subsets of size B, not a sample of them, the formula holds to rounding."""
     x, y, _ = linear_regression(n, 3, noise=1.0, seed=n)

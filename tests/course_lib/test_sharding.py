@@ -13,7 +13,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.data import digits
 from course_lib.sharding import ShardedSampler, shard, shard_bounds
-from tests.helpers.folding import over
 
 lengths, world_sizes = st.integers(0, 300), st.integers(1, 20)
 
@@ -41,8 +40,8 @@ def test_shards_equal_tensor_split(length, world_size):
         assert torch.equal(shard(data, world_size, rank), piece)
 
 
-@over("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
-@over("length, world_size, rank", [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
+@pytest.mark.parametrize("function", [shard_bounds, lambda n, k, r: shard(range(n), k, r)])
+@pytest.mark.parametrize(("length", "world_size", "rank"), [(5, 0, 0), (5, 2, 2), (5, 2, -1)])
 def test_impossible_shards_are_refused(function, length, world_size, rank):
     with pytest.raises(ValueError, match="world_size"):
         function(length, world_size, rank)
@@ -51,10 +50,10 @@ def test_impossible_shards_are_refused(function, length, world_size, rank):
 # --- ShardedSampler -----------------------------------------------------------------------------
 
 
-@over("drop_last", [False, True])
-@over("shuffle", [True, False])
-@over("world_size", [1, 2, 3, 4, 5])
-@over("length", [0, 1, 2, 3, 4, 7, 10, 100, 101])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 10, 100, 101])
 def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_last):
     for seed in (0, 1, 12345):
         for rank in range(world_size):
@@ -70,8 +69,8 @@ def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_
                 assert all(type(index) is int for index in indices)
 
 
-@over("sampler", [ShardedSampler, DistributedSampler])
-@over("shuffle", [True, False])
+@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
+@pytest.mark.parametrize("shuffle", [True, False])
 def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
     long = sampler(range(20_001), 2, 1, shuffle)
     expected = list(long)
@@ -81,7 +80,7 @@ def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
     assert [first, *indices] == expected == list(DistributedSampler(range(20_001), 2, 1, shuffle))
 
 
-@over("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_data_loader_takes_it_in_place_of_torchs(world_size):
     images = digits()[0]
     for rank in range(world_size):

@@ -21,7 +21,6 @@ from autograder.passes.examine import examine_cells
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
-from tests.helpers.tiers import tier
 
 pytestmark = needs_sources
 
@@ -165,15 +164,6 @@ ATTACKS = {
     ),
 }
 
-BY_DEFAULT = {
-    "a helper in a folder on the path",
-    "the oracle",
-    "kills all it sees",
-    "through files and shared memory",
-    "in an exception",
-}
-"""One that is odd but honest; one for answers, processes, other ways than the network, inputs."""
-
 
 def notebook_of(attack: Attack) -> Any:
     """Return the submitted notebook."""
@@ -203,13 +193,7 @@ def graded(
     return verdict, notebook, submission
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        pytest.param(attack, id=name, marks=tier(name in BY_DEFAULT))
-        for name, attack in ATTACKS.items()
-    ],
-)
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_it_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
     verdict, notebook, submission = graded(assignment_place, attack)
     passed = {check.task for check in verdict.checks if check.score}

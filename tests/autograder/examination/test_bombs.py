@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.tiers import tier
-
 ROOT = Path(__file__).parents[3]
 MEMORY = 700 * 2**20
 """Bytes that the examiner may take for a case, beyond what it has."""
@@ -142,10 +140,6 @@ BOMBS = {
 }
 
 
-QUICK = {"many smaller ones", "a key that is long, with many items"}
-"""The bomb that is tried by default: the others take long, or are like it."""
-
-
 def examined(bomb: Bomb) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.helpers.examined_alone", str(bomb.ranks)],
@@ -161,9 +155,7 @@ def examined(bomb: Bomb) -> dict[str, Any]:
     return cost
 
 
-@pytest.mark.parametrize(
-    "bomb", [pytest.param(bomb, id=name, marks=tier(name in QUICK)) for name, bomb in BOMBS.items()]
-)
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_the_examiner_stays_small_and_says_why(bomb: Bomb) -> None:
     cost = examined(bomb)
     assert bomb.words in cost["reason"]

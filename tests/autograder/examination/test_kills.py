@@ -22,7 +22,6 @@ from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from course_lib.checking import CheckReport, run_check
 from tests.autograder.examination.test_submission import check
 from tests.helpers.sandbox_processes import processes
-from tests.helpers.tiers import tier
 
 HELPER = "import torch.distributed as dist\nimport time"
 RIGHT = """
@@ -96,17 +95,8 @@ MOMENTS = {
 }
 
 
-IN_SHORT = {("bubblewrap", "in a cell"), ("server", "before the cases"), ("cells", "in case 2")}
-
-
-@pytest.mark.parametrize(
-    ("part", "moment"),
-    [
-        pytest.param(part, moment, marks=tier((part, moment) in IN_SHORT))
-        for part in ("bubblewrap", "init", "server", "cells")
-        for moment in MOMENTS
-    ],
-)
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("part", ["bubblewrap", "init", "server", "cells"])
 def test_a_process_that_is_killed_costs_nobody_points(
     place: SandboxedPlace, part: str, moment: str
 ) -> None:
@@ -121,7 +111,7 @@ def test_a_process_that_is_killed_costs_nobody_points(
     assert report.passed, report
 
 
-@pytest.mark.parametrize("part", [pytest.param("server", marks=tier(False)), "cells"])
+@pytest.mark.parametrize("part", [pytest.param("server", marks=pytest.mark.large), "cells"])
 def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
     place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

@@ -18,7 +18,6 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.mutants import Solution, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
-from tests.helpers.tiers import in_full, tier
 
 pytestmark = needs_sources
 
@@ -29,7 +28,6 @@ CASES = [
     pytest.param(
         *(folder, mutant),
         id=f"{folder.name}-{mutant.task}__{mutant.mistake}",
-        marks=tier(in_full(folder) and len(mutant.where) == 1),
     )
     for folder in ASSIGNMENTS
     for mutant in mutants_in(folder)

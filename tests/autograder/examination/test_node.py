@@ -20,7 +20,6 @@ from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
-from tests.helpers.tiers import tier
 
 pytestmark = needs_sources
 
@@ -62,17 +61,7 @@ def examined(
         return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        pytest.param(
-            mutant,
-            id=f"{mutant.task}__{mutant.mistake}",
-            marks=tier(number % 56 == 0),
-        )
-        for number, mutant in enumerate(mutants())
-    ],
-)
+@pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: f"{mutant.task}__{mutant.mistake}")
 def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -> None:
     carried = examined(open_place, mutant.source, mutant.task, None)
     real = examined(open_place, mutant.source, mutant.task, "cpu")
@@ -84,25 +73,14 @@ def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        pytest.param(
-            *("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
-            marks=tier(False),
-        ),
-        pytest.param(
-            *("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
-            marks=tier(False),
-        ),
-        pytest.param(
-            *("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
-            marks=tier(False),
-        ),
+        ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+        ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
+        ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
         (
             "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
             "Rank 1 raised ValueError: here (Cell In[2], line",
         ),
-        pytest.param(
-            *("if on_gloo: dist.destroy_process_group()", "RuntimeError"), marks=tier(False)
-        ),
+        ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
     ],
 )
 def test_what_fails_on_real_ranks_alone_fails_there(

@@ -18,7 +18,6 @@ from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.vet import MAX_FILES, _read, _repaired
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
-from tests.helpers.tiers import tier
 from tests.helpers.whole_class import leave_few_cases
 
 pytestmark = [
@@ -92,9 +91,6 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
 }
 
-BY_DEFAULT = {"right", "spy", "null", "lines", "utf-16", "cut", "link"}
-"""Nothing odd, a file, damage, a cell, an encoding, no notebook; the others are more of these."""
-
 
 class Course:
     """A course of these submissions; each is graded when it is first asked for."""
@@ -127,9 +123,7 @@ def course(tmp_path_factory: Any) -> Course:
 
 
 @needs_sources
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=tier(name in BY_DEFAULT)) for name in BESIDE]
-)
+@pytest.mark.parametrize("name", BESIDE)
 def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     _, points, words = BESIDE[name]
     verdict = course.verdict(name)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
-from tests.helpers.folding import over
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 
@@ -47,7 +46,7 @@ def test_buckets_of_any_tensors(case, cap, first_cap):
             limit = cap
 
 
-@over("dtypes", [[torch.float32], DTYPES])
+@pytest.mark.parametrize("dtypes", [[torch.float32], DTYPES])
 def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
     """Between them they differ: PyTorch closes a bucket after its cap has been passed."""
     tensors = [torch.empty(i + 1, dtype=dtypes[i % len(dtypes)]) for i in range(9)]
@@ -57,7 +56,7 @@ def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
         assert sorted(assign_buckets(tensors, cap / MEGABYTE, cap / MEGABYTE)) == reversed_back
 
 
-@over("caps", [(-1, 1), (25, -0.5)])
+@pytest.mark.parametrize("caps", [(-1, 1), (25, -0.5)])
 def test_sizes_below_zero_are_refused(caps):
     with pytest.raises(ValueError, match="0 or more"):
         assign_buckets([torch.empty(1)], *caps)

@@ -25,19 +25,11 @@ from course_lib.checking.report import CaseResult
 from course_lib.checking.runners import LocalRunner
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable, solution_of
-from tests.helpers.tiers import in_full, tier
 
 pytestmark = needs_sources
 
-SLOW = ("data_parallel_step",)
-"""Its right answers alone take half of the time of all others together."""
 TASKS = [
-    pytest.param(
-        folder,
-        task,
-        id=f"{folder.name}-{task}",
-        marks=tier(in_full(folder) and task not in SLOW),
-    )
+    pytest.param(folder, task, id=f"{folder.name}-{task}")
     for folder in readable(assignments(SOURCES))
     for task, check in checks_of(folder).items()
     if all(judge.form is not UNDECLARED for judge in getattr(check.judge, "judges", ()))

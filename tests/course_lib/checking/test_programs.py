@@ -19,7 +19,6 @@ from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
-from tests.helpers.tiers import tier
 
 pytestmark = needs_sources
 
@@ -132,10 +131,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("folder", "task", "wrapped", "words"),
-    [pytest.param(*odd, marks=tier(i % 4 == 0)) for i, odd in enumerate(ODD)],
-)
+@pytest.mark.parametrize(("folder", "task", "wrapped", "words"), ODD)
 def test_it_says_what_it_was_given(
     ranks: dict[int, Ranks], folder: str, task: str, wrapped: Wrapped, words: str
 ) -> None:

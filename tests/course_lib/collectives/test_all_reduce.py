@@ -15,9 +15,7 @@ from course_lib import collectives
 from course_lib.ranks import Ranks
 from course_lib.sharding import shard_bounds
 from tests.helpers.collective_cases import ALL_REDUCES, DTYPES, LENGTHS, WORLDS, total
-from tests.helpers.folding import over
 from tests.helpers.rank_values import values
-from tests.helpers.tiers import in_tiers
 
 CASES = [(n, torch.float32) for n in LENGTHS] + [(37, dtype) for dtype in DTYPES]
 
@@ -34,7 +32,7 @@ def all_lengths_and_dtypes() -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_all_reduce_gives_everyone_the_sum(ranks_of, on, k):
     expected = [total(list(range(k)), length, dtype) for length, dtype in CASES]
     named = [(name, *case) for name in ALL_REDUCES for case in zip(CASES, expected, strict=True)]
@@ -100,8 +98,8 @@ def one_all_reduce(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("on", "k"), [w for w in WORLDS if w[1] > 1])
-@over("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
-@over("length", [840, 101])
+@pytest.mark.parametrize("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
+@pytest.mark.parametrize("length", [840, 101])
 def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
     ranks = ranks_of(on, k)
     ranks.run(one_all_reduce, name, length)
@@ -119,7 +117,7 @@ def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
             assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
 
 
-@over("k", [2, 3, 4, 8])
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
 def test_bytes_of_the_other_algorithms(ranks_of, k):
     ranks, n = ranks_of("simulated", k), 4 * 840
     ranks.run(one_all_reduce, "central_all_reduce", 840)

@@ -8,7 +8,6 @@ from course_lib.collectives import all_to_all, reduce_scatter
 from course_lib.sharding import shard
 from tests.helpers.collective_cases import DTYPES, LENGTHS, WORLDS
 from tests.helpers.rank_values import values
-from tests.helpers.tiers import in_tiers
 
 CASES = [(length, dtype) for dtype in DTYPES for length in LENGTHS]
 
@@ -23,7 +22,7 @@ def every_case() -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_row_s_is_what_rank_s_had_for_this_rank(ranks_of, on, k):
     for rank, results in enumerate(ranks_of(on, k).run(every_case)):
         for (length, dtype), result in zip(CASES, results, strict=True):

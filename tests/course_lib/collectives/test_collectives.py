@@ -10,7 +10,6 @@ from course_lib import collectives
 from course_lib.collectives import place_in
 from course_lib.sharding import shard_bounds
 from tests.helpers.collective_cases import ALL_REDUCES, BROADCASTS, LENGTHS, total
-from tests.helpers.folding import over
 from tests.helpers.rank_values import values
 
 
@@ -43,7 +42,7 @@ def inside_groups(members: list[int]) -> dict[str, Any] | str:
 
 
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
-@over("members", [[1, 3], [1, 2, 3], [2]])
+@pytest.mark.parametrize("members", [[1, 3], [1, 2, 3], [2]])
 def test_groups_translate_ranks(ranks_of, on, members):
     replicas = ranks_of(on, 4).run(inside_groups, members)
     for rank, results in enumerate(replicas):
@@ -137,7 +136,7 @@ def conjugates(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return conjugate.resolve_conj(), negative.resolve_neg()
 
 
-@over("name", ALL_REDUCES)
+@pytest.mark.parametrize("name", ALL_REDUCES)
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
 def test_conjugates_are_summed_as_what_they_mean(ranks_of, on, k, name):
     real, imag = (sum(values(r + more, 7).double() for r in range(k)) for more in (0, 9))

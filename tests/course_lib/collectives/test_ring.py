@@ -8,7 +8,6 @@ from course_lib import collectives
 from course_lib.sharding import shard_bounds
 from tests.helpers.collective_cases import LENGTHS, WORLDS, total
 from tests.helpers.rank_values import values
-from tests.helpers.tiers import in_tiers
 
 
 def halves_of_the_ring() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -30,7 +29,7 @@ def _mine(length: int) -> tuple[int, int]:
     return shard_bounds(length, dist.get_world_size(), dist.get_rank())
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_reduce_scatter_and_all_gather(ranks_of, on, k):
     for rank, results in enumerate(ranks_of(on, k).run(halves_of_the_ring)):
         for length, (chunk, gathered) in zip(LENGTHS, results, strict=True):

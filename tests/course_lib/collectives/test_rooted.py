@@ -9,7 +9,6 @@ import torch.distributed as dist
 from course_lib import collectives
 from tests.helpers.collective_cases import BROADCASTS, LENGTHS, WORLDS, total
 from tests.helpers.rank_values import values
-from tests.helpers.tiers import in_tiers
 
 
 def every_root(*names: str) -> list[torch.Tensor]:
@@ -23,7 +22,7 @@ def every_root(*names: str) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_broadcast_copies_the_root_s(ranks_of, on, k):
     expected = [values(root, length) for length in LENGTHS for root in range(k)]
     for replica in ranks_of(on, k).run(every_root, *BROADCASTS):
@@ -31,7 +30,7 @@ def test_broadcast_copies_the_root_s(ranks_of, on, k):
             assert torch.equal(result, wanted)
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_reduce_leaves_the_sum_at_the_root(ranks_of, on, k):
     replicas = ranks_of(on, k).run(every_root, "reduce")
     cases = [(length, root) for length in LENGTHS for root in range(k)]
@@ -52,7 +51,7 @@ def pieces_around() -> tuple[list[torch.Tensor], list[Any]]:
     return received, gathered
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_scatter_and_gather_move_the_pieces(ranks_of, on, k):
     replicas = ranks_of(on, k).run(pieces_around)
     for rank, (received, gathered) in enumerate(replicas):

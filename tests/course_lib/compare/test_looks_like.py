@@ -27,7 +27,6 @@ from tests.course_lib.compare.museum import (
     sgd,
     train,
 )
-from tests.helpers.tiers import tier
 
 MICRO = 3
 Change = Callable[[nn.Module, int], None]
@@ -129,9 +128,7 @@ PATTERNS: list[tuple[Change, str, int]] = [
 
 
 IN_DTYPES = [
-    pytest.param(world_size, dtype, marks=tier(world_size == 3))
-    for world_size in (2, 3, 4)
-    for dtype in (torch.float32, torch.bfloat16)
+    (world_size, dtype) for world_size in (2, 3, 4) for dtype in (torch.float32, torch.bfloat16)
 ]
 
 

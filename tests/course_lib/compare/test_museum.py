@@ -21,7 +21,6 @@ from course_lib.compare import Record, Report, compare, trusted_run
 from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import BUGS, RIGHT, Bug, Right
 from tests.helpers import ROOT
-from tests.helpers.tiers import tier
 
 PAGE = ROOT / "docs" / "silent_bugs.md"
 Kind = Literal["cpu", "simulated"]
@@ -63,17 +62,15 @@ def is_named(bug: Bug, report: Report) -> bool:
 
 
 CASES = [
-    pytest.param(bug, world_size, on, id=f"{bug.name}-{world_size}-{on}", marks=tier(first))
-    for number, bug in enumerate(BUGS)
+    pytest.param(bug, world_size, on, id=f"{bug.name}-{world_size}-{on}")
+    for bug in BUGS
     for world_size in bug.world_sizes
     for on in ("simulated", "cpu")
-    for first in [(world_size, on) == (bug.world_sizes[number % len(bug.world_sizes)], "simulated")]
 ]
 PROGRAMS = [
-    pytest.param(each, world_size, id=f"{each.step.__name__}-{world_size}", marks=tier(first))
-    for number, each in enumerate(RIGHT)
+    pytest.param(each, world_size, id=f"{each.step.__name__}-{world_size}")
+    for each in RIGHT
     for world_size in (1, 2, 3, 4)
-    for first in ["simulated" in each.on and world_size == 2 + number % 3]
 ]
 
 

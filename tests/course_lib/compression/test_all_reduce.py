@@ -17,8 +17,6 @@ from course_lib.compression import (
 )
 from course_lib.sharding import shard, shard_bounds
 from tests.helpers.compressors import EVERY, PLAIN
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4, 5)] + [("cpu", k) for k in (1, 2, 3, 4)]
 LENGTHS = (0, 1, 3, 8, 1001)
@@ -62,8 +60,8 @@ def in_one_process(make: Callable[[], Compressor], k: int) -> list[Tensor]:
     return results
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@over("name", sorted(set(PLAIN) - LINEAR))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("name", sorted(set(PLAIN) - LINEAR))
 def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
     expected = in_one_process(PLAIN[name], k)
     for (results,) in ranks_of(on, k).run(steps, PLAIN[name]):
@@ -71,8 +69,8 @@ def test_the_bits_of_one_process(ranks_of, on: str, k: int, name: str) -> None:
             assert torch.equal(result, want)
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
-@over("name", sorted(LINEAR))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("name", sorted(LINEAR))
 def test_a_linear_compressor_compresses_the_sum(ranks_of, on: str, k: int, name: str) -> None:
     """As one process would that had the sum of the gradients, residuals included."""
     whole = ErrorFeedback(EVERY[name]())
@@ -97,8 +95,8 @@ def one_step(name: str, length: int, feedback: bool) -> Tensor:
     return mine
 
 
-@over("k", [1, 2, 5])
-@over("name", EVERY)
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("name", EVERY)
 def test_the_network_carries_what_the_formula_says(ranks_of, k: int, name: str) -> None:
     ranks = ranks_of("simulated", k)
     for length in (0, 1, 13, 1000):
@@ -131,8 +129,8 @@ def ring_bytes(nbytes: int, k: int, rank: int) -> int:
     return 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % k] if k > 1 else 0
 
 
-@over("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@over("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["top-k", "one bit", "uniform, nearest", "PowerSGD"])
 def test_other_dtypes(ranks_of, dtype: torch.dtype, name: str) -> None:
     results = [each for (each,) in ranks_of("cpu", 3).run(steps, PLAIN[name], dtype)]
     for tensors in zip(*results, strict=True):

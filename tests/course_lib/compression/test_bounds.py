@@ -12,7 +12,6 @@ from course_lib.compression import (
     TopK,
 )
 from tests.helpers.compressors import PLAIN, UNBIASED
-from tests.helpers.folding import over
 
 TIMES = 4000
 
@@ -21,7 +20,7 @@ def samples(compressor: Compressor, x: torch.Tensor, times: int = TIMES) -> torc
     return torch.stack([compressor.decode(compressor.encode(x)) for _ in range(times)]).double()
 
 
-@over("name", UNBIASED)
+@pytest.mark.parametrize("name", UNBIASED)
 @pytest.mark.large
 def test_right_on_average(name: str) -> None:
     """Every element's mean lies within five of its own standard errors."""
@@ -40,8 +39,8 @@ def test_the_variance_of_random_k() -> None:
     assert abs(errors.mean() - expected) <= 5 * errors.std() / TIMES**0.5
 
 
-@over("name", PLAIN)
-@over("shape", [(1,), (50,), (1001,), (40, 30)])
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("shape", [(1,), (50,), (1001,), (40, 30)])
 def test_a_contraction_leaves_out_less_than_all(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     compressor = PLAIN[name]()
@@ -82,7 +81,7 @@ def test_power_sgd_finds_its_way_from_a_zero_gradient() -> None:
     torch.testing.assert_close(decoded, one, rtol=1e-3, atol=1e-4)
 
 
-@over("name", PLAIN)
+@pytest.mark.parametrize("name", PLAIN)
 def test_with_feedback_the_sum_errs_by_one_step(name: str) -> None:
     """Σ C(p_t) = Σ x_t - e: the residual is all that is missing, however many steps there were."""
     compressor = ErrorFeedback(PLAIN[name]())

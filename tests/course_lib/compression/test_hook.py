@@ -22,7 +22,6 @@ from course_lib.compression import (
 )
 from course_lib.ddp import DistributedDataParallel
 from tests.helpers.ddp_scenarios import BOTH, SMALL_CAP, mlp, own_shards, sgd, state_of
-from tests.helpers.folding import over
 
 
 def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[Tensor]:
@@ -40,8 +39,8 @@ def train_compressed(ddp: type, make: Callable[[], Compressor] | None) -> list[T
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
-@over("ddp", BOTH)
-@over(
+@pytest.mark.parametrize("ddp", BOTH)
+@pytest.mark.parametrize(
     "make",
     [
         lambda: ErrorFeedback(TopK(0.1)),

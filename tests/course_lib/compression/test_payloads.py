@@ -25,13 +25,12 @@ from course_lib.compression import (
 from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.top_k import SAMPLE, largest
 from tests.helpers.compressors import EVERY
-from tests.helpers.folding import over
 
 SHAPES = [(0,), (1,), (7,), (64,), (65,), (1001,), (3, 5), (2, 3, 4), (0, 3), (), (70_001,)]
 
 
-@over("name", EVERY)
-@over("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_payload_is_as_long_as_it_says(name: str, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         compressor = EVERY[name]()
@@ -52,8 +51,10 @@ class Looked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@over("codec", [Uniform8Bit, Float8, OneBit])
-@over("kind", ["zeros", "negative zeros", "tiny", "nan", "inf", "huge", "strided"])
+@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, OneBit])
+@pytest.mark.parametrize(
+    "kind", ["zeros", "negative zeros", "tiny", "nan", "inf", "huge", "strided"]
+)
 def test_rare_numbers_are_the_same_where_somebody_looks(
     codec: Callable[[], Compressor], kind: str
 ) -> None:
@@ -77,8 +78,8 @@ def test_rare_numbers_are_the_same_where_somebody_looks(
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@over("codec", [Uniform8Bit, Float8, lambda: Uniform8Bit(stochastic=True)])
-@over("size", [1e-45, 1e-40, 5e-38, 1e-35])
+@pytest.mark.parametrize("codec", [Uniform8Bit, Float8, lambda: Uniform8Bit(stochastic=True)])
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 5e-38, 1e-35])
 def test_what_is_too_small_to_scale_stays_behind(
     codec: Callable[[], Compressor], size: float
 ) -> None:
@@ -91,7 +92,7 @@ def test_what_is_too_small_to_scale_stays_behind(
     assert compressor.residuals[None].isfinite().all()
 
 
-@over("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
+@pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
 def test_the_formulas_of_the_docstrings(n: int) -> None:
     k = min(n, max(1, round(0.01 * n)))
     assert TopK(0.01).nbytes(n) == 4 * k + min(4 * k, math.ceil(n / 8))
@@ -103,8 +104,8 @@ def test_the_formulas_of_the_docstrings(n: int) -> None:
     assert PowerSGD(2).nbytes((n, 50)) == (4 * min(2, n) * (n + 50) if n else 0)
 
 
-@over("name", EVERY)
-@over("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
     if "random" in name:
         pytest.skip("the place may not have been drawn")
@@ -114,8 +115,8 @@ def test_what_is_no_number_does_not_vanish(name: str, bad: float) -> None:
     assert not compressor.decode(compressor.encode(x)).isfinite().all()
 
 
-@over("name", EVERY)
-@over("feedback", [False, True])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("feedback", [False, True])
 def test_views_and_strides(name: str, feedback: bool) -> None:
     def make() -> Compressor:
         return ErrorFeedback(EVERY[name]()) if feedback else EVERY[name]()
@@ -129,7 +130,7 @@ def test_views_and_strides(name: str, feedback: bool) -> None:
     assert torch.equal(got, plain.decode(plain.encode(x.contiguous())))
 
 
-@over("name", EVERY)
+@pytest.mark.parametrize("name", EVERY)
 def test_what_is_no_gradient_is_refused(name: str) -> None:
     compressor = EVERY[name]()
     for refused in (torch.arange(4), torch.ones(2, dtype=torch.cfloat), torch.eye(3).to_sparse()):
@@ -167,8 +168,8 @@ def test_bits_come_back(data: st.DataObject) -> None:
         assert value == sum(code << (width * place) for place, code in enumerate(inside))
 
 
-@over("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])
-@over("k", [1, 100, 2000])
+@pytest.mark.parametrize("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])
+@pytest.mark.parametrize("k", [1, 100, 2000])
 def test_the_fast_selection_is_exact(draw: str, k: int) -> None:
     """Beside torch.topk; among equal elements either may take any."""
     n = 4 * SAMPLE + 3  # not a multiple of 8

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
 from tests.helpers.ddp_scenarios import BOTH, FEW, mlp, random
-from tests.helpers.folding import over
 
 
 class Counter(nn.Module):
@@ -49,7 +48,7 @@ def ignoring(by: str) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (tensors | grads).items()}
 
 
-@over("by", ["ours", "theirs, with ours"])
+@pytest.mark.parametrize("by", ["ours", "theirs, with ours"])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
     replicas = ranks_of(on, k).run(ignoring, by)
@@ -91,7 +90,7 @@ def ending_early(ddp: type, counts: list[int]) -> tuple[int, str]:
     return steps, "no error"
 
 
-@over("counts", [[2, 4, 2], [3, 3], [5, 1]])
+@pytest.mark.parametrize("counts", [[2, 4, 2], [3, 3], [5, 1]])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_the_first_rank_that_is_done_may_end_it_for_all(ranks_of, on, counts):
     ours, theirs = (

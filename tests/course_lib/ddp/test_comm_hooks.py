@@ -25,7 +25,6 @@ from tests.helpers.ddp_scenarios import (
     state_of,
     train,
 )
-from tests.helpers.folding import over
 
 
 def doubling_hook(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -56,7 +55,7 @@ def train_hooked(ddp: type, which: str) -> list[Tensor]:
     return state_of(net)
 
 
-@over("which", ["allreduce_hook", "fp16_compress_hook", "own"])
+@pytest.mark.parametrize("which", ["allreduce_hook", "fp16_compress_hook", "own"])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_comm_hooks_written_for_pytorch(ranks_of, on, k, which):
     if which != "fp16_compress_hook":
@@ -75,7 +74,7 @@ def train_with_constructor_hook(pair: bool) -> list[Tensor]:
     return train(DistributedDataParallel, comm_hook=hook)
 
 
-@over("pair", [True, False])
+@pytest.mark.parametrize("pair", [True, False])
 def test_a_hook_given_to_the_constructor(ranks_of, pair):
     for tensor, expected in zip(
         ranks_of("cpu", 2).run(train_with_constructor_hook, pair)[1],
@@ -93,8 +92,8 @@ def wrong_hook(result: Any) -> None:
     wrapped(random(4, 6)).sum().backward()
 
 
-@over(
-    "result, message",
+@pytest.mark.parametrize(
+    ("result", "message"),
     [(True, "holds 1 numbers, but the bucket has"), (False, "a future .* not None")],
 )
 def test_what_a_hook_must_return(result, message):

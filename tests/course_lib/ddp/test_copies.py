@@ -21,7 +21,6 @@ from tests.helpers.ddp_scenarios import (
     sgd,
     state_of,
 )
-from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -49,8 +48,8 @@ def train_a_copy(ddp: type, how: str) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@over("how", ["deepcopy", "pickle"])
-@over("k", [1, 2, 3])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
     compare(ranks_of("cpu", k), train_a_copy, how)
 
@@ -67,8 +66,8 @@ def wrapped_inside() -> None:
     DistributedDataParallel(nn.Sequential(DistributedDataParallel(mlp()), nn.Linear(3, 2)))
 
 
-@over(
-    "mistake, message",
+@pytest.mark.parametrize(
+    ("mistake", "message"),
     [
         (the_older_wrapper, "wrapped again, and"),
         (wrapped_inside, "wrapped already"),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from course_lib.ddp import DistributedDataParallel, all_reduce_hook
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import mlp
-from tests.helpers.folding import over
 
 
 def mistake(which: str) -> None:
@@ -67,8 +66,8 @@ def _fail(_: Tensor) -> None:
     raise KeyError
 
 
-@over(
-    "which, message",
+@pytest.mark.parametrize(
+    ("which", "message"),
     [
         ("nothing to train", "no parameter of this module needs a gradient"),
         ("different models", r"'weight' is \(3, 6\) .* on rank 0 and \(4, 6\) .* on rank 1"),

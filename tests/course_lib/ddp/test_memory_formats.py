@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from course_lib.gradient_sync import sync_bucketed, sync_flat
 from tests.helpers.ddp_scenarios import compare, random, state_of
-from tests.helpers.folding import over
 
 
 def train_channels_last(wrap: Callable[[nn.Module], nn.Module] | str) -> list[Tensor]:
@@ -31,7 +31,7 @@ def train_channels_last(wrap: Callable[[nn.Module], nn.Module] | str) -> list[Te
 SYNCS = ("flat", "bucketed")
 
 
-@over("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_gradients_lie_as_their_parameters_do(ranks_of, k):
     expected = compare(ranks_of("cpu", k), train_channels_last)
     for sync in SYNCS:

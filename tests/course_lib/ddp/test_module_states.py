@@ -8,7 +8,6 @@ from torch.nn.functional import mse_loss
 
 from course_lib.ddp import DistributedDataParallel
 from tests.helpers.ddp_scenarios import BOTH, FEW, own_shards, sgd, state_of
-from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -35,7 +34,7 @@ def train_batch_norm(ddp: type, broadcast_buffers: bool) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@over("broadcast_buffers", [True, False])
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_buffers_are_the_first_rank_s(ranks_of, on, k, broadcast_buffers):
     ours, theirs = (ranks_of(on, k).run(train_batch_norm, ddp, broadcast_buffers) for ddp in BOTH)

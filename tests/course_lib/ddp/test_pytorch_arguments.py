@@ -15,7 +15,6 @@ from course_lib.ddp.wrapper import ACCEPTED, REFUSED
 from course_lib.ranks import RankError
 from tests.helpers import ROOT
 from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, sgd, state_of
-from tests.helpers.folding import over
 
 # --- accepted -------------------------------------------------------------------------------------
 
@@ -31,7 +30,7 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
     return state_of(net)
 
 
-@over(
+@pytest.mark.parametrize(
     "options",
     [
         {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
@@ -54,8 +53,8 @@ def construct(options: dict[str, Any], twice: bool = False) -> None:
     DistributedDataParallel(mlp(), **options)
 
 
-@over(
-    "options, message",
+@pytest.mark.parametrize(
+    ("options", "message"),
     [
         *(({name: [1]}, rf"NotImplementedError: .*\({name}=") for name in REFUSED),
         ({"dim": 1}, "a rank has one"),

@@ -13,10 +13,9 @@ from course_lib.ranks import Ranks
 from course_lib.ranks.costs.computation import clock
 from course_lib.ranks.costs.network import Device, Network
 from tests.helpers.ddp_scenarios import SMALL_CAP, STEPS, mlp, train
-from tests.helpers.folding import over
 
 
-@over("cap", [0.0, 100 / MEGABYTE, SMALL_CAP, 25])
+@pytest.mark.parametrize("cap", [0.0, 100 / MEGABYTE, SMALL_CAP, 25])
 def test_number_and_size_of_collectives(ranks_of, cap):
     ranks = ranks_of("simulated", 3)
     ranks.run(train, DistributedDataParallel, cap)
@@ -55,8 +54,8 @@ def one_step(strategy: str) -> tuple[float, float, float]:
     return start, computed[-1], end
 
 
-@over("k", [2, 4])
-@over("speed", [1e6, 1e7, 1e9])
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("speed", [1e6, 1e7, 1e9])
 def test_the_ladder_on_a_slow_network(k, speed):
     """Per parameter > flat > buckets that overlap, each as long as its formula says."""
     network, device = Network(latency=2e-4, bandwidth=speed), Device(flops=1e7)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import BOTH, FEW, SMALL_CAP, gradients, random, sgd, state_of
-from tests.helpers.folding import over
 
 
 class Branches(nn.Module):
@@ -57,8 +56,8 @@ def changed(more: bool) -> None:
         wrapped(random(4, 6), other).sum().backward()
 
 
-@over(
-    "more, message",
+@pytest.mark.parametrize(
+    ("more", "message"),
     [(True, "'by_none.* more often than in the first step"), (False, "'by_.* less often")],
 )
 def test_a_graph_that_changes_is_an_error(ranks_of, more, message):

@@ -17,7 +17,6 @@ from tests.helpers.ddp_scenarios import (
     sgd,
     state_of,
 )
-from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -55,8 +54,8 @@ def train_checkpointed(ddp: type, reentrant: bool, head: bool) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@over("reentrant", [True, False])
-@over("head", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("head", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_activation_checkpointing(ranks_of, on, k, reentrant, head):
     compare(ranks_of(on, k), train_checkpointed, reentrant, head)
@@ -83,7 +82,9 @@ def two_forwards(ddp: type, between: str) -> list[Tensor]:
     return losses
 
 
-@over("between", ["another of the same step", "without gradients", "in no_sync", "nothing"])
+@pytest.mark.parametrize(
+    "between", ["another of the same step", "without gradients", "in no_sync", "nothing"]
+)
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_a_forward_between_forward_and_backward(ranks_of, on, k, between):
     compare(ranks_of(on, k), two_forwards, between)

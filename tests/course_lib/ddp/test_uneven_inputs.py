@@ -11,7 +11,6 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.ranks import DeadlockError, MismatchError
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import SMALL_CAP, batches, mlp, own_shards, sgd, state_of
-from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -71,8 +70,8 @@ def train_uneven_mlp(by_initial: bool, counts: list[int], micro: int) -> list[Te
     return state_of(net)
 
 
-@over("by_initial", [True, False])
-@over("micro", [1, 2])
+@pytest.mark.parametrize("by_initial", [True, False])
+@pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize(("on", "counts"), COUNTS)
 def test_the_mean_over_the_ranks_that_still_have_batches(ranks_of, on, counts, by_initial, micro):
     k = len(counts)

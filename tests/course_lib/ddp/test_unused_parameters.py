@@ -20,7 +20,6 @@ from tests.helpers.ddp_scenarios import (
     sgd,
     state_of,
 )
-from tests.helpers.folding import over
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -55,7 +54,7 @@ def train_branches(ddp: type, per_rank: bool) -> list[Tensor]:
 
 
 @ignore_torch_warnings
-@over("per_rank", [False, True])
+@pytest.mark.parametrize("per_rank", [False, True])
 @pytest.mark.parametrize(("on", "k"), [*FEW, ("cpu", 3)])
 def test_a_branch_that_changes_with_the_step(ranks_of, on, k, per_rank):
     compare(ranks_of(on, k), train_branches, per_rank)
@@ -68,7 +67,7 @@ def leave_one_out(ddp: type) -> None:
         wrapped(torch.ones(2, 6).double(), 0).sum().backward()
 
 
-@over("ddp", BOTH)
+@pytest.mark.parametrize("ddp", BOTH)
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_an_unused_parameter_is_an_error(ranks_of, on, k, ddp):
     named = r"rank \d: .* no gradient to 'branches\.1\.weight', 'branches\.1\.bias'"

@@ -31,13 +31,11 @@ from tests.helpers.ddp_scenarios import (
     state_of,
     train,
 )
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 # --- plain training -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_five_steps_equal_pytorch_s_and_those_of_one_machine(ranks_of, on, k):
     for cap in (SMALL_CAP, 25) if on == "simulated" else (SMALL_CAP,):
         state = compare(ranks_of(on, k), train, cap)
@@ -60,7 +58,7 @@ def train_minimal(cap: float, accumulate: bool) -> list[Tensor]:
     return state_of(net)
 
 
-@over("accumulate", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(("on", "k"), [*FEW, ("simulated", 1), ("simulated", 4)])
 def test_the_minimal_version_takes_the_same_steps(ranks_of, on, k, accumulate):
     for cap in (0, SMALL_CAP, 25):
@@ -149,7 +147,7 @@ def accumulate(ddp: type, set_to_none: bool, cap: float) -> list[Tensor]:
     return state_of(net)
 
 
-@over("set_to_none", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
     state = compare(ranks_of(on, k), accumulate, set_to_none, SMALL_CAP)
@@ -207,7 +205,7 @@ def in_a_group(members: list[int]) -> list[Tensor] | None:
     return state_of(net)
 
 
-@over("members", [[1, 3], [0, 2, 3]])
+@pytest.mark.parametrize("members", [[1, 3], [0, 2, 3]])
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 def test_a_group_of_some_ranks(ranks_of, on, members):
     replicas = ranks_of(on, 4).run(in_a_group, members)

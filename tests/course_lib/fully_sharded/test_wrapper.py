@@ -11,9 +11,7 @@ from torch.nn.functional import mse_loss
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharded_optimizer import model_state_bytes
-from tests.helpers.ddp_scenarios import FEW, WORLDS
-from tests.helpers.folding import over
-from tests.helpers.tiers import tier
+from tests.helpers.ddp_scenarios import WORLDS
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
@@ -54,8 +52,6 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
         {"unit_types": (nn.Sequential,), "whole_types": (nn.LayerNorm,)},
     ),
 }
-EVERYWHERE = ("a unit for each module", "nested")
-"""Models that `make test` trains on simulated and on CPU ranks; the others on simulated ranks."""
 
 
 def train(model: str, name: str, steps: slice = slice(None), start: Any = None) -> Any:
@@ -79,16 +75,8 @@ def train(model: str, name: str, steps: slice = slice(None), start: Any = None) 
     return wrapped.full_state_dict(), sum(p.numel() for p in wrapped.parameters())
 
 
-@pytest.mark.parametrize(
-    ("model", "on", "k"),
-    [
-        pytest.param(
-            model, *world, marks=tier(world == FEW[0] or (model in EVERYWHERE and world == FEW[1]))
-        )
-        for model in MODELS
-        for world in WORLDS
-    ],
-)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
     for name in ("sgd", "adamw, fused"):
         expected = one_process(name, make=MODELS[model][0])[0]
@@ -126,7 +114,7 @@ def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:
     return found[0], found[1]
 
 
-@over("k", [2, 3])
+@pytest.mark.parametrize("k", [2, 3])
 def test_weights_equal_those_of_pytorchs_fsdp(ranks_of, k):
     for ours, theirs in ranks_of("cpu", k).run(beside_pytorch):
         for tensor, other in zip(ours, theirs, strict=True):
@@ -186,8 +174,8 @@ def one_step(dtype: torch.dtype | None) -> None:
     wrapped(torch.ones(2, WIDTH, dtype=dtype or torch.float32)).sum().backward()
 
 
-@over("k", [2, 3, 4])
-@over("dtype, size", [(None, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize(("dtype", "size"), [(None, 4), (torch.bfloat16, 2)])
 def test_bytes_sent_are_those_of_the_paper(ranks_of, k, dtype, size):
     """3Ψ numbers: gathered for forward, for backward, and gradients; (K-1)/K in a ring."""
     ranks = ranks_of("simulated", k)
@@ -219,8 +207,8 @@ def held(prefetch: bool) -> Any:
     return at_rest, max(found), wrapped.bytes_held, gradients
 
 
-@over("k", [1, 2, 3, 4])
-@over("prefetch, layers_there", [(False, 1), (True, 2)])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("prefetch", "layers_there"), [(False, 1), (True, 2)])
 def test_memory_is_that_of_the_formula(ranks_of, k, prefetch, layers_there):
     """Ψ/K at rest, and one layer whole while it runs: two, with the next one being fetched."""
     layer = 4 * WIDTH * WIDTH
@@ -239,7 +227,7 @@ def times(prefetch: bool) -> list[float]:
     return [begin, clock()]
 
 
-@over("prefetch, waits", [(False, DEPTH), (True, 1)])
+@pytest.mark.parametrize(("prefetch", "waits"), [(False, DEPTH), (True, 1)])
 def test_the_network_is_a_layer_ahead(prefetch, waits):
     """A gather takes half as long as a layer: fetched ahead, only the first is waited for."""
     gather = 0.5
@@ -269,7 +257,7 @@ def evaluated() -> tuple[Tensor, list[Tensor], int]:
     return out, grads, wrapped.bytes_held - at_rest
 
 
-@over("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 3])
 def test_evaluation_and_accumulation(ranks_of, k):
     net = Nested()
     x, y = batches()[0]
@@ -292,8 +280,8 @@ def wrong(what: str) -> None:
     FullyShardedDataParallel(net, unit_types=(nn.Sequential,))
 
 
-@over(
-    "what, said",
+@pytest.mark.parametrize(
+    ("what", "said"),
     [
         ("recurrent", "TypeError: .*nn.LSTM"),
         ("mixed", "ValueError: the parameters of a unit must have one dtype"),

@@ -18,7 +18,6 @@ from course_lib.mesh import (
     weights_held,
 )
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
-from tests.helpers.folding import over
 
 LAYERS = 2
 EVEN = Shape(words=8, length=4, width=8, heads=4, hidden=12, layers=LAYERS)
@@ -64,7 +63,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.large)])
-@over("sizes", LAYOUTS)
+@pytest.mark.parametrize("sizes", LAYOUTS)
 def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes, tied):
     k, shape = math.prod(sizes.values()), EVEN._replace(tied=tied)
     ranks = ranks_of("simulated", k)

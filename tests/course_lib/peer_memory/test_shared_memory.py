@@ -14,7 +14,6 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.peer_memory import SharedMemory, shared_memory_group, shared_pages
 from course_lib.peer_memory.shared_pages import map_for_all
 from course_lib.ranks import RankError
-from tests.helpers.folding import over
 from tests.helpers.rank_values import Reduced, check_sums, reduce_all_kinds, values
 
 LENGTHS = [0, 1, 3, 1000, 600_001]
@@ -26,7 +25,7 @@ def all_kinds() -> Reduced:
     return reduce_all_kinds(SharedMemory(), cases)
 
 
-@over("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_everyone_gets_the_sum(ranks_of, k):
     check_sums(ranks_of("cpu", k).run(all_kinds))
 
@@ -49,7 +48,7 @@ def many_in_a_row() -> list[Tensor]:
     return results
 
 
-@over("k", [2, 4])
+@pytest.mark.parametrize("k", [2, 4])
 def test_ranks_agree_bit_for_bit_however_fast_they_are(ranks_of, k):
     first, *others = ranks_of("cpu", k).run(many_in_a_row)
     generators = [torch.Generator().manual_seed(r) for r in range(k)]
@@ -80,7 +79,7 @@ def train(ddp: str) -> list[Tensor]:
     return [tensor.detach() for tensor in net.parameters()]
 
 
-@over("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_both_ddps_train_over_it(ranks_of, k):
     expected = ranks_of("cpu", k).run(train, "torch")
     for ddp in ("torch, shared", "ours, shared", "ours, shared in place"):
@@ -163,7 +162,7 @@ def refuse(*_: Any, **__: Any) -> Tensor:
     raise RuntimeError("No such file or directory")
 
 
-@over("program", [more_than_there_is, one_cannot_map_it, one_is_elsewhere])
+@pytest.mark.parametrize("program", [more_than_there_is, one_cannot_map_it, one_is_elsewhere])
 def test_too_little_memory_is_an_error_on_all_ranks(ranks_of, program):
     expected = sum(values(r, 100) for r in range(3))
     for result in ranks_of("cpu", 3).run(program):

@@ -13,7 +13,6 @@ from course_lib.pipeline_parallel import (
     zero_bubble_fraction,
 )
 from course_lib.ranks import Device, Network, Ranks, clock
-from tests.helpers.folding import over
 from tests.helpers.pipelines import SCHEDULES, schedule
 
 D = 16
@@ -41,9 +40,9 @@ def step_of(name, k, rematerialize):
     return begin, clock()
 
 
-@over("rematerialize", [False, True])
-@over("name", SCHEDULES)
-@over("k", [1, 2, 3])
+@pytest.mark.parametrize("rematerialize", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_measured_bubble_is_that_of_the_formula(k, name, rematerialize):
     """On simulated ranks whose operators take what their arithmetic takes, and messages nothing."""
     network = Network(latency=0.0, bandwidth=float("inf"))

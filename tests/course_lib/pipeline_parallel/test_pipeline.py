@@ -13,7 +13,6 @@ from course_lib.pipeline_parallel import (
     split_layers,
 )
 from course_lib.ranks import RankError
-from tests.helpers.folding import over
 from tests.helpers.pipelines import (
     BATCH,
     MODELS,
@@ -25,7 +24,6 @@ from tests.helpers.pipelines import (
     schedule,
     train_alone,
 )
-from tests.helpers.tiers import in_tiers, tier
 
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
 STEPS = 3
@@ -76,29 +74,29 @@ def check_like_one_process(results, kind, plan):
     assert [peak for _, _, peak in results] == peak_activations(plan)
 
 
-@over("name", SCHEDULES)
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_are_those_of_one_process(ranks_of, on, k, name):
     m = 4 if k == 4 else 6
     results = ranks_of(on, k).run(train, name, k, m, "plain", False, False)
     check_like_one_process(results, "plain", schedule(name, k, m))
 
 
-@pytest.mark.parametrize("k", [3, pytest.param(2, marks=tier(False))])
-@over("kind", MODELS[1:])
-@over("name", SCHEDULES)
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("kind", MODELS[1:])
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_with_tied_and_frozen_parameters(ranks_of, name, kind, k):
     results = ranks_of("simulated", k).run(train, name, k, 6, kind, False, False)
     check_like_one_process(results, kind, schedule(name, k, 6))
 
 
-@over("name", SCHEDULES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_with_rematerialisation(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 6, "tied", True, False)
     check_like_one_process(results, "tied", schedule(name, 3, 6))
 
 
-@over("name", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
 def test_gradients_add_up_over_batches(ranks_of, name):
     results = ranks_of("simulated", 3).run(train, name, 3, 3, "tied", False, True)
     check_like_one_process(results, "tied", schedule(name, 3, 3))
@@ -139,7 +137,7 @@ def twice(name, k, m):
         pipeline.step(*batch(step))
 
 
-@over("name", SCHEDULES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_two_activations_pass_each_boundary_for_each_micro_batch(ranks_of, name):
     """Each has n bytes; each boundary also sends one header of ten integers, once."""
     k, m, steps = 3, 6, 2
@@ -173,8 +171,8 @@ def wrong(case):
         Pipeline(split_layers(layers, 2), F.mse_loss, gpipe(2, 1)).step(x.long(), y)
 
 
-@over(
-    "case, message",
+@pytest.mark.parametrize(
+    ("case", "message"),
     [
         ("divide", "12 inputs cannot be divided into 5 equal micro-batches"),
         ("shape", r"inputs had shape \(12, 4\), now \(6, 4\)"),

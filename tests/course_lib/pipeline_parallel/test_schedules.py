@@ -19,7 +19,6 @@ from course_lib.pipeline_parallel import (
     zero_bubble,
     zero_bubble_fraction,
 )
-from tests.helpers.folding import over
 from tests.helpers.pipelines import SCHEDULES, schedule
 
 RANKS = st.integers(1, 8)
@@ -101,8 +100,8 @@ def changed(rank, steps):
 F0, F1, B0, B1 = Step("F", 0), Step("F", 1), Step("B", 0), Step("B", 1)
 
 
-@over(
-    "plan, message",
+@pytest.mark.parametrize(
+    ("plan", "message"),
     [
         (changed(0, [F0, F1, B0]), "rank 0 lacks B1 of chunk 0"),
         (changed(1, [F0, B0, F1, B1, B1]), "rank 1 repeats B1"),

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
-from tests.helpers.folding import over
 from tests.helpers.pipelines import Block
 
 
@@ -54,7 +53,7 @@ def test_tied_frozen_and_computed_weights():
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@over("inputs, outputs", [(5, 0), (0, 5)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 0), (0, 5)])
 def test_a_share_without_columns(inputs, outputs):
     """With more ranks than columns or rows of a weight, some rank has none."""
     compare(nn.Linear(inputs, outputs, bias=outputs > 0), torch.randn(2, 3, inputs))

@@ -17,7 +17,6 @@ from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.emulated_nccl import emulate
 from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN, Bug
-from tests.helpers.tiers import tier
 
 PAGE = ROOT / "docs" / "student_bugs.md"
 KINDS: tuple[Literal["cpu", "simulated"], ...] = ("cpu", "simulated")
@@ -65,9 +64,7 @@ def test_the_cause_is_named(index: int, on: Literal["cpu", "simulated"]) -> None
     assert four(on, 60).run(dist.get_rank) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "index", [pytest.param(i, id=NAMES[i], marks=tier(i % 6 == 0)) for i in range(len(BUGS))]
-)
+@pytest.mark.parametrize("index", range(len(BUGS)), ids=NAMES)
 def test_the_cause_is_named_with_nccl_too(index: int) -> None:
     bug = BUGS[index]
     if not bug.differs:

@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN
-from tests.helpers.tiers import tier
 from tests.helpers.watched_jobs import TOLD, output_of, told_by, torchrun
 
 NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]
-ALWAYS = {
-    "all send to the right before anyone receives",
-    "all_reduce of another shape",
-    "one rank has a batch less, under DDP",
-    "an exception on one rank",
-}
-"""The bugs that `make test` runs; all others are large."""
 JOIN = "import sys\nimport torch, torch.distributed as dist\n"
 BUG = f"""{JOIN}
 from tests.helpers.student_bugs import BUGS
@@ -33,7 +25,7 @@ BUGS[int(sys.argv[1])].fn()
 @pytest.mark.parametrize(
     "index",
     [
-        pytest.param(index, id=NAMES[index], marks=tier(bug.what in ALWAYS))
+        pytest.param(index, id=NAMES[index])
         for index, bug in enumerate(BUGS)
         if bug.what not in NOT_UNDER_TORCHRUN
     ],

@@ -3,18 +3,17 @@
 import pytest
 
 from course_lib.sharded_optimizer import model_state_bytes
-from tests.helpers.folding import over
 
 
-@over("k", [1, 2, 3, 64])
+@pytest.mark.parametrize("k", [1, 2, 3, 64])
 def test_each_stage_divides_one_thing_more(k):
     sums = [16, 4 + 12 / k, 2 + 14 / k, 16 / k]
     for stage, expected in enumerate(sums):
         assert model_state_bytes(1000, k, stage) == pytest.approx(1000 * expected)
 
 
-@over(
-    "world_size, stage, words",
+@pytest.mark.parametrize(
+    ("world_size", "stage", "words"),
     [
         (0, 1, "world_size must be at least 1, got 0"),
         (4, 4, "stage must be 0, 1, 2 or 3, got 4"),

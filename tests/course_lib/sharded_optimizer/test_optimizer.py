@@ -12,9 +12,7 @@ from course_lib.collectives import ring_all_reduce
 from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
-from tests.helpers.ddp_scenarios import FEW, WORLDS
-from tests.helpers.folding import over
-from tests.helpers.tiers import tier
+from tests.helpers.ddp_scenarios import WORLDS
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
@@ -40,16 +38,8 @@ def train(name: str, who: Any, groups: bool = False, cap: float = 3e-4) -> tuple
     return weights(net), optimizer.local_state_elements()
 
 
-@pytest.mark.parametrize(
-    ("who", "on", "k"),
-    [
-        pytest.param(
-            who, *world, marks=tier(world == FEW[0] or (who == "sharded" and world == FEW[1]))
-        )
-        for who in WHO
-        for world in WORLDS
-    ],
-)
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
     for name in OPTIMIZERS:
         results = ranks_of(on, k).run(train, name, who)
@@ -59,7 +49,7 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
             assert all(map(torch.equal, replica, results[0][0]))
 
 
-@over("who", WHO)
+@pytest.mark.parametrize("who", WHO)
 def test_groups_have_their_own_options(ranks_of, who):
     for name in OPTIMIZERS:
         for replica, _ in ranks_of("simulated", 3).run(train, name, who, True):
@@ -80,7 +70,7 @@ def beside_pytorch(name: str) -> tuple[list[Tensor], list[Tensor]]:
     return found[0], found[1]
 
 
-@over("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_weights_equal_those_of_pytorchs_zero(ranks_of, k):
     for name in OPTIMIZERS:
         for ours, theirs in ranks_of("cpu", k).run(beside_pytorch, name):
@@ -100,7 +90,7 @@ def tensors_of(who: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-@over("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_local_tensors_are_gradients_and_state_of_this_ranks_pieces(ranks_of, k):
     """ZeRO-1 has no gradients of its own before the step; ZeRO-2 has a K-th of them."""
     longest = -(-10 // k)  # pieces are equally long, but for the last
@@ -138,8 +128,8 @@ def one_step(who: Any, numbers: int, cap: float) -> None:
     optimizer.step()
 
 
-@over("k", [2, 3, 4])
-@over("who, volume", [("averaged", 3), ("local", 2), ("sharded", 2)])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize(("who", "volume"), [("averaged", 3), ("local", 2), ("sharded", 2)])
 def test_bytes_sent_are_those_of_the_paper(ranks_of, k, who, volume):
     """2Ψ numbers for ZeRO-1 and 2, as for an all-reduce; times (K-1)/K in a ring."""
     ranks, numbers = ranks_of("simulated", k), 9600
@@ -164,7 +154,7 @@ def accumulate(who: Any) -> list[Tensor]:
     return weights(net)
 
 
-@over("who", ["local", "sharded"])
+@pytest.mark.parametrize("who", ["local", "sharded"])
 def test_gradients_add_up_until_the_step(ranks_of, who):
     net = Awkward()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -186,7 +176,7 @@ def unused(who: Any) -> tuple[list[Tensor], float]:
     return [param.detach() for param in params], float(optimizer.step(lambda: 7.0))
 
 
-@over("who", ["local", "sharded"])
+@pytest.mark.parametrize("who", ["local", "sharded"])
 def test_what_a_rank_did_not_use_counts_as_zero(ranks_of, who):
     for (first, second), returned in ranks_of("simulated", 3).run(unused, who):
         torch.testing.assert_close(first, torch.full((5,), 1 - 1 / 3))
@@ -213,8 +203,8 @@ def wrong(what: str) -> None:
         of_sparse.step()
 
 
-@over(
-    "what, said",
+@pytest.mark.parametrize(
+    ("what", "said"),
     [
         ("whole tensors", "LBFGS needs whole tensors"),
         ("who", '"averaged", "local" or "sharded"'),

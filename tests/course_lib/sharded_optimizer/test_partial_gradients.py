@@ -20,7 +20,6 @@ from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat, sync_per_parameter
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
-from tests.helpers.folding import over
 from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
 
 KINDS = ["averaged", "local", "sharded", "fsdp", "fsdp, norms whole"]
@@ -74,8 +73,8 @@ def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
     return state_of(called, net), norms
 
 
-@over("kind", KINDS)
-@over("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_clipping_is_that_of_one_process(ranks_of, k, kind):
     for norm_type, groups in ((2.0, True), (math.inf, False), (1.0, False)):
         net = model_for(kind)
@@ -130,7 +129,7 @@ def read(kind: str, reader: str) -> None:
     READERS[reader](list(called.parameters()))
 
 
-@over("kind", PARTIAL)
+@pytest.mark.parametrize("kind", PARTIAL)
 def test_a_conclusion_from_a_part_of_the_gradient_is_an_error(ranks_of, kind):
     for reader in READERS:
         for k in (1, 3):
@@ -149,7 +148,7 @@ def clamped_step(kind: str) -> dict[str, Tensor]:
     return state_of(called, net)
 
 
-@over("kind", KINDS[:4])
+@pytest.mark.parametrize("kind", KINDS[:4])
 def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
     net = Awkward()
     x, y = batches()[0]
@@ -162,7 +161,7 @@ def test_values_are_clipped_after_they_are_averaged(ranks_of, kind):
                 torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-11)
 
 
-@over("kind", ["local", "sharded"])
+@pytest.mark.parametrize("kind", ["local", "sharded"])
 def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
     def clamp(foreach: bool) -> None:
         net = Awkward()
@@ -203,8 +202,8 @@ def scaled_steps(kind: str, bad: tuple[int, ...], value: float, clip: bool) -> A
     return state_of(called, net), scaler.get_scale()
 
 
-@over("kind", KINDS[:4])
-@over("k", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS[:4])
+@pytest.mark.parametrize("k", [1, 2, 3])
 def test_all_ranks_skip_a_step_that_one_rank_must_skip(ranks_of, k, kind):
     """The first step is skipped; the second is that of one process, whatever the scale."""
     for clip in (False, True):
@@ -276,8 +275,8 @@ def test_pieces_leave_the_ranks_as_ordinary_tensors(ranks_of):
 SECOND_ORDER = [*KINDS[:4], "per parameter", "flat"]
 
 
-@over("kind", SECOND_ORDER)
-@over("k", [1, 2])
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+@pytest.mark.parametrize("k", [1, 2])
 def test_gradients_with_a_graph_are_an_error(ranks_of, k, kind):
     """A loss of `.grad` would lack its second derivatives; with `autograd.grad` it has them."""
 
@@ -314,7 +313,7 @@ def test_a_penalty_on_gradients_works_with_autograd_grad(ranks_of):
     torch.testing.assert_close(ranks.run(gradients, True)[0], ranks.run(gradients, False)[0])
 
 
-@over("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 3])
 def test_a_weight_read_outside_its_forward_is_named(ranks_of, k):
     def tied_by_hand() -> None:
         net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from course_lib.sharded_optimizer import ShardedOptimizer
-from tests.helpers.folding import over
 from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
@@ -36,8 +36,8 @@ def resume(name: str, who: Any, net_state: Any, state: Any) -> list[Tensor]:
     return weights(net)
 
 
-@over("before, after", [(4, 2), (2, 3), (1, 4)])
-@over("name", OPTIMIZERS)
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
     saved = ranks_of("simulated", before).run(save_halfway, name, "averaged")[0]
     for replica in ranks_of("simulated", after).run(resume, name, "sharded", *saved):

@@ -19,8 +19,6 @@ from course_lib.tensor_parallel import (
     sum_partial_gradients,
 )
 from tests.helpers.ddp_scenarios import WORLDS
-from tests.helpers.folding import over
-from tests.helpers.tiers import in_tiers
 
 WIDTH, HIDDEN, HEADS, TOKENS, BATCH, STEPS = 15, 22, 5, 7, 2, 5
 
@@ -110,8 +108,8 @@ def on_ranks(along_sequence: bool, causal: bool) -> Any:
     return train(Layer(True, along_sequence, causal))
 
 
-@over("causal", [False, True])
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
     expected, gradient = train(Layer(False, causal=causal))
     for out, grad in ranks_of(on, k).run(on_ranks, False, causal):
@@ -119,7 +117,7 @@ def test_a_layer_trains_as_in_one_process(ranks_of, on, k, causal):
         torch.testing.assert_close(grad, gradient, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("on", "k"), in_tiers(WORLDS))
+@pytest.mark.parametrize(("on", "k"), WORLDS)
 def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
     expected, gradient = train(Layer(False))
     results = ranks_of(on, k).run(on_ranks, True, True)
@@ -152,9 +150,9 @@ def inputs() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@over("bias", [True, False])
-@over("rows", [True, False])
-@over("k", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
 def test_a_linear_layer_is_the_whole_one_cut_up(ranks_of, k, rows, bias):
     torch.manual_seed(3)
     whole = nn.Linear(7, 5, bias).double()
@@ -189,7 +187,7 @@ def one_step(along_sequence: bool) -> int:
     return sum(p.numel() for p in layer.blocks.parameters() if p.dim() > 1)
 
 
-@over("k", [2, 3, 4])
+@pytest.mark.parametrize("k", [2, 3, 4])
 def test_a_layer_makes_four_all_reduces(ranks_of, k):
     """Attention and MLP, forward and backward; each of tokens × batch × width numbers."""
     ranks = ranks_of("simulated", k)
@@ -207,7 +205,9 @@ def wrong(what: str) -> None:
     ColumnParallelLinear(4, 4, sequence_parallel=True)(torch.ones(1, 4))
 
 
-@over("what, said", [("heads", "heads=3 does not divide"), ("length", "number of tokens")])
+@pytest.mark.parametrize(
+    ("what", "said"), [("heads", "heads=3 does not divide"), ("length", "number of tokens")]
+)
 def test_errors_say_what_is_missing(ranks_of, what, said):
     with pytest.raises(RankError, match=f"ValueError: .*{said}"):
         ranks_of("simulated", 2).run(wrong, what)

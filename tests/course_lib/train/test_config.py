@@ -7,12 +7,11 @@ import pytest
 
 from course_lib.ranks import RankError
 from course_lib.train import ConfigError, TrainConfig, train
-from tests.helpers.folding import over
 from tests.helpers.train_runs import DIGITS, refusal
 
 
-@over(
-    "option, value",
+@pytest.mark.parametrize(
+    ("option", "value"),
     [
         *(("model", "rnn"), ("ddp", "horovod"), ("precision", "fp8"), ("width", 0), ("steps", 0)),
         *(("epochs", 0), ("lr", 0.0), ("lr", float("nan")), ("dropout", 1.0), ("clip_norm", 0.0)),
@@ -25,8 +24,8 @@ def test_an_option_that_makes_no_sense_is_named(option, value):
         TrainConfig(**{option: value})
 
 
-@over(
-    "change, words",
+@pytest.mark.parametrize(
+    ("change", "words"),
     [
         ({"batch_size": 50}, r"2 ranks × accumulate=2 .* multiple of 4\. Use --batch-size 48 or 5"),
         ({"batch_size": 2}, r"multiple of 4\. Use --batch-size 4\."),

@@ -9,11 +9,9 @@ from course_lib.who_wins.measure import time_steps
 from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.winners import last_average
 from tests.helpers import ROOT
-from tests.helpers.tiers import tier
 
 LATENCY, BANDWIDTH = 20e-6, 100e3
 ROW = "20 µs, 100 kB/s"
-LONG = ("1-bit", "top-k", "DiLoCo")
 IN_STEP = [name for name, algorithm in ALGORITHMS.items() if algorithm.prepare is not None]
 
 
@@ -26,9 +24,7 @@ def rows() -> list[list[str]]:
     return [cells_of(line) for line in page.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=tier(name not in LONG)) for name in IN_STEP]
-)
+@pytest.mark.parametrize("name", IN_STEP)
 def test_the_map_has_the_times_of_today(name: str) -> None:
     """Only the steps to the target, which take a training for each seed, are those of the page."""
     map_of = next(dict(zip(rows()[0], row, strict=True)) for row in rows() if row[0] == ROW)
