@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
@@ -91,7 +92,7 @@ class Folders:
         release: the assignments as students get them.
         submitted: the submissions, as STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         autograded: nbgrader's graded copies of the submissions.
-        data: the folder of the gradebook and of all other files of the grader.
+        data: the folder of the gradebook and of all other files of the grader: ``grading/``.
 
     """
 
@@ -102,11 +103,17 @@ class Folders:
     data: Path
 
     @classmethod
-    def of(cls, root: Path, config: Config) -> Folders:
-        """Return the folders of the course in `root`."""
+    def of(cls, coursedir: Any) -> Folders:
+        """Return the folders of nbgrader's ``CourseDirectory``, or of its part of a `Config`."""
+        root = Path(coursedir.root)
         names = ("source", "release", "submitted", "autograded")
-        paths = {name: root / config.CourseDirectory[f"{name}_directory"] for name in names}
+        paths = {name: root / getattr(coursedir, f"{name}_directory") for name in names}
         return cls(**paths, data=paths["autograded"].parent)
+
+    @classmethod
+    def at(cls, root: Path) -> Folders:
+        """Return the folders of the course in `root`."""
+        return cls.of(load_config(root).CourseDirectory)
 
     def graded(self, assignment: str, student: str = "") -> Path:
         """Return the folder of the graded notebooks and of the verdicts, named by their content."""
@@ -115,8 +122,3 @@ class Folders:
     def notebooks(self, assignment: str) -> list[str]:
         """Return the names of the notebooks that students were given, without ``.ipynb``."""
         return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))
-
-
-def data_folder(root: Path, config: Config | None = None) -> Path:
-    """Return the folder of submissions, verdicts and grades: ``grading/``."""
-    return Folders.of(root, config or load_config(root)).data

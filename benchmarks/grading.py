@@ -82,7 +82,9 @@ def make_course(root: Path, stock: bool, count: int) -> None:
         shutil.copytree(folder, to, ignore=shutil.ignore_patterns("__pycache__"))
     config = (ROOT / "nbgrader_config.py").read_text()
     if stock:
-        before, _, _ = config.partition("# Before anything of a submission is copied")
+        before, found, _ = config.partition("# Before a submission is copied")
+        if not found:
+            raise RuntimeError("nbgrader_config.py has changed: find where its passes begin")
         config = f"{before}c.Execute.timeout = 3600\n"
         shutil.copy(Path(__file__).parent / "spawned_checks.py", source)
         notebook = nbformat.read(source / FILE, as_version=4)
@@ -123,7 +125,7 @@ def graded(root: Path) -> list[Verdict]:
 def booking(root: Path) -> list[float]:
     """Return the seconds that booking takes for each submission of a graded class."""
     config = load_config(root)
-    folders = Folders.of(root, config)
+    folders = Folders.of(config.CourseDirectory)
     books = Books(config, ASSIGNMENT)
     names = students(folders, ASSIGNMENT)
     found = [standing(folders, ASSIGNMENT, s, Settings.of(config), books) for s in names]

@@ -27,7 +27,7 @@ from autograder.collection.times import (
     shown,
 )
 from autograder.collection.vetting import Vetted, vet_hand_in
-from autograder.course import data_folder, load_config
+from autograder.course import Folders, load_config
 
 EXCHANGE = "/usr/local/share/nbgrader/exchange"
 """nbgrader's default folder of the exchange."""
@@ -107,7 +107,7 @@ def collect(
     """
     config = load_config(root)
     notebooks = notebooks_of(root, config, assignment)
-    data = data_folder(root, config)
+    data = Folders.at(root).data
     students = read_roster(roster) if roster else kept_roster(data)
     gathered = _gather(config, source, assignment, format)
     due = due or gradebook_due(config, assignment)
@@ -142,7 +142,7 @@ def hand_ins_by_student(
 ) -> tuple[dict[str, list[HandIn]], list[Refused], str]:
     """Return a source's unread files by the course's student ids, the refused, and the format."""
     config = load_config(root)
-    students = read_roster(roster) if roster else kept_roster(data_folder(root, config))
+    students = read_roster(roster) if roster else kept_roster(Folders.at(root).data)
     gathered = _gather(config, source, assignment, format)
     collected = Collected([], list(gathered.refused), [], gathered.format)
     return _by_student(gathered, students, collected), collected.refused, gathered.format

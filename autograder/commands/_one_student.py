@@ -15,9 +15,9 @@ from autograder.examination.node import On
 from autograder.examination.submission import Submission, Taken
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook
+from autograder.passes.rebuild import rebuilt
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
-from autograder.pool.one import rebuilt
 from autograder.settings import Settings
 from course_lib.checking import Case, Check, Observed
 from course_lib.checking.on_ranks.wire import Plain
@@ -62,7 +62,7 @@ def explain(root: Path, assignment: str, student: str) -> bool:
         NothingToGrade: the student has no verdict, or the code that it is about no longer exists.
 
     """
-    folders = Folders.of(root, load_config(root))
+    folders = Folders.at(root)
     verdicts = current(folders, assignment, student)
     if not verdicts:
         raise NothingToGrade(f"{student} has no verdict: run autograder grade {assignment}")

@@ -23,7 +23,7 @@ from autograder.collection.times import (
     read_time,
     shown,
 )
-from autograder.course import data_folder, load_config
+from autograder.course import Folders, load_config
 from autograder.files import shown_path, write_whole
 from course_lib.ranks.explain.words import counted
 
@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
-    data = data_folder(root)
+    data = Folders.at(root).data
     try:
         zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
         if arguments.timezone and write:
@@ -139,7 +139,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool, all:
     if not write:
         print("nothing was changed (--dry-run)")
         return
-    path = data_folder(root, load_config(root)) / "collected" / f"{assignment}.csv"
+    path = Folders.at(root).data / "collected" / f"{assignment}.csv"
     _write_table(path, rows, collected)
     print(f"the whole table: {shown_path(path, root)}; next: autograder grade {assignment}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from autograder.collection.listing import SourceError
 from autograder.collection.roster import kept_roster, read_roster
 from autograder.collection.times import course_zone
-from autograder.course import data_folder, load_config
+from autograder.course import Folders, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
 from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
 from autograder.files import write_whole
@@ -48,7 +48,7 @@ def export(
 
     """
     config = load_config(root)
-    data = data_folder(root, config)
+    data = Folders.at(root).data
     students = read_roster(roster) if roster else kept_roster(data)
     grades = read_grades(config, data, students, assignments)
     if not grades:
@@ -125,7 +125,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     except (ExportError, SourceError) as error:
         print(f"autograder export: {error}", file=sys.stderr)
         return 2
-    to = arguments.to or data_folder(root) / f"grades_{arguments.system}.csv"
+    to = arguments.to or Folders.at(root).data / f"grades_{arguments.system}.csv"
     # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if arguments.system == "plain" else "utf-8")
     _report(grades, to)

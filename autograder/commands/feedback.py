@@ -12,7 +12,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.collection.listing import SourceError
-from autograder.course import data_folder, load_config
+from autograder.course import Folders, load_config
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
@@ -51,7 +51,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
 
     """
     config = load_config(root)
-    data = data_folder(root, config)
+    data = Folders.at(root).data
     graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
     if not graded:
         whose = "no submission" if student == "*" else f"no submission from {student}"
@@ -93,7 +93,7 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
         SourceError: the source cannot be read.
 
     """
-    data = data_folder(root)
+    data = Folders.at(root).data
     found, _, system = hand_ins_by_student(root, assignment, source)
     if system not in UPLOAD:
         raise FeedbackError(
@@ -127,7 +127,7 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 
     """
     config = load_config(root)
-    folders = (data_folder(root, config) / "feedback").glob(f"{student}/{assignment}")
+    folders = (Folders.at(root).data / "feedback").glob(f"{student}/{assignment}")
     wanted = ("submission_secret.txt", "timestamp.txt")
     found = {each.parent.name: all((each / n).is_file() for n in wanted) for each in folders}
     without = sorted(name for name, is_there in found.items() if not is_there)
@@ -185,7 +185,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     except (FeedbackError, SourceError) as error:
         print(f"autograder feedback: {error}", file=sys.stderr)
         return 2
-    folder = data_folder(root) / "feedback"
+    folder = Folders.at(root).data / "feedback"
     for name, students in missing.items():
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
         print(f"{name}: {counted(pages, 'page')} in {folder}")

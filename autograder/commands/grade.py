@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.course import Folders, load_config
-from autograder.pool import slurm
-from autograder.pool.settled import inputs, settle, settled
+from autograder.pool import phases
 from autograder.settings import Settings
 
 DESCRIPTION = (
@@ -59,7 +58,6 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         "(gloo) or gpu; with gpu, one submission at a time uses all GPUs "
         "(default: the setting in nbgrader_config.py)",
     )
-    slurm.add_options(parser)
 
 
 def _positive(text: str) -> int:
@@ -76,7 +74,7 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
         settings = replace(settings, on=arguments.on)
     assignment = arguments.assignment
     if not assignment:
-        submitted = Folders.of(root, config).submitted
+        submitted = Folders.of(config.CourseDirectory).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
         if len(there) != 1:
             told = f"name one of the assignments with submissions: {', '.join(there)}"
@@ -96,18 +94,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     assignment, settings, jobs = choices(root, arguments)
     if not assignment:
         return 2
-    config, only = load_config(root), arguments.student
-    folders = Folders.of(root, config)
-    before = inputs(root, folders, assignment, settings)
-    if not only and (lines := settled(folders, config, assignment, before)):
-        print("\n".join(lines))
-        return 0
-    from autograder.pool import phases  # torch, nbformat and nbgrader take seconds
-
     try:
-        cluster = slurm.cluster(arguments, jobs)
-        outcomes = phases.grade_class(root, assignment, only, settings, jobs=jobs, cluster=cluster)
-        unbooked = phases.book_class(root, assignment, only, settings)
+        outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
+        unbooked = phases.book_class(root, assignment, arguments.student, settings)
     except phases.ERRORS as error:
         print(f"autograder grade: {error}", file=sys.stderr)
         return 2
@@ -115,13 +104,4 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if unbooked:
         print(f"not booked: {', '.join(unbooked)}; the reasons are above")
         return 1
-    if not only and not status:
-        count = len(outcomes)
-        lines = [
-            *phases.without_notebook(folders, assignment, only),
-            "all points are booked, and nothing has changed since",
-            f"graded: {count} ({count} of them unchanged since the last grading); "
-            "could not be graded: 0",
-        ]
-        settle(root, folders, config, assignment, settings, before=before, lines=lines)
     return status

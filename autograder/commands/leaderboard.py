@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from autograder.course import Folders, handed_out, load_config
+from autograder.course import Folders, handed_out
 from autograder.files import write_whole
 from autograder.foreign_text import no_formula, printable
 from autograder.pool.book import current
@@ -157,7 +157,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
-    folders = Folders.of(root, load_config(root))
+    folders = Folders.at(root)
     source = folders.source / ASSIGNMENT
     case = (
         load_module(source / "hidden.py", handed_out(source)).FINAL

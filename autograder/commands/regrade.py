@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.commands import _one_student, grade
-from autograder.course import Folders, load_config
+from autograder.course import Folders
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
-from autograder.pool import phases, slurm
+from autograder.pool import phases
 from autograder.pool.book import current
-from autograder.pool.outcome import Outcome
+from autograder.pool.worker import Outcome
 from autograder.sandbox.place import MachineFailure
 
 DESCRIPTION = (
@@ -125,10 +125,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             *(root, assignment, arguments.student, settings),
             jobs=jobs,
             again=arguments.all,
-            cluster=slurm.cluster(arguments, jobs),
         )
         status = phases.report(outcomes)
-        folders = Folders.of(root, load_config(root))
+        folders = Folders.at(root)
         print(f"\n{table(changes(folders, assignment, outcomes))}\n")
         if not (arguments.book or _agreed()):
             print(f"Nothing was booked. To book the new points: autograder grade {assignment}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autograder.class_report import as_page, as_text, class_report
 from autograder.collection.roster import kept_roster
-from autograder.course import Folders, load_config
+from autograder.course import Folders
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade, handed_in, students
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write and print the report; return the exit status."""
-    folders, name = Folders.of(root, load_config(root)), arguments.assignment
+    folders, name = Folders.at(root), arguments.assignment
     try:
         roster = kept_roster(folders.data)
         there = [s for s in students(folders, name) if not roster or s in roster.students]

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 
 from autograder.collection.collecting import notebooks_of
 from autograder.collection.listing import SourceError
-from autograder.course import data_folder, load_config
+from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from autograder.passes.vet import MAX_NOTEBOOK, text_of
 from course_lib.learner.what_counts import rebuild
@@ -41,7 +41,7 @@ def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
 
     """
     config = load_config(root)
-    data, names = data_folder(root, config), list(notebooks_of(root, config, assignment))
+    data, names = Folders.at(root).data, list(notebooks_of(root, config, assignment))
     submitted = sorted((data / "submitted").glob(f"*/{assignment}"))
     if not submitted:
         raise SourceError(

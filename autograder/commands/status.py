@@ -34,7 +34,7 @@ def stands(root: Path, assignment: str) -> list[Standing]:
 
     """
     config = load_config(root)
-    folders, settings = Folders.of(root, config), Settings.of(config)
+    folders, settings = Folders.of(config.CourseDirectory), Settings.of(config)
     books = Books(config, assignment)
     return [
         standing(folders, assignment, student, settings, books)
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Print the table; return the exit status."""
-    folders = Folders.of(root, load_config(root))
+    folders = Folders.at(root)
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
         print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")

@@ -18,7 +18,8 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Enum, Float, Unicode
 
 from autograder.examination.verdict import verdict_path
-from autograder.passes.examine import Exam, blank_verdict, examine_notebook
+from autograder.passes.examine import blank_verdict
+from autograder.passes.rebuild import submission_in
 from autograder.passes.self_test import SelfTest
 from autograder.sandbox.place import MachineFailure
 from autograder.settings import ATTEMPTS, Settings
@@ -68,39 +69,24 @@ class Examine(NbGraderPreprocessor):
                 but the submission gets no mark.
 
         """
-        coursedir = self.parent.parent.coursedir
-        names = resources["nbgrader"]
-        assignment, student, notebook = (
-            names[key] for key in ("assignment", "student", "notebook")
-        )
-        # Follow no link: instructor/ may be a link, and assignments/ is in the link's folder.
-        source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment)).absolute()
-        released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
-        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
+        folders, path = submission_in(self, resources)
+        assignment, student = path.parent.name, path.parents[1].name
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
-        key = source, released.resolve(), settings
+        key = folders.source / assignment, folders.release / assignment, settings
         if key not in _tests:
             _tests[key] = SelfTest(*key)
-        test = _tests[key]
         for attempt in range(1, ATTEMPTS + 1):
-            verdict = blank_verdict(
-                *(nb, source, released / f"{notebook}.ipynb", data),
-                *(assignment, student, notebook),
-                settings,
-                self.seed,
-            )
+            verdict = blank_verdict(nb, folders, path, settings, self.seed)
             try:
-                if not test.trusted():
-                    test.run()
-                examine_notebook(nb, Exam.of(source), verdict, self.log)
+                _tests[key].examine(nb, verdict, self.log)
                 break
             except MachineFailure as error:
                 self.log.error("No verdict on %s in attempt %d: %s", student, attempt, error)
                 if attempt == ATTEMPTS:
                     raise
-        path = verdict_path(data, assignment, student, notebook)
-        verdict.write(path)
-        self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, path)
+        target = verdict_path(folders.data, assignment, student, path.stem)
+        verdict.write(target)
+        self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, target)
         return nb, resources
 
 

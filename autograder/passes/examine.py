@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import handed_out
+from autograder.course import Folders, handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import Examined, examine
 from autograder.examination.gpus import GpuAccess, gpu_access
@@ -71,40 +71,35 @@ def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
 
 
 def blank_verdict(
-    nb: NotebookNode,
-    source: Path,
-    released: Path,
-    data: Path,
-    assignment: str,
-    student: str,
-    notebook: str,
-    settings: Settings,
-    seed: str = "",
+    nb: NotebookNode, folders: Folders, path: Path, settings: Settings, seed: str = ""
 ) -> Verdict:
     """Return the verdict on a rebuilt notebook, before anything of it is run.
 
     Args:
         nb: the rebuilt notebook.
-        source: the assignment's folder under ``instructor/``.
-        released: the notebook that students were given.
-        data: the folder of the gradebook, where the assignment's secret is.
-        assignment: its name.
-        student: the student's id.
-        notebook: its name, without ``.ipynb``.
+        folders: the course's folders.
+        path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how it is to be examined.
         seed: the seed of the inputs; by default, the seed for this code of this student.
 
     """
-    settings = all_filled_in(settings)
+    student, assignment, notebook = path.parents[1].name, path.parent.name, path.stem
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
     if not seed:
-        seed = submission_seed(assignment_secret(data, assignment), student, notebook, digest)
+        secret = assignment_secret(folders.data, assignment)
+        seed = submission_seed(secret, student, notebook, digest)
     return Verdict(
-        *(assignment, student, notebook, seed, digest),
+        assignment=assignment,
+        student=student,
+        notebook=notebook,
+        seed=seed,
+        source_sha256=digest,
         versions=versions(),
         notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
-        checks_sha256=checks_digest(source, released),
-        settings=asdict(settings),
+        checks_sha256=checks_digest(
+            folders.source / assignment, folders.release / assignment / path.name
+        ),
+        settings=asdict(all_filled_in(settings)),
     )
 
 

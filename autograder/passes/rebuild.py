@@ -15,11 +15,12 @@ from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 
+from autograder.course import Folders
 from course_lib.learner.what_counts import pictures_in, rebuild
 
 
 class Rebuild(NbGraderPreprocessor):
-    """nbgrader's pass that calls ``rebuild``: the first of ``Autograde.sanitize_preprocessors``."""
+    """nbgrader's pass that calls `rebuilt`: the first of ``Autograde.sanitize_preprocessors``."""
 
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
@@ -31,31 +32,38 @@ class Rebuild(NbGraderPreprocessor):
                 could not process the submission. The submission gets no mark, and nbgrader
                 continues with the others.
         """
-        coursedir = self.parent.parent.coursedir  # of the exporter's converter
-        names = resources["nbgrader"]
-        student, assignment = names["student"], names["assignment"]
-        released = Path(coursedir.format_path(coursedir.release_directory, ".", assignment))
-        submitted = Path(coursedir.format_path(coursedir.submitted_directory, student, assignment))
-        rebuilt = rebuild(
-            released_notebook(released, names["notebook"]), nb, pictures_in(submitted)
-        )
-        for note in rebuilt.metadata.get("rebuild", ()):
-            self.log.warning("%s of %s: %s", names["notebook"], student, note)
-        return rebuilt, resources
+        folders, path = submission_in(self, resources)
+        made = rebuilt(folders, path, nb)
+        for note in made.metadata.get("rebuild", ()):
+            self.log.warning("%s of %s: %s", path.stem, path.parents[1].name, note)
+        return made, resources
 
 
-def released_notebook(folder: Path, notebook: str) -> NotebookNode:
-    """Return an assignment's released notebook; `folder` has the assignment's name.
+def submission_in(step: NbGraderPreprocessor, resources: ResourcesDict) -> tuple[Folders, Path]:
+    """Return the course's folders and the submitted notebook that nbgrader gives to a pass."""
+    names = resources["nbgrader"]
+    folders = Folders.of(step.parent.parent.coursedir)  # of the exporter's converter
+    file = f"{names['notebook']}.ipynb"
+    return folders, folders.submitted / names["student"] / names["assignment"] / file
+
+
+def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> NotebookNode:
+    """Return the released notebook with the sources of a submitted one.
+
+    Args:
+        folders: the course's folders.
+        path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+        nb: its content; by default it is read.
 
     Raises:
         FileNotFoundError: the assignment was not released.
 
     """
-    path = folder / f"{notebook}.ipynb"
-    if not path.is_file():
+    released = folders.release / path.parent.name / path.name
+    if not released.is_file():
         raise FileNotFoundError(
-            f"there is no released version at {path}: "
-            f"run nbgrader generate_assignment {folder.name}"
+            f"there is no released version at {released}: "
+            f"run nbgrader generate_assignment {path.parent.name}"
         )
-    found: NotebookNode = nbformat.read(path, as_version=4)
-    return found
+    submitted = nbformat.read(path, as_version=4) if nb is None else nb
+    return rebuild(nbformat.read(released, as_version=4), submitted, pictures_in(path.parent))

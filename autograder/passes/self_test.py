@@ -10,31 +10,24 @@ These points follow from how the functions are made, so no number is written dow
 
 All three functions are in one notebook and solve the same task, so its cells run only once. The
 task's check keeps one public and one hidden case. This takes about a second, once in each sandbox.
-
-To do the same for one assignment of the course and print a line (see `main`)::
-
-    python -m autograder.passes.self_test --course .
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import logging
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.course import handed_out
 from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, all_filled_in, examine_notebook
@@ -217,6 +210,27 @@ class SelfTest:
         place.warm()
         return self.sandbox == (place, place.generation)
 
+    def examine(
+        self,
+        nb: NotebookNode,
+        verdict: Verdict,
+        log: logging.Logger | logging.LoggerAdapter[Any] = _LOG,
+    ) -> None:
+        """Examine a rebuilt notebook in a sandbox that has passed the test; fill its verdict.
+
+        Raises:
+            MachineFailure: the machine or our own code failed, or the test did.
+            SandboxUnavailable: there is no sandbox.
+            AuthorError: a check is broken.
+            LookupError: a test cell has no check.
+
+        """
+        if not self.trusted():
+            self.run()
+        examine_notebook(nb, Exam.of(self._source), verdict, log)
+        if not self.trusted():
+            raise MachineFailure("The sandbox ended while this submission was graded")
+
     def run(self) -> None:
         """Grade the known solutions with the checks as they are now; then trust this sandbox.
 
@@ -235,13 +249,13 @@ class SelfTest:
         start, sandbox = time.monotonic(), (place, place.generation)
         if known is not None:
             try:
-                self._examine(known)
+                self._grade(known)
             except SelfTestFailed:
                 place.close()
                 raise
         self.seconds, self.sandbox = time.monotonic() - start, sandbox
 
-    def _examine(self, known: KnownSolutions) -> None:
+    def _grade(self, known: KnownSolutions) -> None:
         verdict = Verdict(
             assignment=self._source.name,
             student="self-test",
@@ -257,45 +271,3 @@ class SelfTest:
                 "autograder doctor; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )
-
-
-def main() -> int:
-    """Run the self-test of one assignment; print the result as a line of JSON.
-
-    In it, ``told`` says what was tried, or ``wrong`` says what went wrong. The assignment is the
-    first one whose known solutions send messages, in its released version.
-    """
-    parser = argparse.ArgumentParser(prog="python -m autograder.passes.self_test")
-    parser.add_argument("--course", type=Path, required=True, help="the course folder")
-    root: Path = parser.parse_args().course.resolve()
-    found = {"told": "", "wrong": ""}
-    try:
-        found["told"] = try_out(root)
-    except Exception as error:  # any error means that grading does not work here
-        found["wrong"] = " ".join(str(error).split()) or type(error).__name__
-    print(json.dumps(found))
-    return int(bool(found["wrong"]))
-
-
-def try_out(root: Path) -> str:
-    """Run the self-test of one assignment of the course in `root`; return what was tried.
-
-    Raises:
-        SelfTestFailed: the known solutions got wrong points.
-        LookupError: there is no assignment with its solution.
-
-    """
-    for source in sorted(path.parent for path in (root / "instructor").glob("*/hidden.py")):
-        known = KnownSolutions.of(Exam.of(source), source, handed_out(source))
-        if known is not None and known.ranks > 1:
-            test = SelfTest(source, handed_out(source), Settings())
-            test.run()
-            return (
-                f"{source.name}: a right, a wrong and a crashing solution "
-                f"got the right points, in {test.seconds:.1f} s"
-            )
-    raise LookupError("this copy of the course has no assignment with a solution to test with")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

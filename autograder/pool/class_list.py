@@ -17,7 +17,8 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict
-from autograder.pool.one import blank, rebuilt
+from autograder.passes.examine import blank_verdict
+from autograder.passes.rebuild import rebuilt
 from autograder.settings import Settings
 
 
@@ -111,7 +112,7 @@ def standing(
     autograded = folders.autograded / student / assignment
     scores: dict[str, float] = {}
     for path in found.notebooks:
-        if verdict := _verdict_on(folders, path, settings):
+        if verdict := verdict_on(folders, path, settings):
             found.graded[path.stem] = folder / f"{verdict.key}.json"
             scores |= {check.task: check.score for check in verdict.checks}
     found.outdated = not found.complete and any(folder.glob("*.json"))
@@ -141,9 +142,10 @@ def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, A
     }
 
 
-def _verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
+def verdict_on(folders: Folders, path: Path, settings: Settings) -> Verdict | None:
+    """Return the verdict on exactly this code, by these checks; None if there is none."""
     try:
-        key = blank(folders, path, rebuilt(folders, path), settings).key
+        key = blank_verdict(rebuilt(folders, path), folders, path, settings).key
         target = folders.graded(path.parent.name, path.parents[1].name) / f"{key}.json"
         if target.is_file() and target.with_suffix(".ipynb").is_file():
             return Verdict.read(target)

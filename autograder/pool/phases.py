@@ -15,7 +15,6 @@ from autograder.collection.listing import SourceError
 from autograder.course import Folders, find_sources, load_config
 from autograder.examination.gpus import gpu_access
 from autograder.passes.vet import damage
-from autograder.pool import slurm
 from autograder.pool.book import book
 from autograder.pool.class_list import (
     Books,
@@ -23,11 +22,12 @@ from autograder.pool.class_list import (
     handed_in,
     standing,
     students,
+    verdict_on,
 )
 from autograder.pool.local import grade_all
-from autograder.pool.outcome import MACHINE, Outcome
 from autograder.pool.penalties import renew_penalties
 from autograder.pool.progress import Progress
+from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
 from autograder.sandbox.unavailable import SandboxUnavailable
@@ -53,43 +53,47 @@ def grade_class(
     *,
     jobs: int,
     again: bool = False,
-    cluster: slurm.Cluster | None = None,
 ) -> list[Outcome]:
     """Run the first phase, with progress on the terminal; return the outcome of each notebook.
+
+    A notebook that has a verdict on the same content is graded only if `again`.
 
     Raises:
         NothingToGrade: there is no such assignment or submission.
         SandboxUnavailable: there is no sandbox, so nothing is graded.
-        SlurmUnavailable: a cluster was requested, but cannot be reached from here.
         GradeError: another command is grading this assignment.
 
     """
     find_sources(root)
-    folders = Folders.of(root, load_config(root))
+    folders = Folders.at(root)
     paths: list[Path] = []
     for student in students(folders, assignment, only):
         paths += handed_in(folders, assignment, student)
     for line in without_notebook(folders, assignment, only):
         print(line)
-    if cluster is None:
-        with SandboxedPlace() as place:
-            ready(place)
-        if settings.on == "gpu":
-            gpu_access()
     with _alone(folders, assignment):
-        progress = Progress("grading", len(paths))
+        graded, waiting = [], []
+        for path in paths:
+            verdict = None if again else verdict_on(folders, path, settings)
+            if verdict is None:
+                waiting.append(path)
+                continue
+            target = folders.graded(assignment, verdict.student) / f"{verdict.key}.json"
+            notes = verdict.notes
+            graded.append(Outcome(str(path), verdict=str(target), unchanged=True, notes=notes))
+            _remember(folders, graded[-1])
+        if waiting:
+            with SandboxedPlace() as place:
+                ready(place)
+            if settings.on == "gpu":
+                gpu_access()
+        progress = Progress("grading", len(waiting))
 
         def tell(outcome: Outcome) -> None:
-            note = f"{_name(outcome)}: {outcome.failed}" if outcome.failed else ""
-            progress.step(outcome.unchanged, note)
+            progress.step(f"{_name(outcome)}: {outcome.failed}" if outcome.failed else "")
             _remember(folders, outcome)
 
-        if cluster is not None:
-            folder = folders.graded(assignment) / "slurm"
-            return slurm.grade_all(
-                root, paths, settings, cluster, folder=folder, again=again, tell=tell
-            )
-        return grade_all(root, paths, settings, jobs=jobs, again=again, tell=tell)
+        return graded + grade_all(root, assignment, waiting, settings, jobs=jobs, tell=tell)
 
 
 def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> list[str]:
@@ -108,7 +112,7 @@ def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
     """Run the second phase: book all graded submissions; return those that could not be booked."""
     config = load_config(root)
-    folders = Folders.of(root, config)
+    folders = Folders.of(config.CourseDirectory)
     with _alone(folders, assignment):
         books = Books(config, assignment)
         all_ = [
@@ -130,7 +134,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         progress = Progress("booking", len(waiting))
         failed = book(
             *(folders, config, assignment, waiting),
-            lambda student, why: progress.step(note=f"{student}: {why}" if why else ""),
+            lambda student, why: progress.step(f"{student}: {why}" if why else ""),
         )
         _tell_penalties(renew_penalties(config, folders.data, assignment))
     return [*stale, *failed]
@@ -218,4 +222,4 @@ def report(outcomes: Sequence[Outcome]) -> int:
     return 1 if failed else 0
 
 
-ERRORS = (NothingToGrade, GradeError, SourceError, SandboxUnavailable, slurm.SlurmUnavailable)
+ERRORS = (NothingToGrade, GradeError, SourceError, SandboxUnavailable)

@@ -13,10 +13,10 @@ import nbformat
 import pytest
 from nbformat import NotebookNode, v4
 
-from autograder.course import Folders, load_config
-from autograder.passes.examine import Exam, examine_notebook
+from autograder.course import Folders
+from autograder.passes.examine import Exam, blank_verdict, examine_notebook
+from autograder.passes.rebuild import rebuilt
 from autograder.passes.vet import vet
-from autograder.pool.one import blank, rebuilt
 from autograder.settings import Settings
 from course_lib.learner import _course
 from course_lib.learner.check import check_notebook
@@ -47,13 +47,13 @@ def by_check(course: Path, notebook: NotebookNode) -> dict[str, float]:
 
 
 def by_grader(course: Path, notebook: NotebookNode) -> dict[str, float]:
-    folders = Folders.of(course, load_config(course))
+    folders = Folders.at(course)
     path = folders.submitted / "ada" / ASSIGNMENT / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
     vet(ASSIGNMENT, "ada", [str(path)])
     nb = rebuilt(folders, path)
-    verdict = blank(folders, path, nb, Settings())
+    verdict = blank_verdict(nb, folders, path, Settings())
     exam = Exam.of(folders.source / ASSIGNMENT)
     examine_notebook(nb, exam, verdict, logging.getLogger(__name__))
     return {check.task: check.score for check in verdict.checks}

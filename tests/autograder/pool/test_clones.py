@@ -42,7 +42,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_another_clone_than_the_installed_one(clone: Path, installed: bool) -> None:
     """Both commands are given in the clone's folder."""
     if installed:  # the other way round, what lies in the folder would not even start
-        (clone / "autograder" / "pool" / "one.py").write_text("raise SystemExit('not this one')")
+        (clone / "autograder" / "pool" / "worker.py").write_text("raise SystemExit('not this one')")
     command = [sys.executable, *(["-P"] if installed else []), "-m", "autograder", "grade"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,14 +14,11 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, load_config
 from autograder.examination.submission import Submission
-from autograder.examination.verdict import Verdict
 from autograder.passes import autograde, examine, self_test
-from autograder.pool import local, one
-from autograder.pool.one import Bench
-from autograder.pool.outcome import AUTHOR, MACHINE, Outcome
+from autograder.pool import local, worker
+from autograder.pool.worker import AUTHOR, MACHINE, Outcome
 from autograder.sandbox import place as place_module
 from autograder.sandbox.mounts import Mount
-from autograder.sandbox.place import MachineFailure
 from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
@@ -72,23 +68,12 @@ def new_sandbox() -> Iterator[None]:
     close()
 
 
-class Desk:
-    """A bench, and its messages so far."""
-
-    def __init__(self, course: Course) -> None:
-        self.told: dict[str, Outcome] = {}
-        self._folder = course.root / "grading" / "submitted"
-        folders = Folders.of(course.root, load_config(course.root))
-        self.bench = Bench(folders, Settings(), self._tell)
-
-    def _tell(self, outcome: Outcome | None) -> None:
-        if outcome is not None:
-            self.told[Path(outcome.path).parents[1].name] = outcome
-
-    def grade(self, *names: str) -> None:
-        for name in names:
-            path = self._folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-            self.bench.grade(path, again=False)
+def graded(course: Course, *names: str) -> dict[str, Outcome]:
+    """Grade some of the class as a worker does; return their outcomes."""
+    folders = Folders.at(course.root)
+    test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
+    paths = {n: folders.submitted / n / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for n in names}
+    return {n: worker.grade(folders, path, Settings(), test) for n, path in paths.items()}
 
 
 def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,52 +91,40 @@ def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 # A worker ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("new_sandbox")
-def test_a_machine_that_fails_on_some_submissions_grades_the_others(
-    course: Course, monkeypatch: pytest.MonkeyPatch
+FAKE_WORKER = """
+import json, sys
+answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
+failed = dict(failed="x", fault="the machine failed")
+starts = sys.argv[2] == "starts"
+print(json.dumps({} if starts else failed), file=answers)
+for line in sys.stdin if starts else ():
+    path = json.loads(line)
+    print(json.dumps({"path": path, **({} if "/late/" in path else failed)}), file=answers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("starts", "count", "jobs"), [("starts", 1, 1), ("starts", 1, 3), ("", 0, 2)]
+)
+def test_the_pool_gives_up_only_if_no_worker_starts(
+    course: Course, monkeypatch: pytest.MonkeyPatch, starts: str, count: int, jobs: int
 ) -> None:
-    desk, whole = Desk(course), one.examine_notebook
-
-    def fails(nb: Any, exam: Any, verdict: Verdict, *rest: Any) -> None:
-        if verdict.student != "right-too":
-            raise MachineFailure("A student's process was ended from outside")
-        whole(nb, exam, verdict, *rest)
-
-    monkeypatch.setattr(one, "examine_notebook", fails)
-    desk.grade("right", "sum", "late", "right-too")
-    assert [desk.told[name].fault for name in ("right", "sum", "late")] == [MACHINE] * 3
-    assert not any(outcome.everywhere for outcome in desk.told.values())
-    assert desk.told["right-too"].score == 12 and not desk.bench.distrust
-
-
-@pytest.mark.parametrize(("everywhere", "graded"), [(True, 0), (False, 1)])
-def test_the_pool_gives_up_only_if_nothing_can_be_graded(
-    course: Course, monkeypatch: pytest.MonkeyPatch, everywhere: bool, graded: int
-) -> None:
-    """Three submissions fail three times each; then there is a fourth."""
-    answer = json.dumps({"everywhere": everywhere})
-    code = (
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    path = json.loads(line)['path']\n"
-        "    bad = '/late/' not in path\n"
-        "    more = {'fault': 'the machine failed', 'failed': 'x', **json.loads(sys.argv[2])}\n"
-        "    out = open(int(sys.argv[1]), 'w', closefd=False)\n"
-        "    said = json.dumps({'path': path, **(more if bad else {})})\n"
-        "    out.write(said + '\\n{\"next\": 1}\\n')\n"
-        "    out.flush()\n"
-    )
+    """Three submissions fail three times each; the fourth is graded."""
     popen = subprocess.Popen
 
-    def worker(_: Any, **options: Any) -> Any:
-        return popen([sys.executable, "-c", code, str(options["pass_fds"][0]), answer], **options)
+    def fake(command: list[str], **options: Any) -> Any:
+        given = [str(options["pass_fds"][0]), starts]
+        return popen([sys.executable, "-c", FAKE_WORKER, *given], **options)
 
-    monkeypatch.setattr(local.subprocess, "Popen", worker)
+    monkeypatch.setattr(local.subprocess, "Popen", fake)
     folder = course.root / "grading" / "submitted"
     names = ("right", "sum", "right-too", "late")
     paths = [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in names]
-    outcomes = local.grade_all(course.root, paths, Settings(), jobs=1)
-    assert sum(not outcome.failed for outcome in outcomes) == graded
+    outcomes = local.grade_all(course.root, ASSIGNMENT, paths, Settings(), jobs=jobs)
+    assert sum(not outcome.failed for outcome in outcomes) == count
+    assert [outcome.path for outcome in outcomes] == [str(path) for path in paths]
+    told = {outcome.failed for outcome in outcomes} - {""}
+    assert told == {"x (tried 3 times)" if starts else "x (not tried again)"}
 
 
 @pytest.mark.usefixtures("new_sandbox")
@@ -165,10 +138,8 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     broken = Mount("/exam/sitecustomize.py", text="\n".join(["import torch", *lines]))
     checking = place_module._checking
     monkeypatch.setattr(place_module, "_checking", lambda: [*checking(), broken])
-    desk = Desk(course)
-    desk.grade("right")
-    assert desk.told["right"].fault == MACHINE, desk.told
-    assert "a right solution got " in desk.told["right"].failed
+    (outcome,) = graded(course, "right").values()
+    assert outcome.fault == MACHINE and "a right solution got " in outcome.failed, outcome
     assert not course.verdicts()
 
 
@@ -191,9 +162,8 @@ def test_a_check_that_is_broken(course: Course, code: str, fault: str, words: st
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
-    desk = Desk(course)
-    desk.grade("sum")
-    assert desk.told["sum"].fault == fault and words in desk.told["sum"].failed, desk.told
+    (outcome,) = graded(course, "sum").values()
+    assert outcome.fault == fault and words in outcome.failed, outcome
     assert not course.verdicts()
 
 
@@ -235,7 +205,8 @@ def test_a_worker_that_says_nothing_costs_no_points(
     monkeypatch.setattr(local, "START_SECONDS", 0.2)
     folder = course.root / "grading" / "submitted"
     paths = [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in ("right", "sum")]
-    outcomes = local.grade_all(course.root, paths, Settings(submission_seconds=0.0), jobs=2)
+    none = Settings(submission_seconds=0.0)
+    outcomes = local.grade_all(course.root, ASSIGNMENT, paths, none, jobs=2)
     assert [o.fault for o in outcomes] == [MACHINE] * 2
     assert all("gave no answer within its time limit" in o.failed for o in outcomes)
     assert not course.verdicts()
