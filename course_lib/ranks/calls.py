@@ -24,27 +24,14 @@ _MAX_SOURCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class CallOptions:
-    """The options of one call, in addition to the function and its arguments.
-
-    Attributes:
-        timeout: limit in seconds of real time; ``None`` for no limit.
-        check_nan: whether ranks refuse to send NaN.
-
-    """
-
-    timeout: float | None = None
-    check_nan: bool = False
-
-
-@dataclass(frozen=True)
 class Call:
     """One call of `Ranks.run`."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    options: CallOptions = CallOptions()
+    timeout: float | None = None
+    """Limit in seconds of real time; ``None`` for no limit."""
 
 
 class PerRank(tuple[Any, ...]):

@@ -140,7 +140,7 @@ class Simulated:
         inline = partial(pack, inline=sys.maxsize)
         packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
         known = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
-        job = Job(self._owner, setting, call.options, *packed, known)
+        job = Job(self._owner, setting, call.timeout, *packed, known)
         self._trace = Trace([], setting.world_size)
         if _is_host or not _one_at_a_time.acquire(blocking=False):
             raise RanksError(
@@ -233,7 +233,7 @@ class Host:
 
         """
         printer = Printer(job.setting.world_size)
-        timeout = job.options.timeout
+        timeout = job.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout + _GRACE
         try:
             with uninterrupted():  # half a message cannot be taken back

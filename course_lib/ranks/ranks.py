@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from course_lib.ranks._torch.versions import warn_if_untried
-from course_lib.ranks.calls import Call, CallOptions
+from course_lib.ranks.calls import Call
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.arguments import argument_hint
@@ -141,22 +141,17 @@ class Ranks:
             finally:
                 self._busy.release()
 
-    def run(
-        self, fn: Callable[..., Any], /, *args: Any, check_nan: bool = False, **kwargs: Any
-    ) -> list[Any]:
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
         An argument wrapped in `per_rank` gives each rank its own value. The
         function's prints and displays appear with the rank in front. Tensors arrive on the CPU.
 
-        With ``check_nan=True`` a rank that puts NaN into a collective or a message fails there. The
-        error names the first such rank and the line.
-
         Raises:
             TypeError: the function or an argument cannot be sent (the call did not begin), or a
                 result cannot be read here.
-            ValueError: a `per_rank` argument does not have exactly one value per rank, or
-                `check_nan` is used with ``metered=False``. The call did not begin.
+            ValueError: a `per_rank` argument does not have exactly one value per rank. The call did
+                not begin.
             RankError: a rank raised an exception or its process died.
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
@@ -175,7 +170,7 @@ class Ranks:
         self.error = None
         self._calling = threading.get_ident()
         try:
-            return self._engine.run(Call(fn, args, kwargs, CallOptions(self.timeout, check_nan)))
+            return self._engine.run(Call(fn, args, kwargs, self.timeout))
         except RanksError as error:
             if isinstance(error, RankError):
                 error.add_detail(argument_hint(fn, args, kwargs))

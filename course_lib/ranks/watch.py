@@ -12,11 +12,8 @@ process group. `Watch` explains how it works.
 
 Ranks with gloo are tested. With NCCL the same code runs, but no test has run it on GPUs.
 
-This command explains the dumps of PyTorch's flight recorder in a folder (see `flight_recorder`):
-
-    python -m course_lib.ranks.watch --explain FOLDER
-
-At most 64 ranks are watched. One rank may use 64 process groups, and 1024 different tags and peers.
+At most 64 ranks are watched, all on one Linux machine. One rank may use 64 process groups, and 1024
+different tags and peers.
 Only groups that ``dist.init_process_group`` has made, and groups made after it, are watched.
 """
 
@@ -39,7 +36,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,7 +51,6 @@ from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names, names_inside, one_or_many, spans
-from course_lib.ranks.flight_recorder import explain_dumps
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS, SIGNATURE, Board
 from course_lib.ranks.processes.board_diagnosis import (
     NEW_GROUPS,
@@ -66,14 +61,7 @@ from course_lib.ranks.processes.board_diagnosis import (
     process_ended,
     some_raised,
 )
-from course_lib.ranks.processes.board_views import (
-    GroupView,
-    Message,
-    MessageChannel,
-    RankPhase,
-    RankView,
-    Wait,
-)
+from course_lib.ranks.processes.board_views import RankPhase, RankView, Wait
 from course_lib.ranks.processes.member import cpu_state
 from course_lib.ranks.processes.metered_group import compare_entries
 from course_lib.ranks.processes.rank_recorder import RankRecorder
@@ -82,8 +70,7 @@ from course_lib.ranks.processes.world import install
 _EVERY = 0.25
 """Seconds between two looks. At each look, this rank publishes what it does."""
 _PATIENCE = 1.5
-"""Seconds without a change before a deadlock is reported. News from another node may be one look
-old."""
+"""Seconds without a change before a deadlock is reported."""
 _LONG = 15.0
 """Seconds that all other ranks wait for a running rank before it is reported."""
 _GRACE = 0.4
@@ -92,28 +79,20 @@ _STAY = 2 * _PATIENCE
 """Longest time, in seconds, that a rank whose script has ended stays while others still run."""
 _POLL = 0.05
 """Seconds between two looks of such a rank at the others."""
-_BEATS = 6 * _EVERY
-"""Seconds after which a rank of another node that publishes nothing counts as dead."""
 _NCCL_LIMIT = timedelta(minutes=10)
 """PyTorch's own default for NCCL; for gloo it is half an hour."""
 _LEAVE = b"\0"
 """The byte that ends the watch's thread. The other bytes are numbers of signals, from 1."""
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
-_PLAIN = (
-    *("rank", "state", "changes", "wait", "group", "seq"),
-    *("pending", "text", "where", "saw_mismatch"),
-)
-"""The fields of a `RankView` that are numbers or text with the same meaning on every machine."""
 
 
 class Watch:
     """One rank's part in watching its job.
 
-    The ranks of one node share a board, as the ranks of a notebook do. So a collective is compared
-    with what the others of the node entered before gloo sees it. Each rank has a thread that
-    publishes, in the job's store, what the rank does, for ranks on other nodes. While its rank
-    waits, this thread also reads what the others do. The first rank that finds out what is wrong
-    prints it.
+    The ranks share a board, as the ranks of a notebook do. So a collective is compared with what
+    the others entered before gloo sees it. Each rank has a thread that publishes, in the job's
+    store, which line the rank runs. While its rank waits, this thread also reads what the others
+    do. The first rank that finds out what is wrong prints it.
 
     Args:
         store: the job's store, through a connection that only the watch uses, as the main thread
@@ -128,41 +107,31 @@ class Watch:
         self._store = store
         self._rank = rank
         self._pid = os.getpid()
-        local_rank, local_size = _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", 1)
-        shares = os.path.isdir("/proc/self/fd")
-        self._here = range(rank - local_rank, rank - local_rank + local_size)
-        if not shares:
-            self._here = range(rank, rank + 1)
-        self._board = (
-            self._share_board(local_rank, world_size) if shares else Board.create(world_size)
-        )
+        self._board = self._share_board(world_size)
         self.recorder = RankRecorder(
             self._board,
             rank,
             deque(maxlen=0),  # type: ignore[arg-type]  # a job has no end, so it keeps no log
             locator({}),
             blocked=deque(maxlen=0),  # type: ignore[arg-type]
-            alone=len(self._here) < world_size,
             limit=limit.total_seconds(),
         )
         self._new_groups = self._board.open_group(rank, NEW_GROUPS, tuple(range(world_size)))
         self._deadlocks = DeadlockWatch(_PATIENCE)
-        self._beat = 0
         self._ticks = -1
-        self._publishing = threading.Lock()
         self._telling = threading.Lock()
         self._ended: Callable[..., None] = lambda *_: None
         self._board.set_state(rank, RankPhase.RUNNING)
         self._publish()
 
-    def _share_board(self, local_rank: int, world_size: int) -> Board:
-        """Return the board of this node; the node's first rank makes it and the others open it."""
-        key = f"board {os.environ.get('GROUP_RANK', '0')}"
-        if local_rank == 0:
+    def _share_board(self, world_size: int) -> Board:
+        """Return the board of the job. The first rank makes it, and the others open it."""
+        if self._rank == 0:
             board = Board.create(world_size)
-            self._store.set(key, f"/proc/{os.getpid()}/fd/{board.fd}")
+            self._store.set("board", f"/proc/{os.getpid()}/fd/{board.fd}")
             return board
-        return Board(os.open(self._store.get(key).decode(), os.O_RDWR | os.O_CLOEXEC), world_size)
+        path = self._store.get("board").decode()
+        return Board(os.open(path, os.O_RDWR | os.O_CLOEXEC), world_size)
 
     def start(self) -> None:
         """Start to watch this rank's communication, its uncaught exception and its end."""
@@ -180,18 +149,15 @@ class Watch:
     # What this rank does ----------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Write into the store what this rank does, for ranks that cannot see its board."""
-        with self._publishing:
-            self._beat += 1
-            view = self._board.view(self._rank)
-            note = {
-                "beat": self._beat,
-                "pid": os.getpid(),
-                "view": _as_json(view),
-                "line": line_of_thread(threading.main_thread().ident, {}),
-                "asleep": self._is_asleep(view),
-            }
-            self._store.set(f"rank {self._rank}", json.dumps(note))
+        """Write into the store what the board does not show of this rank."""
+        view = self._board.view(self._rank)
+        note = {
+            "pid": os.getpid(),
+            "changes": view.changes,
+            "line": line_of_thread(threading.main_thread().ident, {}),
+            "asleep": self._is_asleep(view),
+        }
+        self._store.set(f"rank {self._rank}", json.dumps(note))
 
     def _is_asleep(self, view: RankView) -> bool:
         """Return whether this rank waits in autograd's compiled code, as DDP does for buckets."""
@@ -261,7 +227,7 @@ class Watch:
         notes = self._notes()
         if notes is None:
             return
-        views = self._views(notes)
+        views = self._board.views()
         asleep = [rank for rank, note in enumerate(notes) if note["asleep"]]
         error = self._deadlocks.look(views, asleep)
         if error is None:
@@ -307,35 +273,14 @@ class Watch:
             return None
         return [json.loads(text) for text in self._store.multi_get(keys)]
 
-    def _views(self, notes: list[dict[str, Any]]) -> list[RankView]:
-        """Return what every rank does; ranks of this node, even dead ones, from the board."""
-        return [
-            self._board.view(rank) if rank in self._here else _from_json(note["view"])
-            for rank, note in enumerate(notes)
-        ]
-
     def _dead(self, notes: list[dict[str, Any]], views: list[RankView]) -> list[int]:
         """Return the ranks whose processes ended without a note in the store or on the board."""
-        awake = [
-            view.rank
-            for view in views
-            if view.state not in _ENDED and not self._store.check([f"stopped {view.rank}"])
-        ]
         gone = []
-        for rank in awake:
-            state = cpu_state(notes[rank]["pid"], whole_process=True)
-            if rank in self._here and (state is None or state[0] in "ZX"):
-                gone.append(rank)
-        far = [rank for rank in awake if rank not in self._here]
-        if far and not gone:
-            time.sleep(_BEATS)
-            later = self._notes() or notes
-            gone = [
-                rank
-                for rank in far
-                if later[rank]["beat"] == notes[rank]["beat"]
-                and not self._store.check([f"stopped {rank}"])
-            ]
+        for view in views:
+            state = cpu_state(notes[view.rank]["pid"], whole_process=True)
+            ended = view.state in _ENDED or self._store.check([f"stopped {view.rank}"])
+            if not ended and (state is None or state[0] in "ZX"):
+                gone.append(view.rank)
         return gone
 
     def _tell_why(self) -> None:
@@ -343,12 +288,12 @@ class Watch:
         notes = self._notes()
         if notes is None:
             return
-        views = self._views(notes)
+        views = self._board.views()
         dead = self._dead(notes, views)
         failures = self._failures()
         if dead:
             rank = dead[0]
-            fresh = notes[rank]["view"]["changes"] == views[rank].changes
+            fresh = notes[rank]["changes"] == views[rank].changes
             where = (fresh and notes[rank]["line"]) or views[rank].where
             error: RanksError | None = process_ended(rank, None, "", views, where)
         else:
@@ -362,7 +307,7 @@ class Watch:
         """Return the exceptions that ended ranks."""
         keys = {rank: f"failure {rank}" for rank in range(self._board.world_size)}
         return {
-            rank: Failure(**json.loads(self._store.get(key)), pickled=None)
+            rank: Failure(**json.loads(self._store.get(key)))
             for rank, key in keys.items()
             if self._store.check([key])
         }
@@ -404,8 +349,7 @@ class Watch:
     def failed(self, error: BaseException) -> None:
         """Publish the exception that ends this rank, and report it with what the others do."""
         self._board.set_state(self._rank, RankPhase.RAISED)
-        failure = {**asdict(describe(error, {})), "frames": ()}
-        del failure["pickled"]
+        failure = asdict(replace(describe(error, {}), pickled=None))
         with suppress(RuntimeError):
             self._store.set(f"failure {self._rank}", json.dumps(failure))
             self._publish()
@@ -433,7 +377,7 @@ class Watch:
         with suppress(RuntimeError):
             self._publish()
             while (notes := self._notes()) is not None and not self._store.check(["told"]):
-                views = self._views(notes)
+                views = self._board.views()
                 if all(view.state in _ENDED for view in views):
                     if (error := out_of_step(views)) is not None:
                         self._tell(error, notes)
@@ -478,49 +422,10 @@ class Watch:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))
-
-
-def _as_json(view: RankView) -> dict[str, Any]:
-    """Return a rank's part of a board as values that JSON can hold. Times become ages."""
-    return {
-        **{name: getattr(view, name) for name in _PLAIN},
-        "age": time.monotonic() - view.since,
-        "channel": view.channel.word() if view.channel else None,
-        "channels": [
-            [each.word(), count, {n: what.word() for n, what in view.read_messages(each).items()}]
-            for each, count in view.channels.items()
-        ],
-        "groups": [
-            [key, group.members, group.entered, group.latest] for key, group in view.groups.items()
-        ],
-    }
-
-
-def _from_json(published: dict[str, Any]) -> RankView:
-    """Return the part of a board from which `_as_json` made `published`."""
-    channel = published["channel"]
-    messages = {
-        MessageChannel.of(word): {int(n): Message.of(what) for n, what in shown.items()}
-        for word, _, shown in published["channels"]
-    }
-    groups = {}
-    for key, members, entered, latest in published["groups"]:
-        shown = {int(n): (what, where) for n, (what, where) in latest.items()}
-        groups[key] = GroupView(tuple(members), entered, partial(dict, shown))
-    return RankView(
-        **{
-            **{name: published[name] for name in _PLAIN},
-            "state": RankPhase(published["state"]),
-            "wait": Wait(published["wait"]),
-        },
-        since=time.monotonic() - published["age"],
-        channel=None if channel is None else MessageChannel.of(channel),
-        channels={MessageChannel.of(word): count for word, count, _ in published["channels"]},
-        groups=groups,
-        read_messages=messages.__getitem__,
-    )
+def _can_watch(world_size: int) -> bool:
+    """Return whether the ranks can share a board: they are on one machine that has ``/proc``."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return here == world_size <= MAX_BOARD_RANKS and os.path.isdir("/proc/self/fd")
 
 
 _watch: Watch | None = None
@@ -550,11 +455,11 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             whole, asked["rank"], asked["world_size"] = next(meeting)
             whole.set_timeout(asked["timeout"])
             asked["store"] = dist.PrefixStore("default_pg", whole)  # type: ignore[attr-defined]
-        if asked["world_size"] > MAX_BOARD_RANKS:
+        if not _can_watch(asked["world_size"]):
             if asked["rank"] == 0:
                 print(
-                    "course_lib.ranks.watch: this job is not watched, because it has more than "
-                    f"{MAX_BOARD_RANKS} ranks"
+                    "course_lib.ranks.watch: this job is not watched, because not all its ranks "
+                    f"are on one Linux machine, or they are more than {MAX_BOARD_RANKS}"
                 )
             init(*bound.args, **bound.kwargs)
             return
@@ -577,18 +482,14 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def main(words: list[str]) -> None:
-    """Run a script, or a module after ``-m``, or explain the dumps after ``--explain``."""
+    """Run a script, or a module after ``-m``."""
     if words[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return
-    if len(words) < 1 or (words[0] in ("-m", "--explain") and len(words) < 2):
+    if len(words) < 1 or (words[0] == "-m" and len(words) < 2):
         raise SystemExit(
-            "usage: python -m course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS] "
-            "| --explain FOLDER"
+            "usage: python -m course_lib.ranks.watch SCRIPT.py [ARGUMENTS] | -m MODULE [ARGUMENTS]"
         )
-    if words[0] == "--explain":
-        print(explain_dumps(Path(words[1])))
-        return
     try:
         if words[0] == "-m":
             sys.argv = words[1:]

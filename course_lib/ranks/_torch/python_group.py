@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -301,26 +301,3 @@ for _each in COLLECTIVES:
     setattr(PythonGroup, _each.method, _method(_each))
     if _each.old_method:
         setattr(PythonGroup, _each.old_method, _method(_each))
-
-
-def refuse_nan(kind: str, tensors: Sequence[torch.Tensor], puts: bool = True) -> None:
-    """Check what a rank puts into a collective or a message.
-
-    `puts`: whether the rank puts in anything. A rank that receives a broadcast may have any values.
-
-    Raises:
-        FloatingPointError: some values are NaN; the message says how many, and where the first is.
-
-    """
-    for tensor in tensors if puts else ():
-        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        values = tensor.detach()
-        found = torch.isnan(values).reshape(-1).nonzero()
-        if found.numel():
-            first = torch.unravel_index(found[0, 0], values.shape or (1,))
-            place = ", ".join(str(int(index)) for index in first)
-            raise FloatingPointError(
-                f"{kind} would send NaN: {found.numel()} of {values.numel()} elements are NaN, the "
-                f"first at [{place}]"
-            )

@@ -21,7 +21,6 @@ from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch.process_world import refuse_other_numbers
 from course_lib.ranks._torch.python_group import STAND_INS
-from course_lib.ranks.calls import CallOptions
 
 BACKEND = "simulated"
 
@@ -35,7 +34,6 @@ class RankContext(Protocol):
     store: Any
     works: Any
     handles: Any
-    options: CallOptions
     stray: bool
     """Whether a thread that the rank has started has called ``torch.distributed``."""
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from course_lib.ranks.explain.stack_frames import StackFrame
 from course_lib.ranks.explain.words import format_table, in_short
 
 _WIDTH = 96
@@ -56,8 +55,6 @@ class RanksError(RuntimeError):
 
     Attributes:
         states: one `RankState` per rank, in rank order; empty if no rank had started.
-        frames: for each rank that raised an exception, the lines of the user's code that led to it,
-            outermost first, with their variables.
 
     """
 
@@ -65,7 +62,6 @@ class RanksError(RuntimeError):
         self.summary = summary
         self.states = tuple(states)
         self.detail = detail
-        self.frames: Mapping[int, Sequence[StackFrame]] = {}
         super().__init__(self._report())
 
     def _report(self) -> str:
@@ -108,10 +104,11 @@ class RankError(RanksError):
         kind: the name of the exception's class; empty if the process ended.
         message: the exception's message.
         where: the line that raised it.
+        undefined: of a `NameError`, the name that is not defined.
 
     """
 
-    kind = message = where = ""
+    kind = message = where = undefined = ""
 
     def __init__(
         self,

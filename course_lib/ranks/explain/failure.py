@@ -21,18 +21,10 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.lines import innermost, is_installed, is_ours, named, package_of
 from course_lib.ranks.explain.pickling import dumps
-from course_lib.ranks.explain.stack_frames import StackFrame, frames_of
 from course_lib.ranks.explain.words import counted, names, one_or_many
 
 _HEADING = 200
 """Number of characters of an exception's message that are shown above the table."""
-_NO_VIEW = "view size is not compatible with input tensor's size and stride"
-_RESHAPE_COPIES = (
-    "Careful: where .view(…) fails, .reshape(…) makes a copy. You can read from the copy. But if "
-    "you write into the copy, the tensor x does not change: at the end, copy the result back with "
-    "x.copy_(…)."
-)
-"""PyTorch's own advice for this error, .reshape(…), leads to the next mistake."""
 _CALLS_SHOWN = 1
 """Up to this number of consecutive calls inside installed packages, a traceback shows them all."""
 _ENDS = 10
@@ -54,8 +46,8 @@ class Failure:
     """Whether it is a `CollectiveMismatch`, which a report about all ranks explains better."""
     pickled: bytes | None
     """The exception itself, if it can be sent."""
-    frames: tuple[StackFrame, ...] = ()
-    """The lines of the user's code that led to it, outermost first, with their variables."""
+    undefined: str = ""
+    """Of a `NameError`, the name that is not defined."""
     notes: tuple[str, ...] = ()
     """What was added to it with ``add_note``."""
 
@@ -91,7 +83,7 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
         trace=with_labels(text, labels).rstrip(),
         mismatch=isinstance(error, CollectiveMismatch),
         pickled=pickled,
-        frames=frames_of(error, labels),
+        undefined=(error.name or "") if isinstance(error, NameError) else "",
         notes=notes_on(error),
     )
 
@@ -164,10 +156,8 @@ def rank_error(
         original=original,
     )
     error.kind, error.message, error.where = failure.kind, failure.message, failure.where
+    error.undefined = failure.undefined
     error.__cause__ = original
-    if failure.kind == "RuntimeError" and failure.message.startswith(_NO_VIEW):
-        error.add_detail(_RESHAPE_COPIES)
-    error.frames = {r: each.frames for r, each in sorted(failures.items()) if each.frames}
     return error
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from course_lib.ranks.explain.errors import DeadlockError, RankState
 from course_lib.ranks.explain.words import (
@@ -82,17 +81,6 @@ class Skipped:
     noun: str = "collective"
 
 
-class Absence(NamedTuple):
-    """The words for a rank that others wait for in vain: they follow "which"."""
-
-    no_part: str
-    not_sent: str
-    not_received: str
-
-
-ENDED = Absence(*(f"ended without {what}" for what in ("taking part", "sending", "receiving")))
-
-
 def waits_in(
     kind: str,
     *,
@@ -152,7 +140,6 @@ def deadlock(
     waiting: Mapping[int, Waiting],
     states: Sequence[RankState],
     unmatched: Sequence[Unmatched] = (),
-    absence: Absence = ENDED,
 ) -> DeadlockError:
     """Return the error for ranks that can never go on.
 
@@ -160,7 +147,6 @@ def deadlock(
         waiting: the ranks that are `stuck`.
         states: what every rank does, in rank order.
         unmatched: messages without their other side, perhaps because they were sent elsewhere.
-        absence: what the awaited ranks that are not stuck did instead.
 
     """
     cycle = find_cycle(waiting)
@@ -171,8 +157,8 @@ def deadlock(
     else:
         verb = one_or_many(list(waiting), "waits", "wait")
         who = names(list(waiting))
-        summary = f"{who} {verb} for {names_inside(ended)}, which {absence.no_part}."
-    why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting, absence)
+        summary = f"{who} {verb} for {names_inside(ended)}, which ended without taking part."
+    why = _explain_cycle(waiting, cycle) if cycle else _explain_ended(waiting)
     astray = _went_elsewhere([waiting[rank] for rank in cycle or waiting], unmatched)
     kinds = {waiting[rank].kind for rank in cycle} if len(cycle) > 1 and not astray else set()
     if kinds == {"recv"}:
@@ -226,7 +212,7 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
     )
 
 
-def _explain_ended(waiting: Mapping[int, Waiting], absence: Absence) -> str:
+def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
     """Return what the ranks need from ranks that have ended, with one line for each reason."""
     lines: dict[tuple[str, str, str], list[int]] = {}
     for rank, each in waiting.items():
@@ -240,9 +226,9 @@ def _explain_ended(waiting: Mapping[int, Waiting], absence: Absence) -> str:
         elif each.kind == "store":
             line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
-            line = ("receives", "receive", f"from {who}, which {absence.not_sent}.")
+            line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":
-            line = ("sends", "send", f"to {who}, which {absence.not_received}.")
+            line = ("sends", "send", f"to {who}, which ended without receiving.")
         else:
             call = f"collective #{each.seq} of"
             what = f"which {who} never called: every rank of the group must call it."

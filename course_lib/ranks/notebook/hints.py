@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -13,7 +12,6 @@ from course_lib.ranks.explain.words import names_inside, one_or_many, spans
 
 _ON_RANKS = ("rank", "world_size", "device", "dist", "torch")
 """The variables with which every ``%%ranks`` cell starts."""
-_UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[int]) -> None:
@@ -21,10 +19,9 @@ def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[
 
     `chosen` are the ranks that ran the cell.
     """
-    if isinstance(error, RankError) and (found := _UNDEFINED.search(error.summary)):
-        name = found[1]
-        if name in variables and not name.startswith("_"):
-            error.add_detail(_missing(name, variables[name]))
+    name = error.undefined if isinstance(error, RankError) else ""
+    if name in variables and not name.startswith("_"):
+        error.add_detail(_missing(name, variables[name]))
     others = [state.rank for state in error.states if state.rank not in chosen]
     if isinstance(error, DeadlockError) and others:
         verb = one_or_many(chosen, "runs", "run")

@@ -1,14 +1,14 @@
 """``%%ranks``: a notebook cell that runs on every rank.
 
     %ranks 4            make four ranks, as the notebook's variable `ranks`
-    %ranks 64 --on simulated --timeout 60       the kind of ranks, and a call's limit in seconds
-    %ranks 8 --on simulated --network 20us,10GB/s --device 100TFLOPS       the simulated costs
+    %ranks 64 --on simulated        the kind of ranks
     %ranks              show the ranks
     %ranks off          end the ranks
 
     %%ranks             run the cell below on every rank
     %%ranks 0,2-3       run it on some ranks
-    %ranks_debug 2      show where rank 2 failed in the last call, and its variables there
+
+Ranks with other options are made in a plain cell: the magics use the variable `ranks`.
 
 The variables of cells last until the ranks end. A cell starts with `rank`, `world_size`, `device`,
 `dist` and `torch`. It sees a variable of the notebook only if it was sent: ``ranks.push(x=x)``.
@@ -25,10 +25,9 @@ from typing import Any
 
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
 from course_lib.ranks.notebook.hints import add_hints, hint_after
-from course_lib.ranks.notebook.options import UsageError, choose, make_ranks
+from course_lib.ranks.notebook.options import choose, make_ranks
 from course_lib.ranks.output.printer import label, show_bundle
 from course_lib.ranks.ranks import Ranks
 
@@ -40,7 +39,6 @@ def load_ipython_extension(ipython: Any) -> None:
     magics = _Magics(ipython)
     ipython.register_magic_function(magics.line, "line", "ranks")
     ipython.register_magic_function(magics.cell, "cell", "ranks")
-    ipython.register_magic_function(magics.debug, "line", "ranks_debug")
     ipython.events.register("post_run_cell", hint_after)
 
 
@@ -57,7 +55,7 @@ class _Magics:
                 print("There are no ranks yet. %ranks 4 starts four ranks.")
             return current
         # An invalid line must not end the current ranks, which may hold an hour's work.
-        made = None if words == ["off"] else make_ranks(words, self._shell.user_ns)
+        made = None if words == ["off"] else make_ranks(words)
         if current is not None:
             current.close()
         if made is not None:
@@ -89,22 +87,6 @@ class _Magics:
                 add_hints(error, self._shell.user_ns, chosen)
             raise
         _show(shown)
-
-    def debug(self, line: str) -> None:
-        """Show where a rank failed in the last call, and what its variables were there."""
-        ranks = self._current()
-        error = ranks.error if ranks is not None else None
-        if ranks is None or error is None:
-            raise UsageError("the last call did not fail, so there is no failure to show")
-        default = getattr(error, "rank", 0)
-        (rank,) = choose(line, ranks.world_size) if line.strip() else (default,)
-        if not (frames := error.frames.get(rank)):
-            doing = next((state.line for state in error.states if state.rank == rank), "")
-            failed = f". See {names_inside(sorted(error.frames))} instead" if error.frames else ""
-            state = doing or "had not begun"
-            raise UsageError(f"rank {rank} raised no exception. Its state: {state}{failed}")
-        print(f"Rank {rank}, from the outermost call to the innermost:\n")
-        print("\n\n".join(str(frame) for frame in frames))
 
     def _current(self) -> Ranks | None:
         ranks = self._shell.user_ns.get("ranks")

@@ -20,8 +20,6 @@ from course_lib.ranks.explain.errors import (
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
 from course_lib.ranks.explain.waiting import (
-    ENDED,
-    Absence,
     Skipped,
     Unmatched,
     Waiting,
@@ -106,9 +104,7 @@ def _unmatched(ranks: Sequence[RankView]) -> list[Unmatched]:
     ]
 
 
-def find_deadlock(
-    ranks: Sequence[RankView], now: float | None = None, absence: Absence = ENDED
-) -> DeadlockError | None:
+def find_deadlock(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:
     """Return the explained deadlock if the board shows one, else ``None``.
 
     The board cannot be read in one instant. So a deadlock counts only if a later reading shows the
@@ -117,7 +113,7 @@ def find_deadlock(
     waiting = stuck_ranks(ranks)
     if not waiting:
         return None
-    return deadlock(waiting, board_states(ranks, now), _unmatched(ranks), absence)
+    return deadlock(waiting, board_states(ranks, now), _unmatched(ranks))
 
 
 def find_unfinished(ranks: Sequence[RankView], now: float | None = None) -> DeadlockError | None:

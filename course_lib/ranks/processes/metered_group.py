@@ -31,7 +31,7 @@ from course_lib.ranks._torch.collective_table import (
     sent_to_others,
     signature_of,
 )
-from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks.explain.errors import CollectiveMismatch
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board import SIGNATURE
@@ -115,8 +115,6 @@ class MeteredProcessGroup(PythonGroup):
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
         root = self._peer(f"{kind.name} with root", options.rootRank) if kind.to_one else None
-        if me.options.check_nan:
-            refuse_nan(kind.name, _puts(operations), kind.name != "broadcast" or root == me.rank)
         reduction = reduction_of(options.reduceOp) if kind.reduces else collective.variant
         signature = signature_of(kind.name, reduction, root, tensors)[:SIGNATURE]
         where = me.locate()
@@ -150,7 +148,7 @@ class MeteredProcessGroup(PythonGroup):
             sizes = [tensor.numel() * tensor.element_size() for tensor in _puts(operations)]
             emulated = self._link.carry(operation, sizes, inner)
         sliced = isinstance(carrier, dist.ProcessGroupGloo)
-        arrived = None if sliced or me.alone else lambda: self._all_entered(seq)
+        arrived = None if sliced else lambda: self._all_entered(seq)
         work = MeteredWork(
             inner, operation, arrived, emulated=emulated, sliced=sliced, streams=not sliced,
             limit=limit, take_back=self._take_back,
@@ -187,8 +185,6 @@ class MeteredProcessGroup(PythonGroup):
         self._place()
         if peer is None:
             return self._from_anyone(tensors, tag)
-        if me.options.check_nan:
-            refuse_nan(kind, tensors, sends)
         operation, channel = self._announce(kind, tensors, peer, tag)
         launch = self._inner.send if sends else self._inner.recv
         connects = peer not in self._met
@@ -230,10 +226,8 @@ class MeteredProcessGroup(PythonGroup):
 
     def _both_started(
         self, operation: MeteredOperation, channel: MessageChannel
-    ) -> Callable[[], bool] | None:
+    ) -> Callable[[], bool]:
         me = self._recorder
-        if me.alone:
-            return None
         other_end = channel.other_end(me.rank)
         return lambda: me.board.count(channel.peer, other_end) >= operation.seq
 
@@ -248,12 +242,9 @@ class MeteredProcessGroup(PythonGroup):
         `messages` has for each message its kind, its tensor, the other rank's position in the
         group, and its tag.
         """
-        me = self._recorder
         self._place()
         started = []
         for kind, tensor, index, tag in messages:
-            if me.options.check_nan:
-                refuse_nan(kind, [tensor], kind == "send")
             started.append(self._announce(kind, [tensor], self._members[index], tag))
         nccl = self._inner.nccl
         started[0][0].block()  # the first batch of a group connects all its ranks
@@ -281,7 +272,7 @@ class MeteredProcessGroup(PythonGroup):
     def _compare_message(self, seq: int, channel: MessageChannel, mine: Message) -> None:
         me = self._recorder
         other_end = channel.other_end(me.rank)
-        theirs = None if me.alone else me.board.message(channel.peer, other_end, seq)
+        theirs = me.board.message(channel.peer, other_end, seq)
         if theirs is None or theirs == mine:
             return
         me.board.see_mismatch(me.rank)
@@ -293,11 +284,6 @@ class MeteredProcessGroup(PythonGroup):
 
     def _from_anyone(self, tensors: Any, tag: int) -> dist.Work:
         me = self._recorder
-        if me.alone:
-            raise NotImplementedError(
-                "recv without a source works only if all ranks are on one machine (and never with "
-                "NCCL): name the source, as in dist.recv(tensor, src=0)"
-            )
         others = [member for member in self._members if member != me.rank]
 
         def find() -> int | None:

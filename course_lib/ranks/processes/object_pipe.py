@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.memory import Packed, map_file, unpack
 from course_lib.ranks.sockets import receive_exactly
 from course_lib.ranks.trace.event import Event
@@ -105,7 +104,6 @@ class CallHead(NamedTuple):
     """The number of the call."""
     generation: int
     """How many calls were given up before this one."""
-    options: CallOptions
 
 
 class AnswerHead(NamedTuple):

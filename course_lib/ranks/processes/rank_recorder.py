@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.waiting import waits_in
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, Wait
@@ -18,7 +17,6 @@ from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
 """Most events that one rank keeps per call; further ones are only counted."""
-_NONE = CallOptions()
 _SETTLE = 0.5
 _LOOK = 2e-4
 """Seconds between two checks whether works on streams are over, and so the error of their ends."""
@@ -38,10 +36,6 @@ class RankRecorder:
     """Returns the line of user code that is running, for example ``Cell In[3], line 7``."""
     blocked: list[tuple[float, float]] = field(default_factory=list)
     """Intervals in which the rank's own thread waited for communication."""
-    alone: bool = False
-    """Whether no other rank writes to the board, because the others are on other machines."""
-    options: CallOptions = _NONE
-    """Options of the current call."""
     broken: bool = False
     """Whether an operation passed its own time limit: gloo cannot use its connections again."""
     limit: float = math.inf
@@ -104,10 +98,9 @@ class RankRecorder:
                     work.poll()
             time.sleep(_LOOK)
 
-    def begin(self, options: CallOptions = _NONE) -> None:
+    def begin(self) -> None:
         """Begin the log of a new call. The board may have been cleared before it."""
         self.calls += 1
-        self.options = options
         self.board.forget_places()
         self.events.clear()
         self.blocked.clear()
@@ -144,7 +137,7 @@ class RankRecorder:
             for work in list(self.open_collectives):
                 work.poll()
             now = time.monotonic()
-            views = [] if self.alone else self.board.views()
+            views = self.board.views()
             if any(view.state in _ACTIVE and view.rank != self.rank for view in views):
                 last = now
             if now - last > _SETTLE:

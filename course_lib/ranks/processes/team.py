@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from course_lib.ranks.calls import Call, CallOptions, pack_call
+from course_lib.ranks.calls import Call, pack_call
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import interrupted
@@ -73,8 +73,6 @@ class Processes:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        if call.options.check_nan and not self._metered:
-            raise ValueError("check_nan=True does not work with metered=False: leave one out")
         common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size, pack)
         self._trace = partial(Trace, [], self.world_size)
         try:
@@ -82,7 +80,7 @@ class Processes:
             news = self._surroundings.news()
             if news is not None:
                 team.labels.update(news[0].labels)
-            return team.call(news, common, each, call.options)
+            return team.call(news, common, each, call.timeout)
         except KeyboardInterrupt:
             self._say_interrupted()
             raise
@@ -246,7 +244,7 @@ class Team:
         surroundings: tuple[Any, ...] | None,
         common: Packed,
         each: Sequence[Packed],
-        options: CallOptions,
+        timeout: float | None,
     ) -> list[Any]:
         """Run one call on all ranks; return the results.
 
@@ -254,7 +252,7 @@ class Team:
             surroundings: the notebook's sources, folder, module path and environment, if changed.
             common: the part of the call that all ranks share.
             each: what only one rank gets, in rank order; empty if there is no such part.
-            options: the call's time limit, and what the ranks watch for.
+            timeout: the call's limit in seconds; ``None`` for no limit.
 
         Raises:
             RanksError: the call went wrong.
@@ -272,8 +270,8 @@ class Team:
         self._calls += 1
         try:
             with uninterrupted():  # a rank without its call could not end it
-                self._send(surroundings, common, each, options)
-            self.watch.collect("call", options.timeout)
+                self._send(surroundings, common, each)
+            self.watch.collect("call", timeout)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.interrupted = self.watch.states()
@@ -302,13 +300,9 @@ class Team:
             ) from error
 
     def _send(
-        self,
-        surroundings: tuple[Any, ...] | None,
-        common: Packed,
-        each: Sequence[Packed],
-        options: CallOptions,
+        self, surroundings: tuple[Any, ...] | None, common: Packed, each: Sequence[Packed]
     ) -> None:
-        head = pack(CallHead(self._calls, self._generation, options))
+        head = pack(CallHead(self._calls, self._generation))
         news, nothing = pack(surroundings), pack([])
         for member in self.members:
             own = each[member.rank] if each else nothing

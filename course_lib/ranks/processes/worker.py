@@ -119,7 +119,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
         head = head_of()
         if (news := news_of()) is not None:
             labels.update(enter(*news))
-        recorder.begin(head.options)
+        recorder.begin()
         if (world := joined_world()) is not None:
             world.begin(head.call, head.generation)
         _run_call(pipe, recorder, labels, head.call, parts)

@@ -316,8 +316,7 @@ class World:
         members = sorted(ranks) if ranks is not None else list(everyone)
         text = f"new_group of ranks {spans(members)}"[:SIGNATURE]
         seq = me.board.enter_collective(me.rank, self._new_groups[1], text, me.locate())
-        if not me.alone:
-            compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
+        compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.

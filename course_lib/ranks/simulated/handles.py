@@ -12,8 +12,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +81,6 @@ class Handles:
         """Memory → the buffers in it."""
         self._told: set[int] = set()
         self._mode = _Watch(self)
-        self._ours = False
 
     def open(self, operation: Operation) -> None:
         """Note a launch, unless PyTorch launched it for itself: users never see that handle."""
@@ -131,15 +129,6 @@ class Handles:
         """Delete the dispatch mode, because it holds a reference to the handles."""
         del self._mode
 
-    @contextmanager
-    def ours(self) -> Iterator[None]:
-        """Let this package touch tensors inside the block without a report."""
-        before, self._ours = self._ours, True
-        try:
-            yield
-        finally:
-            self._ours = before
-
     def _note(self, operation: Operation, did: str, where: str) -> None:
         if id(operation) not in self._told and len(self.found) < MAX_MISUSES:
             self._told.add(id(operation))
@@ -155,7 +144,7 @@ class Handles:
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the tensors that an operator touches."""
-        if self._ours or not self._open:
+        if not self._open:
             return
         for place, name, writes in _tensors_of(func):
             value = args[place] if place < len(args) else kwargs.get(name)

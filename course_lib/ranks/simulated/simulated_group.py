@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
-from course_lib.ranks._torch.python_group import PythonGroup, refuse_nan
+from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, stray_thread
-from course_lib.ranks.calls import CallOptions
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
 from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
@@ -48,8 +47,6 @@ class SimulatedRank:
     """A value that distinguishes this world from earlier ones."""
     works: WorkQueue = field(default_factory=WorkQueue)
     """The rank's operations that are not over."""
-    options: CallOptions = field(default_factory=CallOptions)
-    """Options of the call."""
     watched: bool = True
     """Whether to look for misuse of handles by the rank."""
 
@@ -196,9 +193,6 @@ class SimulatedProcessGroup(PythonGroup):
             group_name=self.label,
         )
         check_tensors(operation)
-        if context.options.check_nan:
-            with context.handles.ours():
-                refuse_nan(kind, operation.inputs, kind != "broadcast" or peer == context.rank)
         context.endpoint.post(operation)
         return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
 

@@ -23,7 +23,7 @@ from course_lib.ranks._torch.thread_worlds import (
     leave_world,
     thread_worlds,
 )
-from course_lib.ranks.calls import CallOptions, join_call, pack_result
+from course_lib.ranks.calls import join_call, pack_result
 from course_lib.ranks.costs.computation import CountedOperators, enter_rank
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.explain.errors import RanksError, RankState
@@ -75,7 +75,8 @@ class Job:
     owner: str
     """The `Ranks` object to which the call belongs: its key in the host."""
     setting: Setting
-    options: CallOptions
+    timeout: float | None
+    """Limit in seconds of real time; ``None`` for no limit."""
     common: Packed
     """The part of the call that all ranks share."""
     each: Sequence[Packed]
@@ -152,7 +153,7 @@ class Run:
 
     def go(self) -> Outcome:
         """Run to the end, or until the time limit or a request ends it."""
-        timeout = self.job.options.timeout
+        timeout = self.job.timeout
         halted: list[RankState] | None = None
         with ExitStack() as stack:
             stack.enter_context(thread_worlds())
@@ -267,7 +268,6 @@ class Run:
             self.locate,
             store=self.worlds.store,
             generation=self.worlds.store,
-            options=self.job.options,
             watched=self.job.setting.misuse != "ignore",
         )
 

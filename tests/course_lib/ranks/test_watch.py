@@ -155,55 +155,21 @@ dist.all_reduce(torch.ones(3))
 if dist.get_rank() != 3:
     dist.all_reduce(torch.ones(5))
 """
-DIFFERS = f"""{JOIN}
-dist.init_process_group("gloo")
-if dist.get_rank() == 3:
-    dist.broadcast(torch.ones(5), src=3)
-else:
-    dist.all_reduce(torch.ones(5))
-dist.barrier()
-"""
-KILLED_FAR = KILLED.replace("== 1", "== 3")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "script", "words"),
-    [
-        (2, SKIPS, ["DeadlockError", "which rank 3 never called", line_of(SKIPS, "ones(5)")]),
-        pytest.param(
-            2,
-            DIFFERS,
-            ["MismatchError", "all_reduce sum float32 5 elements", "broadcast root=3"],
-            marks=pytest.mark.large,
-        ),
-        pytest.param(
-            2,
-            KILLED_FAR,
-            ["Rank 3's process ended", line_of(KILLED_FAR, "time.sleep")],
-            marks=pytest.mark.large,
-        ),
-        pytest.param(
-            1,
-            KILLED,
-            ["Rank 1's process ended", line_of(KILLED, "time.sleep")],
-            marks=pytest.mark.large,
-        ),
-    ],
-    ids=["skips", "differs", "killed", "all of a node killed"],
-)
-def test_over_nodes(ranks: int, script: str, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script)
+@pytest.mark.large
+def test_a_job_on_two_nodes_runs_and_is_not_watched(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     jobs = []
     for node in range(2):
         options = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
         options += ["--master-port", str(port), "-m", "course_lib.ranks.watch", "train.py"]
-        jobs.append(torchrun(tmp_path, *options, ranks=ranks, GLOO_SOCKET_IFNAME="lo"))
+        jobs.append(torchrun(tmp_path, *options, ranks=2, GLOO_SOCKET_IFNAME="lo"))
     printed = output_of(*jobs)
-    for word in words:
-        assert word in told_by(printed), printed
-    assert printed.count(TOLD) == 1
+    assert printed.count("this job is not watched") == 1, printed
+    assert printed.count("done") == 4, printed
 
 
 LOCKED = f"""{JOIN}

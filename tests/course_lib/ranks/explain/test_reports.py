@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.ranks import DeadlockError, RankError, Ranks, RankState
-from course_lib.ranks.explain.failure import Failure, describe, rank_error
+from course_lib.ranks import DeadlockError, RankState
+from course_lib.ranks.explain.failure import describe
 from course_lib.ranks.explain.mismatch import unfinished
-from course_lib.ranks.explain.stack_frames import frames_of, shortened
 from course_lib.ranks.explain.waiting import Unmatched, Waiting, deadlock
 from course_lib.ranks.explain.words import in_short, names
 
@@ -123,71 +122,8 @@ if __name__ == "__main__":
     assert lines == [f"script.py, line {number}" for number in (10, 15, 18)], ran.stderr
 
 
-def test_frames_are_the_users_own_with_their_variables() -> None:
-    def inner(count: int) -> float:
-        weights = torch.arange(3.0)
-        return weights.sum().item() / count
-
-    error = caught(lambda: inner(0))
-    frame = frames_of(error, {__file__: "Cell In[7]"})[-1]
-    assert (frame.file, frame.source) == ("Cell In[7]", "return weights.sum().item() / count")
-    assert frame.locals == {"count": "0", "weights": "tensor([0., 1., 2.]), float32 [3]"}
-    assert "Cell In[7], line" in str(frame) and "count   = 0" in str(frame)
-    failure = describe(error, {__file__: "Cell In[7]"})
-    report = rank_error({2: failure}, 2, [RankState(r, "finished") for r in range(3)], error)
-    assert list(report.frames) == [2] and report.frames[2][-1] == frame
-    assert "site-packages" not in str(frames_of(caught(json.loads, "{"), {}))
-
-
-class Hostile:
-    def __repr__(self) -> str:
-        raise RuntimeError
-
-
-def deep() -> list[Any]:
-    value: list[Any] = []
-    for _ in range(10_000):
-        value = [value]
-    return value
-
-
-VALUES = {
-    "repr raises": Hostile(),
-    "inner repr raises": [Hostile()],
-    "long text": "x" * 10**6,
-    "long list": list(range(10**6)),
-    "deep list": deep(),
-    "long values": {"a": "y" * 999, "b": b"z" * 9999},
-    "large tensor": torch.zeros(1000, 1000),
-    "meta tensor": torch.empty(5, device="meta"),
-    "sparse tensor": torch.eye(3).to_sparse(),
-}
-
-
-@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
-def test_any_variable_is_one_short_line(value: object) -> None:
-    text = shortened(value)
-    assert 0 < len(text) <= 200 and "\n" not in text
-
-
 def test_a_paragraph_can_be_added() -> None:
     error = DeadlockError("Stuck.", [RankState(0, "finished")], "Why.")
     error.add_detail("And how.")
     assert str(error).endswith("Why.\n\nAnd how.")
     assert error.detail == "Why.\n\nAnd how."
-
-
-def test_a_failure_without_frames_is_one() -> None:
-    failure = Failure("ValueError", "", "", "ValueError", mismatch=False, pickled=None)
-    assert rank_error({0: failure}, 0, [RankState(0, "raised")], None).frames == {}
-
-
-def test_advice_of_pytorch_that_leads_into_the_next_mistake_is_completed() -> None:
-    x = torch.zeros(2, 3).t()
-    with Ranks(2, on="simulated") as ranks, pytest.raises(RankError) as caught:
-        ranks.run(lambda: x.view(-1))
-    assert "reshape(...)" in caught.value.detail  # PyTorch's
-    assert "makes a copy" in caught.value.detail
-    flat = x.reshape(-1)
-    flat += 1
-    assert not x.any()  # so it is

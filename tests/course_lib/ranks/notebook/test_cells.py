@@ -108,49 +108,12 @@ def test_figures_left_open_are_shown(pair: Kernel) -> None:
     assert outcome.text.splitlines() == ["[ranks 0-1] drawn", "[rank 0]", "[rank 1]"]
 
 
-def test_post_mortem_shows_the_frames_of_a_rank(pair: Kernel) -> None:
-    pair.run(
-        "%%ranks\n"
-        "def divide(total, parts):\n"
-        "    weights = torch.arange(3.0)\n"
-        "    return total / parts\n"
-        "if rank == 1:\n"
-        "    divide([1, 2], 0)"
-    )
-    shown = pair.run("%ranks_debug 1").text
-    assert re.search(r"Cell In\[\d+\], line 6, in <module>\n  → divide\(\[1, 2\], 0\)", shown)
-    assert re.search(r"line 4, in divide\n  → return total / parts\n", shown)
-    assert re.search(
-        r"total += \[1, 2\]\n +parts += 0\n +weights = tensor\(\[0., 1., 2.\]\)", shown
-    )
-    assert shown == pair.run("%ranks_debug").text  # the rank that failed first
-    assert (
-        "rank 0 raised no exception. Its state: finished. See rank 1 instead"
-        in pair.run("%ranks_debug 0").error
-    )
-    pair.run("%%ranks\n1")
-    assert "the last call did not fail" in pair.run("%ranks_debug 1").error
-
-
 def test_a_mistake_in_the_options_leaves_the_ranks(pair: Kernel) -> None:
     pair.run("%%ranks\nprecious = 1")
-    for line in ("3 --onn cpu", "3 --on moon", "-1", "3 --network 5parsecs", "3 --device x", "a"):
+    for line in ("3 --onn cpu", "3 --on moon", "-1", "a"):
         error = pair.run(f"%ranks {line}").error
         assert "UsageError" in error and "Traceback" not in error, line
         assert pair.run("print(ranks.pull('precious'))").text == "[1, 1]\n"
-
-
-def test_networks_and_devices_of_simulated_ranks() -> None:
-    with kernel() as made:
-        made.run("%load_ext course_lib\nfrom course_lib.ranks import Network")
-        made.run("slow = Network(1.0, 1e9)")
-        for network, seconds in (("500ms,8Gbit/s", 0.5), ("slow", 1.0), ("ETHERNET_1", 30e-6)):
-            assert not made.run(f"%ranks 2 --on simulated --network {network}").error
-            made.run("%%ranks\ndist.barrier()")
-            assert float(made.run("print(ranks.trace.makespan)").text) == pytest.approx(seconds)
-        made.run("%ranks 1 --on simulated --device 2GFLOPS")
-        made.run("%%ranks\nfrom course_lib.ranks import clock, compute\ncompute(flops=1e9)")
-        assert float(made.run("print(ranks.trace.makespan)").text) == pytest.approx(0.5)
 
 
 def test_simulated_ranks_made_anew_have_forgotten() -> None:
