@@ -55,10 +55,11 @@ c.Autograde.sanitize_preprocessors = [
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 # Examine takes the place of nbgrader's Execute: the verdict is made outside the student's process.
+# LatePenalties adds to nbgrader's pass the deadlines of single students, and the calendar's days.
 c.Autograde.autograde_preprocessors = [
     "autograder.passes.autograde.Examine",
     "nbgrader.preprocessors.SaveAutoGrades",
-    "nbgrader.preprocessors.AssignLatePenalties",
+    "autograder.passes.late.LatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedError"}

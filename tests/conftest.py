@@ -47,7 +47,7 @@ LONG = (
     "test_submission.py",
     "test_node.py",
     "test_demo.py",
-    "test_vet.py",
+    "test_repair.py",
     "test_hook.py",
     "test_nbgrader_config.py",
     "test_main.py",

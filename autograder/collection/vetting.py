@@ -7,7 +7,6 @@ that could run there is refused.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +18,15 @@ from nbformat import NotebookNode
 
 from autograder.collection.formats import HandIn
 from autograder.collection.listing import Entry, SourceError, inner_zip
-from autograder.passes.vet import (
+from autograder.collection.repair import (
     MAX_ALL,
     MAX_FILE,
     MAX_FILES,
     MAX_NOTEBOOK,
-    MAX_READ,
+    cells_of,
     notes_on_files,
+    read_content,
+    repaired,
 )
 from course_lib.learner.what_counts import graded_cells, is_untouched, rebuild, tasks_in
 
@@ -66,59 +67,101 @@ def vet_hand_in(
     """
     vetted = Vetted(notes=list(hand_in.notes))
     entries = _unpacked(list(hand_in.files.values()), vetted)
-    names = _notebook_names(entries, released, vetted)
+    found = [each for entry in entries if (each := _read_notebook(entry))]
+    names = _notebook_names(found, released, vetted)
+    others = {
+        each.entry.path
+        for each in found
+        if each.entry.name.lower().endswith(".ipynb")
+        and all(_is_another(each.notebook, one) for one in released.values())
+    }
     room = MAX_ALL
     for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
-        is_notebook = entry.path in names
-        target = names.get(entry.path, entry.path)
         if entry.path == "timestamp.txt":
             if not own_stamp:
-                vetted.refused.append(
-                    (entry.path, "was written by the student, so the time in it does not count")
-                )
+                why = "was written by the student, so the time in it does not count"
+                vetted.refused.append((entry.path, why))
             continue
-        limit = MAX_NOTEBOOK if is_notebook else MAX_FILE
-        if why := _refusal(entry, target, vetted):
-            vetted.refused.append((entry.path, why))
-            continue
-        try:
-            data = entry.read(limit if is_notebook else min(limit, room))
-        except OSError as error:
-            vetted.refused.append((entry.path, str(error)))
-            continue
-        if len(data) > limit:
-            why = f"is larger than {limit >> 20} MiB when unpacked"
-        elif _is_of_another_assignment(entry, data, released):
+        limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
+        target = names.get(entry.path, entry.path)
+        data = b""
+        why = _refusal(entry, target, vetted)
+        if not why and entry.path in others:
             why = "is the notebook of another assignment: most of its tasks are different"
-        elif not is_notebook and len(data) > room:
-            why = f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together"
+        if not why:
+            try:
+                data = entry.read(limit)
+            except OSError as error:
+                why = str(error)
+        if len(data) > limit:
+            why = (
+                f"is larger than {limit >> 20} MiB when unpacked"
+                if limit in (MAX_NOTEBOOK, MAX_FILE)
+                else f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together"
+            )
         if why:
             vetted.refused.append((entry.path, why))
             continue
-        if is_notebook:
-            vetted.files[target] = _as_utf8(target, data, vetted)
-        else:
-            room -= len(data)
-            vetted.files[target] = data
-    for name, notebook in released.items():
-        if data := vetted.files.get(f"{name}.ipynb", b""):
-            vetted.notes += _notes_on(data, notebook, vetted.files)
+        vetted.files[target] = data
+        room -= len(data) if entry.path not in names else 0
+    for each in found:
+        if (name := names.get(each.entry.path)) in vetted.files:
+            vetted.notes += _notes_on(each, released[str(name).removesuffix(".ipynb")], vetted)
     if len(vetted.refused) > _MOST_REFUSED:
         more = len(vetted.refused) - _MOST_REFUSED
         vetted.refused[_MOST_REFUSED:] = [("", f"and {more} more files were refused")]
     return vetted
 
 
-def _notes_on(data: bytes, released: NotebookNode, files: Mapping[str, bytes]) -> list[str]:
+@dataclass(frozen=True)
+class _Candidate:
+    """A file that may be the notebook.
+
+    Attributes:
+        entry: the file.
+        problem: why only a part of it can be read, or an empty string.
+        notebook: what can be read of it.
+        stem: its name without a suffix.
+
+    """
+
+    entry: Entry
+    problem: str
+    notebook: NotebookNode
+    stem: str
+
+    def is_named(self, name: str) -> bool:
+        """Tell whether it has the notebook's name, perhaps with an addition."""
+        return name in (self.stem, _AGAIN.sub("", _AGAIN.sub("", self.stem)))
+
+
+def _read_notebook(entry: Entry) -> _Candidate | None:
+    """Return a file as a candidate; None if it is no notebook."""
+    stem = re.sub(r"\.ipynb(\.txt|\.json)?$|\.json$", "", entry.name, flags=re.IGNORECASE)
+    if entry.refusal or stem == entry.name:
+        return None
+    problem, content = "is too large", None
+    try:
+        if len(data := entry.read(MAX_NOTEBOOK)) <= MAX_NOTEBOOK:
+            problem, content = read_content(data)
+    except OSError as error:
+        problem = str(error)
+    if cells_of(content) is None:
+        problem = problem or "has no list of cells"
+        if not entry.name.lower().endswith(".ipynb"):
+            return None
+    return _Candidate(entry, problem, nbformat.from_dict(repaired(content)), stem)
+
+
+def _notes_on(found: _Candidate, released: NotebookNode, vetted: Vetted) -> list[str]:
     """Return what the grader will say of a notebook, and which files it will not see."""
-    submitted = _parsed(data)
-    if submitted is None:
-        return []
-    found = rebuild(released, submitted, files)
-    notes = list(found.metadata.get("rebuild", ()))
-    if not tasks_in(released, submitted):
-        notes = ["has none of this assignment's tasks: is it another notebook?"]
-    return notes + notes_on_files(name for name in files if name != "timestamp.txt")
+    used = "the part that can be read" if found.notebook.cells else "an empty notebook instead"
+    notes = [f"{found.entry.name} {found.problem}: grading uses {used}"]
+    if not found.problem:
+        notes = list(rebuild(released, found.notebook, vetted.files).metadata.get("rebuild", ()))
+        if not tasks_in(released, found.notebook):
+            notes = ["has none of this assignment's tasks: is it another notebook?"]
+    return notes + notes_on_files(vetted.files)
 
 
 def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
@@ -165,26 +208,8 @@ def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
     return found
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A file that may be the notebook.
-
-    Attributes:
-        entry: the file.
-        tasks: the number of the assignment's tasks in it.
-        untouched: whether nothing was written in it.
-        named: whether it has the notebook's name, perhaps with an addition.
-
-    """
-
-    entry: Entry
-    tasks: int
-    untouched: bool
-    named: bool
-
-
 def _notebook_names(
-    entries: Sequence[Entry], released: Mapping[str, NotebookNode], vetted: Vetted
+    candidates: Sequence[_Candidate], released: Mapping[str, NotebookNode], vetted: Vetted
 ) -> dict[str, str]:
     """Return path → name of the notebooks that count; note which others are ignored.
 
@@ -192,76 +217,35 @@ def _notebook_names(
     latest; then the one with the exact name.
     """
     counts: dict[str, str] = {}
-    read: dict[str, Any] = {}
     for name, notebook in released.items():
-        found = [
-            candidate
-            for entry in entries
-            if (candidate := _candidate(entry, name, notebook, read)) and entry.path not in counts
+        possible = [
+            each
+            for each in candidates
+            if each.entry.path not in counts and not _is_another(each.notebook, notebook)
         ]
-        alone = len(released) == 1 and len(found) == 1
-        found = [each for each in found if each.named or each.tasks or alone]
-        if not found:
+        ranked = [(_rank(each, name, notebook), each) for each in possible]
+        alone = len(released) == 1 and len(ranked) == 1
+        ranked = [pair for pair in ranked if pair[0][0] or alone]
+        if not ranked:
             vetted.notes.append(f"there is no {name}.ipynb")
             continue
-        best = max(found, key=lambda each: _rank(each, name))
+        _, best = max(ranked, key=lambda pair: pair[0])
         counts[best.entry.path] = f"{name}.ipynb"
-        if ignored := [repr(each.entry.path) for each in found if each is not best]:
+        if ignored := [repr(each.entry.path) for _, each in ranked if each is not best]:
             vetted.notes.append(f"{best.entry.path!r} was used; ignored: {', '.join(ignored)}")
         elif best.entry.name != f"{name}.ipynb":
             vetted.notes.append(f"{best.entry.name!r} was used as {name}.ipynb")
     return counts
 
 
-def _candidate(
-    entry: Entry, name: str, released: NotebookNode, read: dict[str, Any]
-) -> _Candidate | None:
-    """Return a file as a candidate; None if it is no notebook, or another assignment's."""
-    lower = entry.name.lower()
-    is_notebook = lower.endswith(".ipynb")
-    if entry.refusal or not (is_notebook or lower.endswith((".json", ".ipynb.txt"))):
-        return None
-    if entry.path not in read:
-        try:
-            read[entry.path] = _parsed(entry.read(MAX_NOTEBOOK))
-        except OSError:
-            read[entry.path] = None
-    content = read[entry.path]
-    stem = re.sub(r"\.ipynb(\.txt|\.json)?$|\.json$", "", entry.name, flags=re.IGNORECASE)
-    named = name in (stem, _AGAIN.sub("", _AGAIN.sub("", stem)))
-    if content is None:  # damaged: grading uses the readable part
-        return _Candidate(entry, 0, False, named) if is_notebook else None
-    if _is_another(content, released):
-        return None
-    tasks = len(tasks_in(released, content))
-    return _Candidate(entry, tasks, is_untouched(released, content), named)
-
-
-def _rank(candidate: _Candidate, name: str) -> tuple[object, ...]:
+def _rank(candidate: _Candidate, name: str, released: NotebookNode) -> tuple[Any, ...]:
     entry = candidate.entry
     number = 0 if _COPY.search(entry.name) else _number(entry.name)
     return (
-        *(bool(candidate.tasks) or candidate.named, not candidate.untouched),
+        bool(tasks_in(released, candidate.notebook)) or candidate.is_named(name),
+        bool(candidate.problem) or not is_untouched(released, candidate.notebook),
         *(entry.modified, number, entry.name == f"{name}.ipynb", entry.path.count("/") == 0),
     )
-
-
-def _parsed(data: bytes) -> NotebookNode | None:
-    """Return a notebook's content, or None if it has no list of cells."""
-    try:
-        content = json.loads(data.decode(json.detect_encoding(data)))
-    except (ValueError, RecursionError):
-        return None
-    cells = content.get("cells") if isinstance(content, dict) else None
-    if not isinstance(cells, list):
-        return None
-    kept = [cell for cell in cells[:MAX_READ] if isinstance(cell, dict)]
-    for cell in kept:
-        if isinstance(source := cell.get("source"), list):  # Jupyter writes lines
-            cell["source"] = "".join(line for line in source if isinstance(line, str))
-        cell.pop("outputs", None)
-    notebook: NotebookNode = nbformat.from_dict({"cells": kept, "metadata": {}})
-    return notebook
 
 
 def _is_another(content: NotebookNode, released: NotebookNode) -> bool:
@@ -270,32 +254,7 @@ def _is_another(content: NotebookNode, released: NotebookNode) -> bool:
     return len(found - ours) > len(found & ours)
 
 
-def _is_of_another_assignment(
-    entry: Entry, data: bytes, released: Mapping[str, NotebookNode]
-) -> bool:
-    if not entry.name.lower().endswith(".ipynb"):
-        return False
-    content = _parsed(data)
-    return content is not None and all(_is_another(content, each) for each in released.values())
-
-
 def _number(name: str) -> int:
     """Return the number that a system added to a name because the name existed already, else 0."""
     found = re.search(r"[-( _](\d+)\)?\.\w+$", name)
     return int(found[1]) if found else 0
-
-
-def _as_utf8(name: str, data: bytes, vetted: Vetted) -> bytes:
-    """Return a notebook in UTF-8 without a byte order mark, as nbgrader needs it."""
-    try:
-        text = data.decode(json.detect_encoding(data))  # strict: a damaged file is not changed
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        vetted.notes.append(f"{name} is damaged: grading uses the part that can be read")
-        return data
-    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        vetted.notes.append(f"{name} has no list of cells: grading uses the part that can be read")
-    plain = text.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
-    if plain != data:
-        vetted.notes.append(f"{name} was converted to plain UTF-8")
-    return plain

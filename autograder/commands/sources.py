@@ -13,9 +13,9 @@ from nbformat import NotebookNode
 
 from autograder.collection.collecting import notebooks_of
 from autograder.collection.listing import SourceError
+from autograder.collection.repair import MAX_NOTEBOOK, text_of
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
-from autograder.passes.vet import MAX_NOTEBOOK, text_of
 from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.words import counted
 

@@ -16,7 +16,7 @@ from traitlets import Dict, Unicode
 
 EXAMINE = "autograder.passes.autograde.Examine"
 BOOK = "autograder.passes.book.Book"
-VET = "autograder.passes.vet.vet"
+VET = "autograder.collection.repair.vet"
 
 
 class NotAsGraded(ValueError):

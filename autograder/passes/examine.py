@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.collection import repair
 from autograder.course import Folders, handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import Examined, examine
@@ -32,7 +33,6 @@ from autograder.examination.verdict import (
     source_digest,
     versions,
 )
-from autograder.passes import vet
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.look import ready
 from autograder.sandbox.place import SandboxedPlace
@@ -53,14 +53,14 @@ _TOO_LONG = (
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
-    """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `vet.vet`.
+    """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `repair.vet`.
 
     Raises:
         SystemExit: nothing can be graded here. After any other error, nbgrader would continue, and
             repeat a hundred lines for each student.
 
     """
-    vet.vet(assignment, student, notebooks)
+    repair.vet(assignment, student, notebooks)
     if _warm:
         return
     try:
@@ -95,7 +95,7 @@ def blank_verdict(
         seed=seed,
         source_sha256=digest,
         versions=versions(),
-        notes=[*vet.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
+        notes=[*repair.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
         checks_sha256=checks_digest(
             folders.source / assignment, folders.release / assignment / path.name
         ),

@@ -15,8 +15,8 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
+from autograder.collection.repair import damage
 from autograder.examination.verdict import KEPT, MAX_EVENTS, CheckVerdict, Verdict, verdict_path
-from autograder.passes.vet import damage
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autograder.collection.listing import SourceError
+from autograder.collection.repair import damage
 from autograder.course import Folders, find_sources, load_config
 from autograder.examination.gpus import gpu_access
-from autograder.passes.vet import damage
+from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import (
     Books,
@@ -25,7 +26,6 @@ from autograder.pool.class_list import (
     verdict_on,
 )
 from autograder.pool.local import grade_all
-from autograder.pool.penalties import renew_penalties
 from autograder.pool.progress import Progress
 from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.look import ready
@@ -129,14 +129,14 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         if not waiting:
             booked = sum(found.booked for found in all_)
             print(f"nothing to book: {counted(booked, 'submission')} booked already")
-            _tell_penalties(renew_penalties(config, folders.data, assignment))
+            _tell_penalties(renew_penalties(config, assignment))
             return stale
         progress = Progress("booking", len(waiting))
         failed = book(
             *(folders, config, assignment, waiting),
             lambda student, why: progress.step(f"{student}: {why}" if why else ""),
         )
-        _tell_penalties(renew_penalties(config, folders.data, assignment))
+        _tell_penalties(renew_penalties(config, assignment))
     return [*stale, *failed]
 
 
@@ -177,7 +177,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _set_aside(outcome: Outcome) -> Path:
-    """Return the path to which `passes.vet` moved a damaged notebook."""
+    """Return the path to which `collection.repair` moved a damaged notebook."""
     *_, assignment, notebook = Path(outcome.path).parts
     return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
 

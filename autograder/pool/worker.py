@@ -22,13 +22,13 @@ from typing import Any
 
 import nbformat
 
+from autograder.collection.repair import vet
 from autograder.course import Folders, load_config
 from autograder.examination.check import AuthorError
 from autograder.files import write_whole
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import rebuilt
 from autograder.passes.self_test import SelfTest
-from autograder.passes.vet import vet
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings

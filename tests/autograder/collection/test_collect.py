@@ -20,10 +20,10 @@ from autograder.__main__ import main
 from autograder.collection import collecting
 from autograder.collection.collecting import Collected, collect
 from autograder.collection.listing import SourceError, list_source
+from autograder.collection.repair import MAX_FILE
 from autograder.collection.roster import read_roster
 from autograder.collection.times import days_late, find_zone, read_time
 from autograder.course import load_config
-from autograder.passes.vet import MAX_FILE
 from tests.helpers.course_folders import RELEASED, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,6 +36,18 @@ MOODLE = "Ada Lovelace_12345_assignsubmission_file"
 def notebook(text: str = "x = 1") -> bytes:
     cell = nbformat.v4.new_code_cell(text, id="a")
     return nbformat.writes(nbformat.v4.new_notebook(cells=[cell])).encode()
+
+
+def solved() -> nbformat.NotebookNode:
+    notebook = nbformat.read(RELEASED / ASSIGNMENT / FILE, as_version=4)
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == "write_shard_bounds":
+            cell.source = "def shard_bounds(length, world_size, rank):\n    return 42, 43"
+    return notebook
+
+
+UNTOUCHED = (RELEASED / ASSIGNMENT / FILE).read_bytes()
+SOLVED = nbformat.writes(solved()).encode()
 
 
 @pytest.fixture
@@ -289,12 +301,11 @@ def test_names_that_a_zip_does_not_say_the_encoding_of(tmp_path: Path, encoding:
 @pytest.mark.parametrize(
     ("data", "note"),
     [
-        (notebook("é").decode().encode("utf-16"), "was converted to plain UTF-8"),
-        (b"\xef\xbb\xbf" + notebook(), "was converted to plain UTF-8"),
-        (b'{"cells": [', "damaged"),
+        (b'{"cells": [', "is not JSON: grading uses an empty notebook instead"),
+        (SOLVED[:-700], "cells can be read: grading uses the part that can be read"),
         (b"[]", "no list of cells"),
-        (b"\0" * 100, "damaged"),
-        (b"[" * 100_000, "damaged"),
+        (b"\0" * 100, "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
     ],
 )
 def test_damaged_notebooks_are_taken_and_named(
@@ -304,8 +315,7 @@ def test_damaged_notebooks_are_taken_and_named(
     (row,) = collect(course, ASSIGNMENT, str(source)).rows
     assert note in row.notes
     (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
-    if "UTF-8" in note:
-        nbformat.reads(path.read_text("utf-8"), as_version=4)
+    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -401,18 +411,6 @@ def test_the_command(
     assert autograder("collect", ASSIGNMENT, "nowhere") == 2
     assert "there is no file or folder nowhere" in capsys.readouterr().err
     assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2
-
-
-def solved() -> nbformat.NotebookNode:
-    notebook = nbformat.read(RELEASED / ASSIGNMENT / FILE, as_version=4)
-    for cell in notebook.cells:
-        if cell.metadata.get("nbgrader", {}).get("grade_id") == "write_shard_bounds":
-            cell.source = "def shard_bounds(length, world_size, rank):\n    return 42, 43"
-    return notebook
-
-
-UNTOUCHED = (RELEASED / ASSIGNMENT / FILE).read_bytes()
-SOLVED = nbformat.writes(solved()).encode()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,38 +135,25 @@ def notes_on_files(names: Iterable[str]) -> list[str]:
 # The notebook ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What was read of a notebook.
-
-    Attributes:
-        problem: why it is replaced, or an empty string.
-        content: what can be read; None if nothing can.
-        whole: whether nothing of the content is damaged.
-
-    """
-
-    problem: str
-    content: Any = None
-    whole: bool = False
-
-
 def _vet_notebook(path: Path, told: list[str]) -> None:
     info = os.lstat(path)
+    content: Any = None
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
-        found = _Read("is a link")
+        problem = "is a link"
     elif info.st_size > MAX_NOTEBOOK:
-        found = _Read(f"is larger than {MAX_NOTEBOOK // 2**20} MiB")
+        problem = f"is larger than {MAX_NOTEBOOK // 2**20} MiB"
     else:
-        found = _read(path.read_bytes())
-    if not found.problem:
-        told += _told_before(path, found.content)
+        data = path.read_bytes()
+        problem, content = read_content(data)
+        problem = problem or _why_nbgrader_stops(content) or _odd_encoding(data)
+    if not problem:
+        told += _told_before(path, content)
         return
-    done = "an empty notebook" if found.content is None else "its readable part"
-    note = f"{_NOTEBOOK} {found.problem}. It was set aside, and {done} was graded in its place"
+    done = "an empty notebook" if content is None else "its readable part"
+    note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
     told.append(note)
     set_aside(path, path.parent)
-    mended: Any = found.content if found.whole else _repaired(found.content)
+    mended = repaired(content)
     mended["metadata"][_MENDED] = note
     path.write_text(json.dumps(mended), encoding="utf-8")
 
@@ -184,7 +170,7 @@ def text_of(data: bytes) -> str:
     return data.decode(json.detect_encoding(data), "replace")
 
 
-def _encoded_oddly(data: bytes) -> str:
+def _odd_encoding(data: bytes) -> str:
     encoding = json.detect_encoding(data)
     if encoding != "utf-8":
         return f"is in {encoding} and not in plain UTF-8"
@@ -195,7 +181,11 @@ def _encoded_oddly(data: bytes) -> str:
     return ""
 
 
-def _read(data: bytes) -> _Read:
+def read_content(data: bytes) -> tuple[str, Any]:
+    """Return why a file's bytes are no whole JSON, or an empty string; and what can be read.
+
+    The second result is None if nothing can be read. `repaired` makes a notebook of it.
+    """
     long_numbers = 0
 
     def number(digits: str) -> int:
@@ -211,26 +201,31 @@ def _read(data: bytes) -> _Read:
     except (ValueError, RecursionError):
         return _around_damage(text)
     if long_numbers:
-        return _Read(f"has a number with more than {_MAX_DIGITS} digits", content)
-    cells = _cells_of(content)
+        return f"has a number with more than {_MAX_DIGITS} digits", content
+    return "", content
+
+
+def _why_nbgrader_stops(content: Any) -> str:
+    """Return why nbgrader cannot read a notebook, or an empty string."""
+    cells = cells_of(content)
     if cells is None or not isinstance(content.get("metadata"), dict):
-        return _Read("is damaged", content)
+        return "is damaged"
     if content.get("nbformat") != 4:  # nbformat takes minutes to convert a large one
-        return _Read(f"has the old format {str(content.get('nbformat'))[:3]}", content)
+        return f"has the old format {str(content.get('nbformat'))[:3]}"
     if len(cells) > MAX_READ:
-        return _Read(f"has more than {MAX_READ} cells", content)
+        return f"has more than {MAX_READ} cells"
     if not all(map(_is_cell, cells)):
-        return _Read("is damaged", content)
+        return "is damaged"
     try:
         # nbgrader reads it again, so whatever nbformat refuses is damage. Outputs do not count.
         bare = [{**cell, "outputs": []} if "outputs" in cell else cell for cell in cells]
         nbformat.reads(json.dumps({**content, "cells": bare}), as_version=4)
     except Exception:  # nbformat may raise anything, and nbgrader would stop at the error
-        return _Read("is damaged", content)
-    return _Read(_encoded_oddly(data), content, whole=True)
+        return "is damaged"
+    return ""
 
 
-def _cells_of(content: Any) -> list[Any] | None:
+def cells_of(content: Any) -> list[Any] | None:
     """Return the cells of a notebook in format 4, or in an older one that has worksheets."""
     if not isinstance(content, dict):
         return None
@@ -246,15 +241,15 @@ def _cells_of(content: Any) -> list[Any] | None:
 _CELL = re.compile(r'\{\s*"(?:attachments|cell_type|execution_count|id|metadata|outputs|source)"')
 """The beginning of a cell, as editors write it."""
 _MOST_DAMAGE = 200
-"""Largest number of places from which reading is tried again."""
+"""Largest number of positions from which reading is tried again."""
 
 
-def _around_damage(text: str) -> _Read:
+def _around_damage(text: str) -> tuple[str, Any]:
     """Return the cells of a notebook that is not JSON, except those that are damaged."""
     cells: list[Any] = []
     decoder, damaged = json.JSONDecoder(), 0
-    place = re.search(r'"cells"\s*:\s*\[\s*', text)
-    at = place.end() if place else len(text)
+    begin = re.search(r'"cells"\s*:\s*\[\s*', text)
+    at = begin.end() if begin else len(text)
     while at < len(text) and damaged < _MOST_DAMAGE:
         try:
             cell, at = decoder.raw_decode(text, at)
@@ -267,8 +262,8 @@ def _around_damage(text: str) -> _Read:
             cells.append(cell)
         at = re.compile(r"\s*,?\s*").match(text, at).end()  # type: ignore[union-attr]
     if not cells:
-        return _Read("is not JSON")
-    return _Read(f"is damaged, and {len(cells)} of its cells can be read", {"cells": cells})
+        return "is not JSON", None
+    return f"is damaged, and {len(cells)} of its cells can be read", {"cells": cells}
 
 
 def _is_cell(cell: Any) -> bool:
@@ -287,20 +282,24 @@ def _source(cell: dict[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def _repaired(content: Any) -> dict[str, Any]:
+def repaired(content: Any) -> dict[str, Any]:
     """Return a notebook with the readable cells; the next pass restores the others."""
     kept: list[dict[str, Any]] = []
-    for cell in (_cells_of(content) or [])[:MAX_READ]:
+    names: set[str] = set()
+    for cell in (cells_of(content) or [])[:MAX_READ]:
         if not isinstance(cell, dict) or (source := _source(cell)) is None:
             continue
         kind = cell.get("cell_type")
         kind = "markdown" if kind in ("heading", "html") else kind  # of older formats
         kind = kind if kind in ("code", "markdown", "raw") else "raw"
-        metadata = cell.get("metadata")
+        name, metadata = str(cell.get("id")), cell.get("metadata")
+        if name in names or not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
+            name = f"repaired-{len(kept)}"
+        names.add(name)
         mark = metadata.get("nbgrader") if isinstance(metadata, dict) else None
         clean: dict[str, Any] = {
             "cell_type": kind,
-            "id": f"repaired-{len(kept)}",
+            "id": name,
             "metadata": {"nbgrader": mark} if isinstance(mark, dict) else {},
             "source": source,
         }

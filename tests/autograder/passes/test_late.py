@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_notebook
 from nbgrader.api import Gradebook
 
 from autograder.collection.times import keep_zone
 from autograder.course import load_config
-from autograder.pool.penalties import renew_penalties
+from autograder.passes.late import LatePenalties, renew_penalties
 from tests.helpers.course_folders import ROOT
 
 NAME = "02_data_parallel_sgd"
@@ -40,8 +41,14 @@ def test_a_day_of_25_hours_is_one_day(tmp_path: Path) -> None:
             book.add_submission(NAME, student, timestamp=when)
             book.find_grade("task", NAME, NAME, student).auto_score = 10.0
         book.db.commit()
-    for _ in range(2):  # the second time changes nothing
-        renew_penalties(config, data, NAME)
+    for by in ("nbgrader autograde", "autograder grade", "the same again"):
+        if by == "nbgrader autograde":
+            for student in ("in time", "one day", "two days", "extended"):
+                names = {"assignment": NAME, "student": student, "notebook": NAME}
+                names["db_url"] = config.CourseDirectory.db_url
+                LatePenalties(config=config).preprocess(new_notebook(), {"nbgrader": names})
+        else:
+            assert renew_penalties(config, NAME) == 0, "one rule"
         with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
             lost = {
                 s.student.id: float(s.late_submission_penalty)

@@ -1,0 +1,110 @@
+"""Late penalties by one rule, for ``nbgrader autograde`` and for ``autograder grade``.
+
+nbgrader counts hours after one deadline for all. In a course, single students have their own
+deadlines (``grading/extensions.csv``), and days are the calendar's in the course's time zone. So
+this pass writes the difference into nbgrader's field for extensions, and then runs nbgrader's pass.
+
+nbgrader assigns a penalty when it autogrades a submission, and never again. So a deadline or policy
+that is set later would affect only students who are graded after it, and points that a person gives
+later would count in full. `renew_penalties` runs the pass for every student who is late.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
+from nbformat.v4 import new_notebook
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import AssignLatePenalties
+from traitlets.config import Config
+
+from autograder.collection.extensions import read_extensions
+from autograder.collection.times import clock_change, course_zone
+from autograder.course import Folders
+
+
+class LatePenalties(AssignLatePenalties):
+    """The pass that takes the place of nbgrader's `AssignLatePenalties`; it has its options."""
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Assign the late penalty of one notebook.
+
+        Raises:
+            SourceError: the file of extensions cannot be read.
+
+        """
+        names = resources["nbgrader"]
+        with Gradebook(names["db_url"]) as gradebook:
+            submission = gradebook.find_submission(names["assignment"], names["student"])
+            _Deadlines(self.config, names["assignment"]).extend(submission)
+            gradebook.db.commit()
+        nb, resources = super().preprocess(nb, resources)
+        return nb, resources
+
+
+class _Deadlines:
+    """The deadlines of single students in one assignment, and the course's time zone."""
+
+    def __init__(self, config: Config, assignment: str) -> None:
+        data = Folders.of(config.CourseDirectory).data
+        self._zone: tzinfo | None = course_zone(data)
+        self._own = read_extensions(data, assignment, self._zone)
+
+    def extend(self, submission: Any) -> None:
+        """Write the extension of a submission, to which a change of the clocks is added."""
+        due, when = _in_utc(submission.assignment.duedate), _in_utc(submission.timestamp)
+        until = self._own.get(submission.student.id, due)
+        extension = until - due if until and due else timedelta()
+        if until and when:  # nbgrader counts hours; a day of 25 hours is one day
+            extension += clock_change(until, when, self._zone)
+        submission.extension = extension or None
+
+
+def _in_utc(time: datetime | None) -> datetime | None:
+    return time.replace(tzinfo=UTC) if time else None
+
+
+def renew_penalties(config: Config, assignment: str) -> int:
+    """Assign the late penalty of each booked submission again; return how many changed.
+
+    Args:
+        config: the course's configuration.
+        assignment: its name.
+
+    Raises:
+        SourceError: the file of extensions cannot be read.
+
+    """
+    deadlines, url = _Deadlines(config, assignment), str(config.CourseDirectory.db_url)
+    if url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:///")).is_file():
+        return 0
+    with Gradebook(url) as gradebook:
+        for submission in gradebook.assignment_submissions(assignment):
+            deadlines.extend(submission)
+        gradebook.db.commit()
+        before = _penalties(gradebook, assignment)
+    for (student, notebook), (late, penalty) in before.items():
+        if late or penalty:
+            names = {"assignment": assignment, "student": student, "notebook": notebook}
+            names["db_url"] = url
+            LatePenalties(config=config).preprocess(new_notebook(), ResourcesDict(nbgrader=names))
+    with Gradebook(url) as gradebook:
+        return sum(before[key] != now for key, now in _penalties(gradebook, assignment).items())
+
+
+def _penalties(gradebook: Gradebook, assignment: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return (student, notebook) → seconds late, points taken off."""
+    return {
+        (submission.student.id, notebook.name): (
+            submission.total_seconds_late,
+            float(notebook.late_submission_penalty or 0),
+        )
+        for submission in gradebook.assignment_submissions(assignment)
+        for notebook in submission.notebooks
+    }
