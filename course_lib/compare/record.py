@@ -260,8 +260,9 @@ class _Recorder:
 
     def _after(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            if _in_backward():
-                return args[0] if _is_dropout(module) else None
+            if _in_backward():  # disturbed again, so that it saves as many tensors as forward did
+                output = args[0] if _is_dropout(module) else tree_map(self.disturb, output)
+                return output
             self.depth -= 1
             if output is None:
                 return None
