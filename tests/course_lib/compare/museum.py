@@ -9,7 +9,7 @@ as small as the mistake allows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss
-from torch.utils.checkpoint import checkpoint_sequential
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from course_lib.compare import Cut, Record, blocks, record
 from course_lib.ddp import DistributedDataParallel
@@ -77,35 +78,69 @@ def batch(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 8, generator=random), torch.randn(rows, 4, generator=random)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 
 
 def adam(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, **options)
 
 
-def one_rank(
-    make: Callable[[], nn.Module] = mlp,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    steps: int = 1,
-    rows: int = B,
-    clip: float | None = None,
-    dtype: torch.dtype = torch.float32,
+Backward = Callable[..., Tensor]
+"""The loss of a model and a micro-batch."""
+
+
+def nothing(*_: object) -> None:
+    """Do nothing with the gradients."""
+
+
+def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return mse_loss(model(x), y)
+
+
+def train(
+    model: nn.Module,
+    rank: int = 0,
+    world_size: int = 1,
     seed: int = 0,
+    *,
+    after: Callable[[nn.Module], object] = nothing,
+    each: Callable[[nn.Module, int], object] = nothing,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    loss: Backward = squared,
+    data: Callable[[int], Sequence[Tensor]] | None = None,
+    steps: int = 1,
+    micro: int = 1,
+    dtype: torch.dtype = torch.float32,
+    dim: int = 0,
 ) -> Record:
-    """Take the steps on one rank: what can be trusted."""
-    model = make().to(dtype)
+    """Take the steps; `each` follows every backward, `after` the last one of a step.
+
+    `data` returns this rank's part of a step's batch, by default its shard.
+    """
     optim = optimizer(model)
     with record(model, optim) as recorded:
         for step in range(steps):
             optim.zero_grad()
-            x, y = (each.to(dtype) for each in batch(step, rows, seed))
-            mse_loss(model(x), y).backward()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            whole = data(step) if data else mine(rank, world_size, step, seed=seed)
+            parts = [t.to(dtype) if t.is_floating_point() else t for t in whole]
+            for i, chunks in enumerate(zip(*(t.chunk(micro, dim) for t in parts), strict=True)):
+                (loss(model, *chunks) / micro).backward()
+                each(model, i)
+            after(model)
             optim.step()
     return recorded
+
+
+def one_rank(
+    make: Callable[[], nn.Module] = mlp,
+    clip: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Record:
+    """Take the steps on one rank: what can be trusted."""
+    after = nothing if clip is None else partial(clipped, most=clip)
+    return train(make().to(dtype), dtype=dtype, after=after, **options)
 
 
 def bug(
@@ -124,8 +159,10 @@ def bug(
     return add
 
 
-def mine(rank: int, world_size: int, step: int = 0, rows: int = B) -> tuple[Tensor, Tensor]:
-    x, y = batch(step, rows)
+def mine(
+    rank: int, world_size: int, step: int = 0, rows: int = B, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    x, y = batch(step, rows, seed)
     return shard(x, world_size, rank), shard(y, world_size, rank)
 
 
@@ -140,94 +177,93 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [each.as_subclass(Tensor) for each in found]
 
 
+def synchronized(model: nn.Module) -> None:
+    sync_flat(model.parameters())
+
+
+def summed(model: nn.Module) -> None:
+    all_reduce(gradients(model))
+
+
+def clipped(model: nn.Module, most: float) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), most)
+
+
+def scaled(model: nn.Module, factor: Tensor | float) -> None:
+    for gradient in gradients(model):
+        gradient.mul_(factor)
+
+
+def squared_norm(model: nn.Module) -> Tensor:
+    return torch.stack([each.square().sum() for each in gradients(model)]).sum()
+
+
 # Averaging: what becomes of the ranks' gradients.
 
 
 @bug("facebookresearch/dinov3/pull/250", "gradient", "times K")
 def sum_in_place_of_mean(rank: int, world_size: int) -> Record:
     """gradients are summed over the ranks and not divided"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        all_reduce(gradients(model))
-        optimizer.step()
-    return recorded
+    return train(mlp(), rank, world_size, after=summed)
 
 
 @bug("verl-project/verl-SpeCo/pull/29", "gradient", "divided by K")
 def divided_by_k_twice(rank: int, world_size: int) -> Record:
     """the loss is divided by the tokens of all ranks, and the gradients averaged on top"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        (mse_loss(model(x), y, reduction="sum") / (B * 4)).backward()
-        optimizer.step()
-    return recorded
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return mse_loss(model(x), y, reduction="sum") / (B * 4)
+
+    return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
 
 
 @bug("lightly-ai/lightly/issues/1977", "gradient", "divided by K")
 def gathered_without_gradient(rank: int, world_size: int) -> Record:
     """outputs are gathered for the loss, the gradient comes back for the own rows only"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, _ = mine(rank, world_size)
+
+    def loss(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
         outputs = model(x)
         parts = [torch.empty_like(outputs) for _ in range(world_size)]
         dist.all_gather(parts, outputs.detach())
         parts[rank] = outputs
-        mse_loss(torch.cat(parts), batch()[1]).backward()
-        optimizer.step()
-    return recorded
+        return mse_loss(torch.cat(parts), batch()[1])
+
+    return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
 
 
 @bug("jingyaogong/minimind/pull/854", "gradient", "no all-reduce")
 def around_the_wrapper(rank: int, world_size: int) -> Record:
     """forward calls `model.module`, so DDP never learns of it"""
     model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded, model.no_sync():
-        x, y = mine(rank, world_size)
-        mse_loss(model.module(x), y).backward()
-        optimizer.step()
-    return recorded
+    with model.no_sync():
+        return train(model.module, rank, world_size)
 
 
 @bug("kohya-ss/sd-scripts/pull/989", "gradient", "no all-reduce")
 def one_layer_is_not_synchronized(rank: int, world_size: int) -> Record:
     """a layer that is called past the wrapper keeps each rank's own gradient"""
     model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        sync_flat(list(model[2].parameters()) + list(model[3].parameters()))
-        optimizer.step()
-    return recorded
+    return train(model, rank, world_size, after=lambda _: synchronized(model[2:]))
 
 
 @bug("huggingface/transformers/pull/34191", "gradient", "mean of means")
 def mean_of_means(rank: int, world_size: int) -> Record:
     """ranks with more and with fewer examples count the same"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        cuts = [4 + i * 20 // (world_size - 1) for i in range(world_size - 1)]
-        x, y = (each.tensor_split(cuts)[rank] for each in batch())
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    cuts = [4 + i * 20 // (world_size - 1) for i in range(world_size - 1)]
+    own = [each.tensor_split(cuts)[rank] for each in batch()]
+    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own)
 
 
 @bug("determined-ai/determined/pull/602", "gradient", "unequal factors",
      right=partial(one_rank, clip=0.05))  # fmt: skip
 def clipped_before_the_average(rank: int, world_size: int) -> Record:
     """each rank clips its own gradients, then they are averaged"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        sync_flat(model.parameters())
-        optimizer.step()
-    return recorded
+
+    def after(model: nn.Module) -> None:
+        clipped(model, 0.05)
+        synchronized(model)
+
+    return train(mlp(), rank, world_size, after=after)
 
 
 @bug("pytorch/pytorch/issues/170862", "gradient", "unequal factors",
@@ -235,98 +271,74 @@ def clipped_before_the_average(rank: int, world_size: int) -> Record:
 def clipped_by_the_norm_of_a_shard(rank: int, world_size: int) -> Record:
     """each rank clips its shard by the norm of that shard"""
     model = FullyShardedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        norm = torch.stack([each.square().sum() for each in gradients(model)]).sum().sqrt()
-        for each in gradients(model):
-            each.mul_(0.05 / norm)
-        optimizer.step()
-    return recorded
+    return train(model, rank, world_size, after=lambda m: scaled(m, 0.05 / squared_norm(m).sqrt()))
 
 
 @bug("modelscope/twinkle/pull/290", "gradient", "scaled",
      right=partial(one_rank, clip=0.05))  # fmt: skip
 def norm_is_summed_over_equal_ranks(rank: int, world_size: int) -> Record:
     """under DDP the squared norm is summed over ranks that all have the whole gradient"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        squared = sum(each.square().sum() for each in gradients(model)) * world_size
-        for each in gradients(model):
-            each.mul_(0.05 / squared**0.5)
-        optimizer.step()
-    return recorded
+
+    def after(model: nn.Module) -> None:
+        scaled(model, 0.05 / (squared_norm(model) * world_size).sqrt())
+
+    return train(DistributedDataParallel(mlp()), rank, world_size, after=after)
 
 
 @bug("pytorch/pytorch/issues/190745", "gradient", "zero")
 def reduced_to_zero(rank: int, world_size: int) -> Record:
     """a reduction multiplies by a factor that is read as zero"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        for each in gradients(model):
-            each.mul_(0.0)
-            dist.all_reduce(each)
-        optimizer.step()
-    return recorded
+
+    def after(model: nn.Module) -> None:
+        scaled(model, 0.0)
+        summed(model)
+
+    return train(mlp(), rank, world_size, after=after)
 
 
 @bug("NVIDIA-NeMo/Automodel/pull/2468", "gradient", "rank missing", world_sizes=(2, 4))
 def one_rank_takes_no_part(rank: int, world_size: int) -> Record:
     """the last rank skips its backward and gives zeros to the average"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
+
+    def after(model: nn.Module) -> None:
         if rank == world_size - 1:
-            optimizer.zero_grad()
-        sync_flat(model.parameters())
-        optimizer.step()
-    return recorded
+            model.zero_grad()
+        synchronized(model)
+
+    return train(mlp(), rank, world_size, after=after)
 
 
 @bug("ecmwf/WeatherGenerator/issues/2724", "gradient", "NaN")
 def one_rank_has_nan(rank: int, world_size: int) -> Record:
     """one rank's loss is NaN, only rank 0 looks, and its gradients go into the average"""
+    times = float("nan") if rank == 1 else 1.0
     model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        loss = mse_loss(model(x), y)
-        (loss * float("nan") if rank == 1 else loss).backward()
-        optimizer.step()
-    return recorded
+    return train(model, rank, world_size, loss=lambda *batch: squared(*batch) * times)
 
 
 @bug("pytorch/pytorch/issues/136009", "gradient", "unequal factors")
 def unscaled_by_other_factors(rank: int, world_size: int) -> Record:
     """the loss scales of the ranks have become unequal"""
-    model = DistributedDataParallel(mlp())
     scale = 1024.0 if rank == 0 else 512.0
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        (mse_loss(model(x), y) * scale).backward()
-        for each in gradients(model):
-            each.div_(scale)
-        optimizer.step()
-    return recorded
+    return train(
+        DistributedDataParallel(mlp()),
+        rank,
+        world_size,
+        loss=lambda *batch: squared(*batch) * scale,
+        after=partial(scaled, factor=1 / scale),
+    )
 
 
 @bug("deepspeedai/DeepSpeed/issues/5545", "gradient", "another tensor")
 def bucket_is_written_while_it_travels(rank: int, world_size: int) -> Record:
     """the next gradients are written into a bucket that is still being reduced"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        sync_flat(model.parameters())
-        first, second = model[0].weight.grad, model[3].weight.grad
-        assert first is not None and second is not None
+
+    def after(model: nn.Module) -> None:
+        synchronized(model)
+        first, *_, second, _ = gradients(model)
         second.copy_(first.flatten()[: second.numel()].view(second.shape))
-        optimizer.step()
-    return recorded
+
+    return train(mlp(), rank, world_size, after=after)
 
 
 # Accumulation: several backwards for one step.
@@ -337,101 +349,84 @@ MICRO = 3
 @bug("verl-project/verl/pull/3332", "gradient", "times backwards")
 def loss_is_not_divided(rank: int, world_size: int) -> Record:
     """the losses of the micro-batches are added, not averaged"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        for i, (a, b) in enumerate(zip(x.chunk(MICRO), y.chunk(MICRO), strict=True)):
-            model.require_backward_grad_sync = i == MICRO - 1
-            mse_loss(model(a), b).backward()
-        optimizer.step()
-    return recorded
+    return train(
+        mlp(),
+        rank,
+        world_size,
+        loss=lambda *batch: squared(*batch) * MICRO,
+        after=synchronized,
+        micro=MICRO,
+    )
 
 
 @bug("modelscope/FunASR/pull/3472", "gradient", "reduced too early")
 def synchronized_at_the_first_micro_batch(rank: int, world_size: int) -> Record:
     """`no_sync` is left out at the first micro-batch in place of the last"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        for i, (a, b) in enumerate(zip(x.chunk(MICRO), y.chunk(MICRO), strict=True)):
-            (mse_loss(model(a), b) / MICRO).backward()
-            if i == 0:
-                sync_flat(model.parameters())
-        optimizer.step()
-    return recorded
+
+    def each(model: nn.Module, i: int) -> None:
+        if i == 0:
+            synchronized(model)
+
+    return train(mlp(), rank, world_size, each=each, micro=MICRO)
 
 
 @bug("karpathy/build-nanogpt/pull/30", "gradient", "no all-reduce")
 def never_synchronized(rank: int, world_size: int) -> Record:
     """the last micro-batch's forward is inside `no_sync` too"""
     model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
-            with model.no_sync():
-                (mse_loss(model(a), b) / MICRO).backward()
-        optimizer.step()
-    return recorded
+    with model.no_sync():
+        return train(model, rank, world_size, micro=MICRO)
 
 
 @bug("allenai/open-instruct/pull/1498", "gradient", "backwards missing")
 def only_the_last_micro_batch_counts(rank: int, world_size: int) -> Record:
     """each backward starts the accumulation anew, so the last one's gradients remain"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
-            optimizer.zero_grad()
-            (mse_loss(model(a), b) / MICRO).backward()
-        sync_flat(model.parameters())
-        optimizer.step()
-    return recorded
+
+    def each(model: nn.Module, i: int) -> None:
+        if i < MICRO - 1:
+            model.zero_grad()
+
+    return train(mlp(), rank, world_size, each=each, after=synchronized, micro=MICRO)
 
 
 @bug("hpcaitech/ColossalAI/issues/247", "gradient", "unequal backwards")
 def reduced_again_and_again(rank: int, world_size: int) -> Record:
     """after each micro-batch all that is accumulated is summed over the ranks once more"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        for a, b in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
-            (mse_loss(model(a), b) / MICRO / world_size).backward()
-            all_reduce(gradients(model))
-        optimizer.step()
-    return recorded
+    return train(
+        mlp(),
+        rank,
+        world_size,
+        loss=lambda *batch: squared(*batch) / world_size,
+        each=lambda model, _: summed(model),
+        micro=MICRO,
+    )
 
 
 @bug("tenstorrent/tt-blacksmith/pull/711", "gradient", "not zeroed",
      right=partial(one_rank, steps=2))  # fmt: skip
 def gradients_are_not_zeroed(rank: int, world_size: int) -> Record:
     """the second step adds to the gradients of the first"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        for step in range(2):
-            before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-            optimizer.zero_grad()
-            x, y = mine(rank, world_size, step)
-            mse_loss(model(x), y).backward()
-            sync_flat(model.parameters())
-            for param, old in zip(model.parameters(), before, strict=True):
-                if old is not None:
-                    param.grad = param.grad + old
-            optimizer.step()
-    return recorded
+    before: list[Tensor] = []
+
+    def after(model: nn.Module) -> None:
+        synchronized(model)
+        for gradient, old in zip(gradients(model), before, strict=False):
+            gradient.add_(old)
+        before[:] = [gradient.clone() for gradient in gradients(model)]
+
+    return train(mlp(), rank, world_size, after=after, steps=2)
 
 
 @bug("NVIDIA/Megatron-LM/pull/4609", "gradient", "weight decay")
 def weights_are_left_in_the_buffer(rank: int, world_size: int) -> Record:
     """gathered weights are left in the buffer to which gradients are then added"""
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        sync_flat(model.parameters())
+
+    def after(model: nn.Module) -> None:
+        synchronized(model)
         for param in model.parameters():
             param.grad = param.grad + param.detach()
-        optimizer.step()
-    return recorded
+
+    return train(mlp(), rank, world_size, after=after)
 
 
 @bug("pytorch/pytorch/issues/69031", "gradient", "no all-reduce",
@@ -458,7 +453,7 @@ def _branches(rank: int, world_size: int) -> Record:
             x, y = mine(rank, world_size, which)
             (mse_loss(model(x, which), y) / 2).backward()
         if world_size > 1:
-            sync_flat(model.two.parameters())
+            synchronized(model.two)
         optimizer.step()
     return recorded
 
@@ -469,50 +464,29 @@ def _branches(rank: int, world_size: int) -> Record:
 @bug("pytorch/torchtitan/issues/166", "weight", "other start")
 def each_rank_begins_elsewhere(rank: int, world_size: int) -> Record:
     """each rank draws its own initial weights, and nobody broadcasts"""
-    model = mlp(seed=rank)
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        sync_flat(model.parameters())
-        optimizer.step()
-    return recorded
+    return train(mlp(seed=rank), rank, world_size, after=synchronized)
 
 
 @bug("huggingface/transformers/issues/4398", "input", "stale",
      right=partial(one_rank, steps=2))  # fmt: skip
 def set_epoch_is_forgotten(rank: int, world_size: int) -> Record:
     """without `set_epoch` each epoch has the order of the first"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        for _epoch in range(2):
-            optimizer.zero_grad()
-            x, y = mine(rank, world_size, step=0)
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-    return recorded
+    own = mine(rank, world_size, step=0)
+    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own, steps=2)
 
 
 @bug("Shark-NLP/DiffuSeq/issues/37", "input", "same rows")
 def all_ranks_have_the_same_data(rank: int, world_size: int) -> Record:
     """no sampler divides the data, all ranks train on the same rows"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(0, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(DistributedDataParallel(mlp()), 0, world_size)
 
 
 @bug("NVlabs/LongLive/issues/71", "input", "same rows")
 def samplers_have_other_seeds(rank: int, world_size: int) -> Record:
     """each rank shuffles with a seed of its own, so some rows occur twice and others never"""
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        rows = list(ShardedSampler(range(B), world_size, rank, seed=rank))
-        x, y = (each[rows] for each in batch())
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    rows = list(ShardedSampler(range(B), world_size, rank, seed=rank))
+    own = [each[rows] for each in batch()]
+    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own)
 
 
 class Dropped(nn.Module):
@@ -532,11 +506,7 @@ def dropout_is_the_same_on_all_ranks(rank: int, world_size: int) -> Record:
     """all ranks have the same seed, so they drop the same units of other examples"""
     model = DistributedDataParallel(Dropped())
     torch.manual_seed(0)
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(model, rank, world_size)
 
 
 @bug("awslabs/slapo/issues/21", "mask", "other random numbers",
@@ -545,11 +515,7 @@ def dropout_differs_where_activations_are_equal(rank: int, world_size: int) -> R
     """tensor parallel ranks hold the same activations and drop others of them"""
     model = Dropped()
     torch.manual_seed(rank)
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = batch()
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(model)
 
 
 # The model: tensor, sequence and pipeline parallel.
@@ -586,14 +552,6 @@ class Parallel(Whole):
 tensor_parallel = partial(one_rank, make=Whole)
 
 
-def _parallel_step(model: nn.Module) -> Record:
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = batch()
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
-
-
 class BiasInside(RowParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         return reduce_from_ranks(linear(x, self.weight, self.bias), self.group)
@@ -613,19 +571,19 @@ class NotReduced(RowParallelLinear):
 @bug("huggingface/text-generation-inference/issues/1036", "output", "bias", right=tensor_parallel)
 def bias_is_added_on_each_rank(rank: int, world_size: int) -> Record:
     """a row-parallel layer adds its bias before the all-reduce, K times"""
-    return _parallel_step(Parallel(BiasInside))
+    return train(Parallel(BiasInside))
 
 
 @bug("pytorch/torchtitan/pull/4332", "gradient", "divided by K", right=tensor_parallel)
 def bias_has_a_kth_of_its_gradient(rank: int, world_size: int) -> Record:
     """the bias is divided by K before the all-reduce, and so is its gradient"""
-    return _parallel_step(Parallel(BiasDivided))
+    return train(Parallel(BiasDivided))
 
 
 @bug("sgl-project/sglang/pull/14811", "output", "partial sum", right=tensor_parallel)
 def row_parallel_is_not_reduced(rank: int, world_size: int) -> Record:
     """the all-reduce of a row-parallel layer does not take place"""
-    return _parallel_step(Parallel(NotReduced))
+    return train(Parallel(NotReduced))
 
 
 @bug("modelscope/ms-swift/pull/9947", "gradient", "no all-reduce", right=tensor_parallel)
@@ -634,7 +592,7 @@ def backward_has_no_all_reduce(rank: int, world_size: int) -> Record:
     model = Parallel()
     forward = model.block.enter
     forward.forward = lambda x, length=None: linear(x, forward.weight, forward.bias)  # type: ignore[method-assign]
-    return _parallel_step(model)
+    return train(model)
 
 
 @bug("vllm-project/vllm-gguf-plugin/issues/103", "weight", "another rank's part",
@@ -644,7 +602,7 @@ def all_ranks_load_the_first_shard(rank: int, world_size: int) -> Record:
     model = Parallel()
     with torch.no_grad():
         dist.broadcast(model.block.enter.weight, 0)
-    return _parallel_step(model)
+    return train(model)
 
 
 @bug("NVIDIA-NeMo/Automodel/pull/1324", "weight", "another order",
@@ -686,10 +644,10 @@ def resharded_in_another_order(rank: int, world_size: int) -> Record:
     with torch.no_grad():
         whole = Whole().block["enter"].weight
         model.block.enter.weight.copy_(whole[rank::world_size])
-    return _parallel_step(model)
+    return train(model)
 
 
-class Sequence(nn.Module):
+class AlongTheSequence(nn.Module):
     """Along the sequence: 24 tokens, cut over the ranks; LayerNorm sees this rank's."""
 
     def __init__(self, world_size: int = 1) -> None:
@@ -705,10 +663,12 @@ class Sequence(nn.Module):
         return self.after(normed)
 
 
-def _sequence(rank: int, world_size: int, synchronize: Callable[[Any], None]) -> Record:
-    model = Sequence(world_size)
+def _sequence(
+    rank: int, world_size: int, synchronize: Callable[[Any], None], seed: int = 0
+) -> Record:
+    model = AlongTheSequence(world_size)
     with record(model, optimizer := sgd(model)) as recorded:
-        x, y = batch()
+        x, y = batch(seed=seed)
         outputs = model(shard(x, world_size, rank))
         # Each rank has all tokens: their gradients are summed on the way back, hence 1/K.
         (mse_loss(outputs, y) / world_size).backward()
@@ -720,14 +680,14 @@ def _sequence(rank: int, world_size: int, synchronize: Callable[[Any], None]) ->
 
 
 @bug("NVIDIA/Megatron-LM/issues/1446", "gradient", "no all-reduce",
-     right=partial(one_rank, make=Sequence))  # fmt: skip
+     right=partial(one_rank, make=AlongTheSequence))  # fmt: skip
 def layer_norm_along_the_sequence(rank: int, world_size: int) -> Record:
     """LayerNorm's gradients are of each rank's tokens, and are not added up"""
     return _sequence(rank, world_size, lambda _: None)
 
 
 @bug("EleutherAI/gpt-neox/pull/1259", "gradient", "divided by K",
-     right=partial(one_rank, make=Sequence))  # fmt: skip
+     right=partial(one_rank, make=AlongTheSequence))  # fmt: skip
 def layer_norm_is_averaged_along_the_sequence(rank: int, world_size: int) -> Record:
     """LayerNorm's gradients along the sequence are averaged where their sum is right"""
     return _sequence(rank, world_size, sync_per_parameter)
@@ -752,11 +712,10 @@ def _tokens() -> Tensor:
 
 
 def _tied() -> Record:
-    model, tokens = Tied(), _tokens()
-    with record(model, optimizer := sgd(model)) as recorded:
-        cross_entropy(model(tokens), tokens.flip(0)).backward()
-        optimizer.step()
-    return recorded
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        return cross_entropy(model(tokens), tokens.flip(0))
+
+    return train(Tied(), data=lambda _: [_tokens()], loss=loss)
 
 
 @bug("uw-syfi/piper/issues/13", "gradient", "no all-reduce", right=_tied, world_sizes=(2,))
@@ -790,12 +749,7 @@ class Normed(nn.Module):
      right=partial(one_rank, make=Normed))  # fmt: skip
 def batch_norm_is_local(rank: int, world_size: int) -> Record:
     """BatchNorm takes mean and variance of this rank's examples"""
-    model = DistributedDataParallel(Normed())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(DistributedDataParallel(Normed()), rank, world_size)
 
 
 class Counting(nn.Module):
@@ -816,12 +770,7 @@ class Counting(nn.Module):
      right=partial(one_rank, make=Counting))  # fmt: skip
 def buffers_are_not_synchronized(rank: int, world_size: int) -> Record:
     """a buffer that forward assigns anew is not synchronized"""
-    model = DistributedDataParallel(Counting())
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(DistributedDataParallel(Counting()), rank, world_size)
 
 
 # The optimizer.
@@ -833,11 +782,7 @@ def optimizer_is_built_before_wrapping(rank: int, world_size: int) -> Record:
     inner = mlp()
     optimizer = sgd(inner)
     model = FullyShardedDataParallel(inner)
-    with record(model, optimizer) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    return train(model, rank, world_size, optimizer=lambda _: optimizer)
 
 
 @bug("huggingface/accelerate/issues/2926", "option", "option",
@@ -865,13 +810,8 @@ def _scheduled(rank: int, world_size: int) -> Record:
 @bug("karpathy/nanochat/pull/857", "option", "option")
 def learning_rates_differ(rank: int, world_size: int) -> Record:
     """the learning rate follows each rank's own progress through its data"""
-    model = DistributedDataParallel(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 - 0.01 * rank), momentum=0.9)
-    with record(model, optimizer) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    optimizer = partial(sgd, lr=0.1 * (1 - 0.01 * rank))
+    return train(DistributedDataParallel(mlp()), rank, world_size, optimizer=optimizer)
 
 
 def _decayed(model: nn.Module) -> torch.optim.Optimizer:
@@ -885,13 +825,8 @@ def _decayed(model: nn.Module) -> torch.optim.Optimizer:
      right=partial(one_rank, optimizer=_decayed))  # fmt: skip
 def everything_decays(rank: int, world_size: int) -> Record:
     """one group of parameters, so that biases decay as well"""
-    model = FullyShardedDataParallel(mlp())
-    optimizer = adam(model, weight_decay=0.1)
-    with record(model, optimizer) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-    return recorded
+    optimizer = partial(adam, weight_decay=0.1)
+    return train(FullyShardedDataParallel(mlp()), rank, world_size, optimizer=optimizer)
 
 
 @bug("NVIDIA/Megatron-LM/issues/950", "weight", "stale", right=partial(one_rank, steps=2))
@@ -916,14 +851,8 @@ def weights_of_the_step_before(rank: int, world_size: int) -> Record:
 def stepped_weights_are_not_sent(rank: int, world_size: int) -> Record:
     """each rank steps its part of the parameters, and what sends them to the others is skipped"""
     model = mlp()
-    params = list(model.parameters())
-    optimizer = torch.optim.SGD(params[rank::world_size], lr=0.1, momentum=0.9)
-    with record(model, optimizer) as recorded:
-        x, y = mine(rank, world_size)
-        mse_loss(model(x), y).backward()
-        sync_flat(params)
-        optimizer.step()
-    return recorded
+    own = torch.optim.SGD(list(model.parameters())[rank::world_size], lr=0.1, momentum=0.9)
+    return train(model, rank, world_size, after=synchronized, optimizer=lambda _: own)
 
 
 # Right programs: they round otherwise than one rank does, and nothing else.
@@ -941,7 +870,6 @@ class Right:
 
 
 RIGHT: list[Right] = []
-Make = Callable[..., nn.Module]
 
 
 def right(one: Callable[..., Record] = one_rank, **options: Any) -> Callable[[Any], Any]:
@@ -952,29 +880,6 @@ def right(one: Callable[..., Record] = one_rank, **options: Any) -> Callable[[An
     return add
 
 
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rank: int,
-    world_size: int,
-    seed: int,
-    after: Callable[[], None] = lambda: None,
-    steps: int = 3,
-    micro: int = 1,
-    dtype: torch.dtype = torch.float32,
-    rows: int = B,
-) -> Record:
-    with record(model, optimizer) as recorded:
-        for step in range(steps):
-            optimizer.zero_grad()
-            x, y = (shard(each.to(dtype), world_size, rank) for each in batch(step, rows, seed))
-            for a, b in zip(x.chunk(micro), y.chunk(micro), strict=True):
-                (mse_loss(model(a), b) / micro).backward()
-            after()
-            optimizer.step()
-    return recorded
-
-
 three = partial(one_rank, steps=3)
 three_adam = partial(one_rank, steps=3, optimizer=adam)
 
@@ -982,34 +887,35 @@ three_adam = partial(one_rank, steps=3, optimizer=adam)
 @right(three)
 def ddp(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.0005)
-    return train(model, sgd(model), rank, world_size, seed)
+    return train(model, rank, world_size, seed, steps=3)
 
 
 @right(three_adam)
 def pytorch_ddp(rank: int, world_size: int, seed: int) -> Record:
     model = nn.parallel.DistributedDataParallel(mlp())
-    return train(model, adam(model), rank, world_size, seed)
+    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
 
 
 @right(three)
 def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Record:
-    model = mlp()
-    after = partial(sync_flat, list(model.parameters()))
-    return train(model, sgd(model), rank, world_size, seed, after, micro=2)
+    return train(mlp(), rank, world_size, seed, after=synchronized, micro=2, steps=3)
+
+
+def _sharded(model: nn.Module, gradients: str) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW
+    return ShardedOptimizer(model.parameters(), kind, gradients=gradients, lr=0.01)  # type: ignore[arg-type]
 
 
 @right(three_adam)
 def zero_1(rank: int, world_size: int, seed: int) -> Record:
-    params = (model := mlp()).parameters()
-    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="local", lr=0.01)
-    return train(model, optimizer, rank, world_size, seed)
+    optimizer = partial(_sharded, gradients="local")
+    return train(mlp(), rank, world_size, seed, optimizer=optimizer, steps=3)
 
 
 @right(three_adam)
 def zero_2(rank: int, world_size: int, seed: int) -> Record:
-    params = (model := mlp()).parameters()
-    optimizer = ShardedOptimizer(params, torch.optim.AdamW, gradients="sharded", lr=0.01)
-    return train(model, optimizer, rank, world_size, seed)
+    optimizer = partial(_sharded, gradients="sharded")
+    return train(mlp(), rank, world_size, seed, optimizer=optimizer, steps=3)
 
 
 @right(three_adam, on=("cpu",))
@@ -1018,16 +924,18 @@ def pytorch_zero_1(rank: int, world_size: int, seed: int) -> Record:
         warnings.simplefilter("ignore")
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=0.01)
+
     model = nn.parallel.DistributedDataParallel(mlp())
-    kind = torch.optim.AdamW
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=0.01)
-    return train(model, optimizer, rank, world_size, seed)
+    return train(model, rank, world_size, seed, optimizer=optimizer, steps=3)
 
 
 @right(three_adam)
 def fully_sharded(rank: int, world_size: int, seed: int) -> Record:
     model = FullyShardedDataParallel(mlp())
-    return train(model, adam(model), rank, world_size, seed)
+    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
 
 
 @right(three_adam, on=("cpu",))
@@ -1039,26 +947,17 @@ def pytorch_fully_sharded(rank: int, world_size: int, seed: int) -> Record:
         if list(layer.parameters()):
             fully_shard(layer)
     fully_shard(model)
-    return train(model, adam(model), rank, world_size, seed)
+    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
 
 
 @right(partial(one_rank, steps=3, make=Whole))
 def tensor_parallel_block(rank: int, world_size: int, seed: int) -> Record:
-    model = Parallel()
-    return train(model, sgd(model), 0, 1, seed)
+    return train(Parallel(), seed=seed, steps=3)
 
 
-@right(partial(one_rank, make=Sequence))
+@right(partial(one_rank, make=AlongTheSequence))
 def sequence_parallel(rank: int, world_size: int, seed: int) -> Record:
-    model = Sequence(world_size)
-    with record(model, optimizer := sgd(model)) as recorded:
-        x, y = batch(0, B, seed)
-        (mse_loss(model(shard(x, world_size, rank)), y) / max(world_size, 1)).backward()
-        for param in model.after.parameters():
-            param.grad.mul_(world_size)
-        sum_partial_gradients(model.norm.parameters())
-        optimizer.step()
-    return recorded
+    return _sequence(rank, world_size, sum_partial_gradients, seed)
 
 
 def deep() -> nn.Sequential:
@@ -1097,67 +996,63 @@ class Recomputed(nn.Sequential):
 @right(three)
 def activations_computed_again(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(Recomputed(*mlp()))
-    return train(model, sgd(model), rank, world_size, seed)
+    return train(model, rank, world_size, seed, steps=3)
 
 
 @right(partial(one_rank, steps=3, dtype=torch.bfloat16))
 def bfloat16(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(mlp().bfloat16())
-    return train(model, sgd(model), rank, world_size, seed, dtype=torch.bfloat16)
+    return train(model, rank, world_size, seed, steps=3, dtype=torch.bfloat16)
 
 
 @right(partial(one_rank, steps=2), dtype=torch.bfloat16)
 def master_weights_in_float32(rank: int, world_size: int, seed: int) -> Record:
     model = FullyShardedDataParallel(mlp(), compute_dtype=torch.bfloat16)
-    return train(model, sgd(model), rank, world_size, seed, steps=2, dtype=torch.bfloat16)
+    return train(model, rank, world_size, seed, steps=2, dtype=torch.bfloat16)
 
 
-@right(partial(one_rank, steps=2, rows=13))
+def _thirteen_rows(rank: int, world_size: int, seed: int) -> Record:
+    return train(
+        mlp(),
+        data=lambda step: mine(rank, world_size, step, 13, seed),
+        loss=lambda model, x, y: squared(model, x, y) * len(x) / 13,
+        after=summed if world_size > 1 else nothing,
+        steps=2,
+    )
+
+
+@right(lambda seed: _thirteen_rows(0, 1, seed))
 def unequal_batches_with_weights(rank: int, world_size: int, seed: int) -> Record:
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        for step in range(2):
-            optimizer.zero_grad()
-            x, y = (shard(each, world_size, rank) for each in batch(step, 13, seed))
-            (mse_loss(model(x), y) * len(x) / 13).backward()
-            all_reduce(gradients(model))
-            optimizer.step()
-    return recorded
+    return _thirteen_rows(rank, world_size, seed)
 
 
 @right(partial(one_rank, make=Dropped, steps=2))
 def dropout_with_seeds_of_their_own(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(Dropped())
     torch.manual_seed(100 * seed + rank)
-    return train(model, sgd(model), rank, world_size, seed, steps=2)
+    return train(model, rank, world_size, seed, steps=2)
 
 
 @right(partial(one_rank, steps=2))
 def a_shuffled_sampler(rank: int, world_size: int, seed: int) -> Record:
-    model = DistributedDataParallel(mlp())
-    with record(model, optimizer := sgd(model)) as recorded:
-        for step in range(2):
-            optimizer.zero_grad()
-            sampler = ShardedSampler(range(B), world_size, rank, seed=seed)
-            sampler.set_epoch(step)
-            rows = list(sampler)
-            x, y = (each[rows] for each in batch(step, B, seed))
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-    return recorded
+    sampler = ShardedSampler(range(B), world_size, rank, seed=seed)
+
+    def data(step: int) -> list[Tensor]:
+        sampler.set_epoch(step)
+        rows = list(sampler)
+        return [each[rows] for each in batch(step, B, seed)]
+
+    return train(DistributedDataParallel(mlp()), data=data, steps=2)
 
 
 @right(partial(one_rank, steps=2, clip=0.05))
 def clipped_by_the_global_norm(rank: int, world_size: int, seed: int) -> Record:
-    model = FullyShardedDataParallel(mlp())
+    def clip(model: nn.Module) -> None:
+        squares = squared_norm(model)
+        dist.all_reduce(squares)
+        scaled(model, torch.clamp(0.05 / (squares.sqrt() + 1e-6), max=1.0))
 
-    def clip() -> None:
-        squared = torch.stack([each.square().sum() for each in gradients(model)]).sum()
-        dist.all_reduce(squared)
-        for each in gradients(model):
-            each.mul_(torch.clamp(0.05 / (squared.sqrt() + 1e-6), max=1.0))
-
-    return train(model, sgd(model), rank, world_size, seed, clip, steps=2)
+    return train(FullyShardedDataParallel(mlp()), rank, world_size, seed, after=clip, steps=2)
 
 
 # Right programs whose models return other things than one row of dimension 0 for each example.
@@ -1167,17 +1062,13 @@ TOKENS, WORDS = 5, 11
 
 @dataclass(frozen=True)
 class Shaped:
-    """A model that is called as ``model(x, y)``, the loss in what it returns, and its batch."""
+    """A model that is called as ``model(*batch)``, the loss in what it returns, and its batch."""
 
     make: Callable[[], nn.Module]
     loss: Callable[[Any], Tensor]
-    batch: Callable[..., tuple[Tensor, Tensor]] = batch
+    batch: Callable[..., Sequence[Tensor]] = batch
     dim: int = 0
-
-    def part(self, rank: int, world_size: int, step: int, seed: int, strided: bool) -> list[Tensor]:
-        rows = torch.arange(B)
-        own = rows[rank::world_size] if strided else shard(rows, world_size, rank)
-        return [each.index_select(self.dim, own) for each in self.batch(step, B, seed)]
+    after: Callable[[nn.Module], object] = nothing
 
     def one(self, seed: int = 0) -> Record:
         return self.train(0, 1, seed, strided=False)
@@ -1189,19 +1080,26 @@ class Shaped:
         seed: int,
         strided: bool = True,
         micro: int = 1,
-        sync: Callable[[nn.Module], None] = lambda model: sync_flat(model.parameters()),
+        sync: Callable[[nn.Module], None] = synchronized,
     ) -> Record:
+        rows = torch.arange(B)
+        own = rows[rank::world_size] if strided else shard(rows, world_size, rank)
         model = self.make()
-        with record(model, optimizer := sgd(model)) as recorded:
-            for step in range(2):
-                optimizer.zero_grad()
-                parts = self.part(rank, world_size, step, seed, strided)
-                for x, y in zip(*(p.chunk(micro, self.dim) for p in parts), strict=True):
-                    (self.loss(model(x, y)) / micro).backward()
-                if world_size > 1:
-                    sync(model)
-                optimizer.step()
-        return recorded
+
+        def after(model: nn.Module) -> None:
+            if world_size > 1:
+                sync(model)
+            self.after(model)
+
+        return train(
+            model,
+            data=lambda step: [t.index_select(self.dim, own) for t in self.batch(step, B, seed)],
+            loss=lambda model, *parts: self.loss(model(*parts)),
+            after=after,
+            steps=2,
+            micro=micro,
+            dim=self.dim,
+        )
 
 
 def tokens(step: int = 0, rows: int = B, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -1303,6 +1201,100 @@ class Recurrent(nn.Module):
         return every, output, mse_loss(output, y.view_as(output))
 
 
+class WithLengths(nn.Module):
+    """An LSTM that sees only the first `lengths` of each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.out = nn.LSTM(8, 6, batch_first=True, bidirectional=True), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, (last, _) = self.lstm(packed)
+        return mse_loss(self.out(torch.cat([last[0], last[1]], -1)), y)
+
+
+class Measured(nn.Module):
+    """Returns what people log beside the loss: accuracy, counts, the largest, a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        scores, right = self.inner(x), y.argmax(1)
+        counts = torch.zeros(4, 4).index_put_((right, scores.argmax(1)), torch.ones(1), True)
+        accuracy = (scores.argmax(1) == right).float().mean()
+        logged = {"accuracy": accuracy, "counts": counts, "norm": scores.norm()}
+        return {"loss": cross_entropy(scores, right), "log": logged, "top": scores.topk(2).values}
+
+
+class Experts(nn.Module):
+    """Each row goes to one expert, so an expert sees another number of rows on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(-1).max(-1)
+        output = torch.zeros_like(y)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()
+            output = output.index_add(0, rows, expert(x[rows]) * weight[rows, None])
+        return mse_loss(output, y)
+
+
+class ValidTokens(Language):
+    """Only tokens that count, which is a number of its own on each rank, get logits."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        logits = self.head(self.norm(self.embed(x)[y != 0]))
+        return cross_entropy(logits, y[y != 0], reduction="sum") / y.numel()
+
+
+class Checkpointed(Loss):
+    """The layers run again in backward, also on the one rank that is trusted."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return mse_loss(checkpoint(self.inner, x, use_reentrant=False), y)
+
+
+class TiedWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Tied()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.inner(x).flatten(0, 1), y.flatten())
+
+
+class Followed(nn.Module):
+    """A frozen copy follows the weights slowly, and its outputs are targets as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.target = mlp(), mlp().requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        output, target = self.inner(x), self.target(x)
+        return output, target, mse_loss(output, y) + mse_loss(output, target)
+
+
+def follow(model: nn.Module) -> None:
+    with torch.no_grad():
+        for slow, fast in zip(model.target.parameters(), model.inner.parameters(), strict=True):
+            slow.lerp_(fast, 0.1)
+
+
+def sequences_with_lengths(step: int = 0, rows: int = B, seed: int = 0) -> list[Tensor]:
+    x, y = sequences(step, rows, seed)
+    return [x, 1 + torch.arange(rows) * 7 % TOKENS, y]
+
+
 SHAPED = {
     "logits_and_loss": Shaped(Language, lambda out: out[1], tokens),
     "loss_in_a_dict": Shaped(LanguageInADict, lambda out: out["loss"], tokens),
@@ -1314,6 +1306,13 @@ SHAPED = {
     "recurrent_sequence_first": Shaped(
         partial(Recurrent, False), lambda out: out[2], sequences_in_front, dim=1
     ),
+    "recurrent_with_lengths": Shaped(WithLengths, lambda out: out, sequences_with_lengths),
+    "metrics_in_a_dict": Shaped(Measured, lambda out: out["loss"]),
+    "rows_sent_to_experts": Shaped(Experts, lambda out: out),
+    "only_valid_tokens": Shaped(ValidTokens, lambda out: out, tokens),
+    "checkpointed_on_both_sides": Shaped(Checkpointed, lambda out: out),
+    "tied_embedding": Shaped(TiedWords, lambda out: out, tokens),
+    "a_copy_that_follows": Shaped(Followed, lambda out: out[2], after=follow),
 }
 
 
@@ -1352,5 +1351,4 @@ class TermOfASum(nn.Module):
 
 @right(partial(one_rank, make=TermOfASum, steps=2))
 def a_term_of_a_sum_in_a_layer(rank: int, world_size: int, seed: int) -> Record:
-    model = TermOfASum(world_size, rank)
-    return train(model, sgd(model), 0, 1, seed, steps=2)
+    return train(TermOfASum(world_size, rank), seed=seed, steps=2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from course_lib.compare import Record, blocks, compare, record, trusted_run
 from course_lib.compare.layout import places_of, rows_of
 from course_lib.ranks import Ranks
-from tests.course_lib.compare.museum import batch, mine, mlp, one_rank, sgd
+from tests.course_lib.compare.museum import batch, mine, mlp, one_rank, sgd, train
 
 WORLD_SIZES = (1, 2, 3, 4)
 
@@ -90,16 +90,13 @@ def test_a_record_can_be_sent_and_nothing_stays_behind() -> None:
 
 @pytest.mark.parametrize("error", [1e-7, 1e-3])
 def test_the_tolerance_lies_between_rounding_and_an_error(error: float) -> None:
+    def after(model: nn.Module) -> None:
+        grad = model[3].weight.grad
+        assert grad is not None
+        grad[1, 2] += error * grad.abs().max()
+
     def step() -> Record:
-        model = mlp()
-        with record(model, optimizer := sgd(model)) as recorded:
-            x, y = batch()
-            nn.functional.mse_loss(model(x), y).backward()
-            grad = model[3].weight.grad
-            assert grad is not None
-            grad[1, 2] += error * grad.abs().max()
-            optimizer.step()
-        return recorded
+        return train(mlp(), after=after)
 
     report = compare(trusted_run(one_rank), [step()])
     if error < 1e-5:

@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_lib.compare import Record, compare, record, trusted_run
-from course_lib.gradient_sync import sync_flat
 from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import (
     SHAPED,
     Dropped,
-    all_reduce,
     batch,
     gradients,
     mine,
     mlp,
+    nothing,
     one_rank,
+    scaled,
     sgd,
+    summed,
+    synchronized,
     train,
 )
 
@@ -43,23 +45,21 @@ def first_of(
     world_size: int,
     dtype: torch.dtype = torch.float32,
     micro: int = 1,
-    **options: object,
 ) -> tuple[str, str] | None:
     """Return kind and label of the first difference, if `change` is done with the gradients."""
 
     def step() -> Record:
-        model = mlp().to(dtype)
-        optimizer = options.get("optimizer", sgd)(model)  # type: ignore[operator]
-        with record(model, optimizer) as recorded:
-            x, y = (each.to(dtype) for each in mine(dist.get_rank(), world_size))
-            for i, (a, b) in enumerate(zip(x.chunk(micro), y.chunk(micro), strict=True)):
-                (mse_loss(model(a), b) / micro).backward()
-                change(model, i)
-            change(model, -1)
-            optimizer.step()
-        return recorded
+        return train(
+            mlp().to(dtype),
+            dist.get_rank(),
+            world_size,
+            each=change,
+            after=lambda model: change(model, -1),
+            micro=micro,
+            dtype=dtype,
+        )
 
-    trusted = trusted_run(lambda: one_rank(dtype=dtype, **options))  # type: ignore[arg-type]
+    trusted = trusted_run(lambda: one_rank(dtype=dtype))
     first = compare(trusted, simulated(world_size).run(step)).first
     return None if first is None else (first.key.kind, first.label)
 
@@ -68,24 +68,14 @@ def at_the_end(function: Callable[[nn.Module], None]) -> Change:
     return lambda model, i: function(model) if i == -1 else None
 
 
-def synchronized(model: nn.Module) -> None:
-    sync_flat(model.parameters())
-
-
-def summed(model: nn.Module) -> None:
-    all_reduce(gradients(model))
-
-
 def divided_again(model: nn.Module) -> None:
     synchronized(model)
-    for each in gradients(model):
-        each.div_(dist.get_world_size())
+    scaled(model, 1 / dist.get_world_size())
 
 
 def without_rank_1(model: nn.Module) -> None:
     if dist.get_rank() == 1:
-        for each in gradients(model):
-            each.zero_()
+        scaled(model, 0.0)
     synchronized(model)
 
 
@@ -150,20 +140,6 @@ def test_other_reductions(change: Callable[[nn.Module], None], label: str) -> No
     assert first_of(at_the_end(change), 3) == ("gradient", label)
 
 
-def _two_steps(rank: int, world_size: int, between: Callable[..., None]) -> Record:
-    model = mlp()
-    with record(model, optimizer := sgd(model)) as recorded:
-        for step in range(2):
-            optimizer.zero_grad()
-            x, y = mine(rank, world_size, step)
-            mse_loss(model(x), y).backward()
-            synchronized(model)
-            if step == 1:
-                between(model, optimizer)
-            optimizer.step()
-    return recorded
-
-
 def lose_the_state(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.state.clear()
 
@@ -178,8 +154,18 @@ def keep_the_old_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     [(lose_the_state, "state", "begun anew"), (keep_the_old_gradient, "gradient", "stale")],
 )
 def test_of_two_steps(between: Callable[..., None], kind: str, label: str) -> None:
-    step = partial(_two_steps, world_size=2, between=between)
-    records = simulated(2).run(lambda: step(dist.get_rank()))
+    def step() -> Record:
+        model = mlp()
+        optimizer = sgd(model)
+
+        def after(model: nn.Module) -> None:
+            synchronized(model)
+            if optimizer.state:
+                between(model, optimizer)
+
+        return train(model, dist.get_rank(), 2, after=after, optimizer=lambda _: optimizer, steps=2)
+
+    records = simulated(2).run(step)
     first = compare(trusted_run(partial(one_rank, steps=2)), records).first
     assert first is not None
     assert (first.key.step, first.key.kind, first.label) == (1, kind, label)
@@ -187,31 +173,24 @@ def test_of_two_steps(between: Callable[..., None], kind: str, label: str) -> No
 
 def test_what_is_wrong_before_anything_is_sent() -> None:
     def step() -> Record:
-        model = mlp()
-        with record(model, optimizer := sgd(model)) as recorded:
-            x, y = mine(dist.get_rank(), 2)
-            mse_loss(model(x), y.flip(0)).backward()  # other targets
-            synchronized(model)
-            optimizer.step()
-        return recorded
+        x, y = mine(dist.get_rank(), 2)
+        return train(mlp(), data=lambda _: (x, y.flip(0)), after=synchronized)  # other targets
 
     first = compare(trusted_run(one_rank), simulated(2).run(step)).first
     assert first is not None and (first.key.kind, first.label) == ("gradient", "wrong shares")
 
 
 def test_frozen_on_one_rank() -> None:
+    def after(model: nn.Module) -> None:
+        for param in model.parameters():
+            mean = torch.zeros_like(param) if param.grad is None else param.grad / 2
+            dist.all_reduce(mean)
+            param.grad = None if param.grad is None else mean
+
     def step() -> Record:
         model = mlp()
         model[0].weight.requires_grad_(dist.get_rank() == 0)
-        with record(model, optimizer := sgd(model)) as recorded:
-            x, y = mine(dist.get_rank(), 2)
-            mse_loss(model(x), y).backward()
-            for param in model.parameters():
-                mean = torch.zeros_like(param) if param.grad is None else param.grad / 2
-                dist.all_reduce(mean)
-                param.grad = None if param.grad is None else mean
-            optimizer.step()
-        return recorded
+        return train(model, dist.get_rank(), 2, after=after)
 
     first = compare(trusted_run(one_rank), simulated(2).run(step)).first
     assert first is not None and first.label == "frozen" and 1 in first.ranks
@@ -243,20 +222,14 @@ def test_a_mean_of_means_over_valid_tokens() -> None:
     """Both ranks have 12 rows, of which 8 and 2 count."""
     valid = torch.arange(24) % 12 < torch.tensor([8] * 12 + [2] * 12)
 
-    def loss(model: nn.Module, rank: int, world_size: int) -> Tensor:
-        x, y = batch()
-        mask = valid.tensor_split(world_size)[rank]
-        output = model(x.tensor_split(world_size)[rank])
-        return mse_loss(output[mask], y.tensor_split(world_size)[rank][mask])
+    def loss(model: nn.Module, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        return mse_loss(model(x)[counts], y[counts])
 
     def step(world_size: int) -> Record:
-        model = mlp()
-        with record(model, optimizer := sgd(model)) as recorded:
-            loss(model, dist.get_rank() if world_size > 1 else 0, world_size).backward()
-            if world_size > 1:
-                synchronized(model)
-            optimizer.step()
-        return recorded
+        rank = dist.get_rank() if world_size > 1 else 0
+        own = [each.tensor_split(world_size)[rank] for each in (*batch(), valid)]
+        after = synchronized if world_size > 1 else nothing
+        return train(mlp(), data=lambda _: own, loss=loss, after=after)
 
     report = compare(trusted_run(partial(step, 1)), simulated(2).run(partial(step, 2)))
     assert report.first is not None and report.first.label == "mean of means"
@@ -284,7 +257,7 @@ def test_a_small_real_difference_is_no_rounding() -> None:
             with torch.no_grad():
                 for param in model.parameters():
                     param.mul_(1 + 0.002 * torch.randn_like(param))
-        return train(model, sgd(model), dist.get_rank(), 2, 0, partial(synchronized, model), 2)
+        return train(model, dist.get_rank(), 2, after=synchronized, steps=2)
 
     first = compare(trusted_run(partial(one_rank, steps=2)), simulated(2).run(step)).first
     assert first is not None and (first.label, first.ranks) == ("other start", [0])
@@ -295,8 +268,7 @@ def test_one_rank_is_left_in_evaluation_mode(world_size: int) -> None:
     def step() -> Record:
         model = Dropped()
         model.train(dist.get_rank() != 0)
-        after = partial(synchronized, model)
-        return train(model, sgd(model), dist.get_rank(), world_size, 0, after, steps=2)
+        return train(model, dist.get_rank(), world_size, after=synchronized, steps=2)
 
     trusted = trusted_run(partial(one_rank, make=Dropped, steps=2))
     first = compare(trusted, simulated(world_size).run(step)).first
@@ -340,17 +312,11 @@ def test_a_forward_too_many(
 @pytest.mark.parametrize("strided", [False, True])
 def test_equal_rows_are_not_taken_twice(strided: bool) -> None:
     def step(rank: int, world_size: int) -> Record:
-        model = mlp()
-        with record(model, optimizer := sgd(model)) as recorded:
-            x, y = (torch.cat([each[:6], each[:6]]) for each in batch())
-            own = slice(rank, None, world_size) if strided else slice(rank * 6, rank * 6 + 6)
-            mse_loss(
-                model(x[own] if world_size > 1 else x), y[own] if world_size > 1 else y
-            ).backward()
-            if world_size > 1:
-                synchronized(model)
-            optimizer.step()
-        return recorded
+        rows = [torch.cat([each[:6], each[:6]]) for each in batch()]
+        if world_size == 1:
+            return train(mlp(), data=lambda _: rows)
+        own = slice(rank, None, world_size) if strided else slice(rank * 6, rank * 6 + 6)
+        return train(mlp(), data=lambda _: [each[own] for each in rows], after=synchronized)
 
     records = simulated(2).run(lambda: step(dist.get_rank(), 2))
     assert compare(trusted_run(lambda: step(0, 1)), records).first is None
