@@ -6,17 +6,16 @@ Every algorithm of the course trains the same model on the same data, on simulat
 clock is virtual, so the answer is exact and the same on every machine. Read in this order:
 
 - `problem`: the model, the data, the device and the target
-- `settings`: optimizers and learning rates; the same ones are tried for every algorithm
+- `settings`: optimizers and learning rates; the same ones were tried for every algorithm
 - `algorithms`: the contestants, each built from the course's modules
 - `measure`: the runs, and the times that follow from them
-- `records`, `sweep`: all runs of a map; an interrupted sweep can continue
+- `sweep`: all runs of a map, in several processes
 - `winners`: which algorithm wins a cell, and whether that is clear
-- `report`, `figure`: tables, the map, and a comparison with BAGUA's paper
-- `tune`: makes the table that `settings` reads
+- `report`, `figure`: tables, and the map
 """
 
-from course_lib.who_wins.algorithms import ALGORITHMS, COMPARED_BY_BAGUA, Algorithm
+from course_lib.who_wins.algorithms import ALGORITHMS, Algorithm
 from course_lib.who_wins.problem import Problem, network_of
 from course_lib.who_wins.winners import Cell
 
-__all__ = ["ALGORITHMS", "COMPARED_BY_BAGUA", "Algorithm", "Cell", "Problem", "network_of"]
+__all__ = ["ALGORITHMS", "Algorithm", "Cell", "Problem", "network_of"]

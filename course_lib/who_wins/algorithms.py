@@ -162,10 +162,3 @@ ALGORITHMS: dict[str, Algorithm] = {
 def setting_of(name: str) -> Setting:
     """Return the tuned optimizer and learning rate of an algorithm."""
     return tuned(ALGORITHMS[name].same_as or name)
-
-
-COMPARED_BY_BAGUA = (
-    *("flat, ring", "flat", "bucketed, ring", "bucketed"),
-    *("8-bit", "1-bit", "asynchronous", "decentralized"),
-)
-"""The families that BAGUA's paper compares; they also get a separate map."""

@@ -1,12 +1,11 @@
-"""The map as tables in Markdown, and compared with what others have found."""
+"""The map as tables in Markdown."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from course_lib.who_wins.algorithms import COMPARED_BY_BAGUA, setting_of
+from course_lib.who_wins.algorithms import setting_of
 from course_lib.who_wins.problem import Problem, gradient_bytes
-from course_lib.who_wins.winners import Cell, beside_bagua, interval
+from course_lib.who_wins.winners import Cell, interval
 
 
 def latency_words(seconds: float) -> str:
@@ -70,20 +69,6 @@ def steps_table(
     return "\n".join(lines)
 
 
-def bagua_text(cells: Sequence[Cell]) -> str:
-    """Return sentences that say where the map agrees with BAGUA's published finding."""
-    names = [name for name in COMPARED_BY_BAGUA if name in cells[0].seconds]
-    lines = []
-    for by_epoch, measure in ((True, "an epoch, as published"), (False, "the target")):
-        for says, agree, differ in beside_bagua(cells, names, by_epoch):
-            total = len(agree) + len(differ)
-            lines.append(f'- By the time to {measure}: "{says}" in {len(agree)} of {total} cells.')
-            for place, name in differ.items():
-                where = f"{latency_words(place[0])} and {bandwidth_words(place[1])}"
-                lines.append(f"  - Not at {where}: there {name} wins.")
-    return "\n".join(lines)
-
-
 def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
     """Return the conditions of the map in a few sentences."""
     return (
@@ -93,37 +78,3 @@ def assumptions(problem: Problem, seeds: Sequence[int]) -> str:
         "with ~ is less exact: the times of its steps did not repeat exactly. `k of n`: only k "
         "of n seeds reached the target within the allowed steps."
     )
-
-
-def as_json(cells: Sequence[Cell], steps: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the map as plain values; null stands for a target that was not reached."""
-
-    def finite(values: Sequence[float]) -> list[float | None]:
-        return [None if math.isinf(value) else value for value in values]
-
-    names = [name for name in COMPARED_BY_BAGUA if name in cells[0].seconds]
-    return {
-        "steps": {name: finite(values) for name, values in steps.items()},
-        "cells": [
-            {
-                "latency": cell.place[0],
-                "bandwidth": cell.place[1],
-                "winner": cell.order()[0],
-                "clear": cell.is_clear(),
-                "seconds": {name: finite(values) for name, values in cell.seconds.items()},
-                "exact": cell.exact,
-                "seconds of a gradient each": cell.pace,
-            }
-            for cell in cells
-        ],
-        "bagua": [
-            {
-                "says": says,
-                "by epoch": by_epoch,
-                "agree": agree,
-                "differ": [[*place, name] for place, name in differ.items()],
-            }
-            for by_epoch in (True, False)
-            for says, agree, differ in beside_bagua(cells, names, by_epoch)
-        ],
-    }

@@ -1,79 +1,57 @@
-"""The command: a small map, interrupted and gone on with; tables, JSON, a figure."""
+"""The command: a small map of three algorithms, as tables."""
 
-import json
-import math
 from pathlib import Path
 
 import pytest
 
-from course_lib.who_wins import tune
 from course_lib.who_wins.__main__ import main
-from course_lib.who_wins.algorithms import ALGORITHMS
-from course_lib.who_wins.settings import best, read
+from course_lib.who_wins.problem import Problem
+from course_lib.who_wins.sweep import jobs_of, run
+from course_lib.who_wins.winners import cells_of
 
-SMALL = (
-    *("--workers", "2", "--target", "2.25", "--seeds", "2", "--processes", "1", "--steps", "4"),
-    *("--latencies", "1e-3", "--bandwidths", "1e5", "1e7"),
-)
+NAMES = ("flat", "1-bit", "asynchronous", "bounded staleness")
 
 
 @pytest.mark.large
-def test_a_small_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ("--algorithms", "flat", "1-bit", "asynchronous", "--folder", str(tmp_path))
-    figure = tmp_path / "map.png"
-    assert main([*SMALL, *few, "--json", "--figure", str(figure)]) == 0
-    out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    # Two paces each, two trainings each, and two times two with a server.
-    assert "12 of 12 runs" in err
-    assert [each["bandwidth"] for each in found["cells"]] == [1e5, 1e7]
-    slow, fast = (each["seconds"] for each in found["cells"])
-    for name in ("flat", "1-bit", "asynchronous"):
+def test_a_small_map() -> None:
+    problem = Problem(workers=2, target=2.25, steps=4)
+    places, seeds = [(1e-3, 1e5), (1e-3, 1e7)], range(2)
+    jobs = jobs_of(NAMES, places, seeds, problem)
+    assert len(jobs) == 12  # two paces each, two trainings each, and two times two with a server
+    done = []
+    results = run(jobs, 2, lambda *counts: done.append(counts))
+    assert done == [(number, 12) for number in range(1, 13)]
+    slow, fast = (each.seconds for each in cells_of(NAMES, places, seeds, problem, results))
+    for name in NAMES:
         assert all(a > b > 0 for a, b in zip(slow[name], fast[name], strict=True))
     assert slow["1-bit"][0] < slow["flat"][0]
 
-    assert main([*SMALL, *few]) == 0  # all of it is there already
-    out, err = capsys.readouterr()
-    assert "12 of 12 runs are in" in err
-    assert "| 1 ms, 100 kB/s | " in out and "low bandwidth: compression wins" in out
 
-
-def test_tuning_tries_the_same_settings_for_all_and_the_map_takes_the_best(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.large
+def test_the_command_prints_and_draws_the_map(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "settings.csv"
-    monkeypatch.setattr(tune, "GRID", (1e-9, 0.5))
-    monkeypatch.setattr(tune, "OPTIMIZERS", ("SGD", "momentum"))
-    monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
-    monkeypatch.setattr("course_lib.who_wins.__main__.FILE", file)
-    some = {name: ALGORITHMS[name] for name in ("flat", "bucketed", "asynchronous", "local SGD")}
-    monkeypatch.setattr("course_lib.who_wins.__main__.ALGORITHMS", some)
-    assert main([*SMALL, "--folder", str(tmp_path), "--tune", "--write"]) == 0
-    err = capsys.readouterr().err
-    assert "12 of 12 runs" in err and "6 of 6 runs" in err  # 1e-9 fails, and is not tried again
-    tried = read(file)
-    assert list(tried) == ["flat", "asynchronous", "local SGD"]  # bucketed's is flat's
-    for name, tries in tried.items():
-        assert list(tries) == [(o, lr) for o in ("SGD", "momentum") for lr in (1e-9, 0.5)], name
-        assert [math.isinf(steps) for steps in tries.values()] == [True, False, True, False], name
-        assert best(tries).lr == 0.5
+    network = ("--latencies", "1e-3", "--bandwidths", "1e7", "1e6")
+    few = ("--algorithms", "flat", "bucketed", "--seeds", "2")
+    figure = tmp_path / "map.png"
+    assert main([*network, *few, "--figure", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    out, err = capsys.readouterr()
+    assert "| 1 ms, 1 MB/s | " in out and "| 1 ms, 10 MB/s | " in out
+    assert "| bucketed | AdamW, 0.025 | " in out
+    assert "6 of 6 runs" in err  # bucketed has the weights of flat
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workers", "1"], "workers must be 2 or more"),
         (["--bandwidths", "0"], "bandwidths above 0"),
         (["--seeds", "-1"], "at least 1"),
         (["--straggler", "0"], "above 0"),
-        (["--write"], "only with --tune"),
-        (["--tune", "--write", "--algorithms", "flat"], "without --algorithms"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, "--folder", str(tmp_path)]) == 2
+    assert main(arguments) == 2
     assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
