@@ -15,10 +15,10 @@ this order:
 - `group_time`: collectives in groups that share nodes
 - `parameters`, `memory`, `traffic`, `step_time`: the results of all these
 - `on_ranks`: the same step on simulated ranks, without data
-- `published`: runs that others have measured, and the errors of the formulas
+- `published`: runs that others have measured, beside the formulas
 - `search`: the fastest layout that fits
 - `failures`: the share of time that is useful training if devices fail
-- `report`, `errors_figure`: tables and the figure for people
+- `report`: tables for people
 """
 
 from course_lib.simulate.cluster import CLUSTERS, Cluster, Reached

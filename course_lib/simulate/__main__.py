@@ -1,35 +1,26 @@
-"""The command line: ``python -m course_lib.simulate step | search | validate | failures``."""
+"""The command line: ``python -m course_lib.simulate step | search | published | failures``."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from course_lib.simulate.cluster import CLUSTERS
-from course_lib.simulate.failures import (
-    Fleet,
-    best_interval,
-    restarting,
-    shrinking,
-    with_spares,
-)
+from course_lib.simulate.failures import Fleet
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import Validation, held, load, profile, validate
+from course_lib.simulate.published import held, load
 from course_lib.simulate.report import (
     estimate_table,
     failures_table,
     found_table,
     memory_table,
-    profile_table,
     runs_table,
-    sources_table,
 )
 from course_lib.simulate.search import search
-from course_lib.simulate.step_time import Estimate, estimate
+from course_lib.simulate.step_time import estimate
 from course_lib.simulate.transformer import Transformer
 
 _EXAMPLES = """\
@@ -39,7 +30,7 @@ examples:
   python -m course_lib.simulate step --layers 8 --width 2048 --heads 16 --vocabulary 50000 \\
       --cluster selene --tensor 4 --data 2 --batch 8 --on-ranks --figure step.png
   python -m course_lib.simulate search --like "MPT 30b, 8 H100" --ranks 512 --batch 1024
-  python -m course_lib.simulate validate --figure errors.png
+  python -m course_lib.simulate published
   python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
 """
 
@@ -86,12 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument(
             "--cluster", choices=CLUSTERS, help="default: the cluster of --like, else selene"
         )
-    published = commands.add_parser("validate", help="compare predictions with published runs")
-    published.add_argument("--runs", action="store_true", help="also print a line per run")
-    published.add_argument(
-        "--profile", action="store_true", help="also show how well the runs determine each constant"
-    )
-    published.set_defaults(run=_validate)
+    published = commands.add_parser("published", help="published runs beside predictions")
+    published.set_defaults(run=_published)
     failing = commands.add_parser(
         "failures", help="share of time spent on training when devices fail"
     )
@@ -118,10 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--spares", type=float, default=0.5, help="percent of the devices on standby"
     )
     failing.set_defaults(run=_failures)
-    for each in (step, found, published, failing):
-        each.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    for each in (step, published):
-        each.add_argument("--figure", type=Path, help="draw the result to this file")
+    step.add_argument("--figure", type=Path, help="draw the step on simulated ranks to this file")
     return parser
 
 
@@ -177,16 +161,8 @@ def _step(options: argparse.Namespace) -> int:
         print(f"{layout.ranks} simulated ranks: {time.monotonic() - start:.1f} s", file=sys.stderr)
         if options.figure:
             trace.plot().savefig(options.figure, dpi=150)
-    if options.json:
-        print(json.dumps({**_plain(result), "seconds_on_ranks": on_ranks}, indent=2))
-    else:
-        print(estimate_table(name, cluster, layout, result, on_ranks))
+    print(estimate_table(name, cluster, layout, result, on_ranks))
     return 0
-
-
-def _plain(result: Estimate) -> dict[str, Any]:
-    return {**result._asdict(), "memory": result.memory._asdict(),
-            "traffic": result.traffic._asdict()}  # fmt: skip
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -196,14 +172,8 @@ def _search(options: argparse.Namespace) -> int:
     options.batch, batch = None, options.batch
     model, name, like = _chosen(options)
     progress = _bar if sys.stderr.isatty() else None
-    found = search(model, CLUSTERS[name], options.ranks, batch, options.most, like, progress)
-    if options.json:
-        lines = [
-            {**asdict(each.layout), **_plain(each.estimate), "binds": each.binds} for each in found
-        ]
-        print(json.dumps(lines, indent=2))
-    else:
-        print(found_table(found))
+    print(found_table(search(model, CLUSTERS[name], options.ranks, batch, options.most, like,
+                             progress)))  # fmt: skip
     return 0
 
 
@@ -214,64 +184,21 @@ def _bar(done: int, of: int) -> None:
     print(f"[{'#' * full}{'.' * (40 - full)}] {done:,} of {of:,} layouts", end=end, file=sys.stderr)
 
 
-def _validate(options: argparse.Namespace) -> int:
-    result = validate()
-    if options.figure:
-        from course_lib.simulate.errors_figure import errors_figure
-
-        errors_figure(result).savefig(options.figure, dpi=100)
-    if options.json:
-        print(json.dumps(_errors(result), indent=2))
-        return 0
-    tables = [sources_table(result)]
-    tables += [runs_table(result)] if options.runs else []
-    tables += [memory_table(held())]
-    tables += [profile_table(profile())] if options.profile else []
-    print("\n\n".join(tables))
+def _published(_: argparse.Namespace) -> int:
+    print(runs_table(load()), memory_table(held()), sep="\n\n")
     return 0
 
 
 def _failures(options: argparse.Namespace) -> int:
-    rows = []
-    for devices in options.devices:
-        fleet = Fleet(
+    fleets = [
+        Fleet(
             devices, options.mtbf_years * 365 * 24 * 3600, options.checkpoint, options.restart,
             options.stall, 3600 * options.repair_hours, min(options.replica, devices),
-        )  # fmt: skip
-        spares = round(devices * options.spares / 100)
-        with_some = replace(fleet, spares=spares, replica=min(fleet.replica, devices - spares))
-        rows.append(
-            {
-                "devices": devices,
-                "minutes between failures": fleet.mtbf / 60,
-                "minutes between checkpoints": best_interval(fleet) / 60,
-                "restart": restarting(fleet),
-                "shrink": shrinking(fleet),
-                "spares": with_spares(with_some),
-            }
         )
-    print(json.dumps(rows, indent=2) if options.json else failures_table(rows))
+        for devices in options.devices
+    ]  # fmt: skip
+    print(failures_table(fleets, options.spares / 100))
     return 0
-
-
-def _errors(result: Validation) -> dict[str, Any]:
-    return {
-        "constants": result.fit.values,
-        "median": result.median,
-        "median over sources": result.median_of_groups,
-        "runs": [
-            {
-                "run": each.run.name,
-                "source": each.run.group,
-                "measured": each.run.seconds,
-                "predicted": each.left_out,
-                "error": each.error,
-                "fitted error": each.fitted_error,
-                "excluded": each.run.excluded,
-            }
-            for each in result.predictions
-        ],
-    }
 
 
 if __name__ == "__main__":

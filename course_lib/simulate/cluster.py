@@ -1,7 +1,7 @@
 """A cluster as numbers: devices, and the links inside a node and between nodes.
 
-A device reaches less than its data sheet says: see `Reached`. The shares of the presets are the
-results of `published.fit` for all published runs, rounded.
+A device reaches less than its data sheet says: see `Reached`. The shares of the presets were fitted
+to the published runs, and rounded.
 
 The devices and networks of the presets come from the table in `course_lib.ranks`, which follows
 NVIDIA's data sheets. A comment at each preset gives the number and rate of its adapters.
@@ -18,8 +18,8 @@ from course_lib.ranks.costs.presets import A100, H100, NVLINK_3, NVLINK_4
 class Reached:
     """The shares of the data sheet that a program reaches.
 
-    `published.fit` fits `matmul`, `eager` and `tensor_hidden`; docs/simulator.md shows how well the
-    runs determine each. The others are fixed, because the runs do not determine them.
+    `matmul`, `eager` and `tensor_hidden` were fitted; docs/simulator.md shows how well the runs
+    determine each. The others are fixed, because the runs do not determine them.
 
     Args:
         matmul: share of the peak that large matrix products reach.

@@ -1,12 +1,19 @@
 """Tables of results, for the command line and the docs."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from course_lib.simulate.cluster import Cluster
+from course_lib.simulate.failures import (
+    Fleet,
+    best_interval,
+    restarting,
+    shrinking,
+    with_spares,
+)
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import FITTED, Held, Validation
+from course_lib.simulate.published import Held, Run
 from course_lib.simulate.search import Found
 from course_lib.simulate.step_time import Estimate
 
@@ -63,61 +70,44 @@ def found_table(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
-def failures_table(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return a table with a line per cluster size: time between failures, effective share."""
+def failures_table(fleets: Sequence[Fleet], spares: float) -> str:
+    """Return a table with a line per cluster size: time between failures, effective share.
+
+    `spares` is the share of the devices that are on standby in the last column.
+    """
     lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
-    for row in rows:
+    for fleet in fleets:
+        number = round(fleet.devices * spares)
+        replica = min(fleet.replica, fleet.devices - number)
         lines.append(
-            f"{row['devices']:7,} {row['minutes between failures']:12.1f} min "
-            f"{row['minutes between checkpoints']:13.1f} min {row['restart']:9.1%} "
-            f"{row['shrink']:7.1%} {row['spares']:7.1%}"
+            f"{fleet.devices:7,} {fleet.mtbf / 60:12.1f} min {best_interval(fleet) / 60:13.1f} min "
+            f"{restarting(fleet):9.1%} {shrinking(fleet):7.1%} "
+            f"{with_spares(replace(fleet, spares=number, replica=replica)):7.1%}"
         )
     return "\n".join(lines)
 
 
-def sources_table(result: Validation) -> str:
-    """Return the errors by source in Markdown; each source is predicted without its own runs."""
+def runs_table(runs: Sequence[Run]) -> str:
+    """Return every run's measured and predicted seconds, and a summary, in Markdown."""
     lines = [
-        "| source left out | runs | median error | median size | worst | within 25 % |"
-        " same, fitted |",
-        "|---|---|---|---|---|---|---|",
+        "| run | measured, s | predicted, s | error | not in the source |",
+        "|---|---|---|---|---|",
     ]
-    for name, group in result.groups().items():
-        errors = [each.error for each in group]
-        sizes = [abs(error) for error in errors]
-        fitted = median(abs(each.fitted_error) for each in group)
+    for run in runs:
+        guessed = run.guessed.replace("_", " ")
         lines.append(
-            f"| {name} | {len(group)} | {median(errors):+.1%} | {median(sizes):.1%} | "
-            f"{max(errors, key=abs):+.1%} | {sum(size <= 0.25 for size in sizes)} | {fitted:.1%} |"
+            f"| {run.name} | {run.seconds:.2f} | {run.predicted:.2f} | {run.error:+.1%} | "
+            f"{'not counted. ' if run.excluded else ''}{guessed} |"
         )
-    counted = result.counted
-    within = sum(abs(each.error) <= 0.25 for each in counted)
-    fitted = median(abs(each.fitted_error) for each in counted)
+    counted = [run for run in runs if not run.excluded]
+    worst = max(counted, key=lambda run: abs(run.error))
     lines += [
         "",
-        f"{len(counted)} runs, each predicted without the runs of its source: median |error| "
-        f"{result.median:.1%} (median over sources: {result.median_of_groups:.1%}), {within} within"
-        f" 25 %, worst {result.worst.error:+.1%} ({result.worst.run.name}).",
-        f"With constants that were fitted to these very runs: median {fitted:.1%}.",
-        "",
-        "Fitted: " + ", ".join(f"{name} {result.fit.values[name]:.2f}" for name in FITTED) + ".",
+        f"{len(counted)} runs are counted: median |error| "
+        f"{median(abs(run.error) for run in counted):.1%}, "
+        f"{sum(abs(run.error) <= 0.25 for run in counted)} within 25 %, worst {worst.error:+.1%} "
+        f"({worst.name}).",
     ]
-    return "\n".join(lines)
-
-
-def runs_table(result: Validation) -> str:
-    """Return every run's measured and predicted seconds, in Markdown."""
-    lines = [
-        "| run | measured, s | predicted, s | error | fitted | not in the source |",
-        "|---|---|---|---|---|---|",
-    ]
-    for each in result.predictions:
-        guessed = each.run.guessed.replace("_", " ")
-        lines.append(
-            f"| {each.run.name} | {each.run.seconds:.2f} | {each.left_out:.2f} | "
-            f"{each.error:+.1%} | {each.fitted_error:+.1%} | "
-            f"{'not counted. ' if each.run.excluded else ''}{guessed} |"
-        )
     return "\n".join(lines)
 
 
@@ -131,13 +121,4 @@ def memory_table(found: Sequence[Held]) -> str:
         )
     sizes = [abs(each.error) for each in found]
     lines += ["", f"{len(found)} memories: median |error| {median(sizes):.1%}."]
-    return "\n".join(lines)
-
-
-def profile_table(found: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return per constant the least error of the runs at five values of it, in Markdown."""
-    lines = ["| constant | " + "error if it is held at a value" + " |", "|---|---|"]
-    for name, points in found.items():
-        cells = ", ".join(f"{value:.2f}: {math.expm1(lost):.1%}" for value, lost in points)
-        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
