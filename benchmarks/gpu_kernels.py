@@ -62,8 +62,8 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Return every kernel, with every constant with which it is launched for `LENGTH` elements."""
-    from course_lib.compression.block_scaled import BLOCK, SMALLEST
     from course_lib.compression.triton_kernels import TILE, cut_blocks
+    from course_lib.compression.uniform_8bit import BLOCK, SMALLEST
 
     several, one = cut_blocks(LENGTH, BLOCK), cut_blocks(LENGTH, TILE)
     kernels = [

@@ -226,10 +226,10 @@ def _said(command: list[str]) -> str | None:
 @contextmanager
 def loops_by(fused: Any) -> Iterator[None]:
     """Make the compressors use `fused`, the module with the kernels, or plain PyTorch if None."""
-    from course_lib.compression import block_scaled, one_bit
+    from course_lib.compression import one_bit, uniform_8bit
 
     with (
-        mock.patch.object(block_scaled, "kernels_for", lambda x: fused),
+        mock.patch.object(uniform_8bit, "kernels_for", lambda x: fused),
         mock.patch.object(one_bit, "kernels_for", lambda x: fused),
     ):
         yield

@@ -9,8 +9,8 @@ Read in this order:
 - `payload`: the bytes that are sent, and the interface of a compressor
 - `bits`: several numbers in a byte
 - `one_bit`: signs only
-- `block_scaled`: eight bits, rounded to the nearest value or at random
-- `triton_kernels`: `one_bit` and `block_scaled` on a GPU, one kernel instead of nine passes
+- `uniform_8bit`: eight bits, rounded to the nearest value or at random
+- `triton_kernels`: `one_bit` and `uniform_8bit` on a GPU, one kernel instead of nine passes
 - `qsgd`: a few levels, right on average
 - `top_k`, `random_k`: a few elements
 - `power_sgd`: a few directions
@@ -20,7 +20,6 @@ Read in this order:
 """
 
 from course_lib.compression.all_reduce import compressed_all_reduce
-from course_lib.compression.block_scaled import Float8, Uniform8Bit
 from course_lib.compression.error_feedback import ErrorFeedback
 from course_lib.compression.hook import CompressionState, compression_hook
 from course_lib.compression.one_bit import OneBit
@@ -29,13 +28,13 @@ from course_lib.compression.power_sgd import PowerSGD
 from course_lib.compression.qsgd import QSGD
 from course_lib.compression.random_k import RandomK
 from course_lib.compression.top_k import TopK
+from course_lib.compression.uniform_8bit import Uniform8Bit
 
 __all__ = [
     "QSGD",
     "CompressionState",
     "Compressor",
     "ErrorFeedback",
-    "Float8",
     "OneBit",
     "Payload",
     "PowerSGD",

@@ -41,7 +41,7 @@ TO_WHOLE = tl.constexpr(12582912.0)
 def encode_bytes(
     x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, block: int, smallest: float
 ) -> None:
-    """Write a scale per block and a code per element: see `block_scaled.Uniform8Bit`.
+    """Write a scale per block and a code per element: see `Uniform8Bit`.
 
     Args:
         x: float32, shape (n,).

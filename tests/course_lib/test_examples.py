@@ -177,7 +177,7 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
         gradient is not None for each in ranks for gradient in each["gradients"]
     ),
     "compression.one_bit": lambda first, _: first["nbytes"] == 4 + 1,
-    "compression.block_scaled": lambda first, _: first["nbytes"] == 7 + 4,
+    "compression.uniform_8bit": lambda first, _: first["nbytes"] == 7 + 4,
     "compression.qsgd": lambda first, _: first["nbytes"] == 4 + 4,
     "compression.all_reduce": lambda first, second: torch.equal(
         first["gradient"], second["gradient"]

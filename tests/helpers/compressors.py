@@ -5,7 +5,6 @@ from collections.abc import Callable
 from course_lib.compression import (
     QSGD,
     Compressor,
-    Float8,
     OneBit,
     PowerSGD,
     RandomK,
@@ -18,7 +17,6 @@ PLAIN: dict[str, Callable[[], Compressor]] = {
     "top-k as bitmap": lambda: TopK(0.3),
     "random-k": lambda: RandomK(0.1),
     "uniform, nearest": lambda: Uniform8Bit(block=64),
-    "float8": lambda: Float8(block=64),
     "one bit": OneBit,
     "PowerSGD": lambda: PowerSGD(2),
 }

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from course_lib.compression import Compressor, ErrorFeedback, OneBit, Payload, Uniform8Bit
-from course_lib.compression import block_scaled as block_scaled_module
 from course_lib.compression import one_bit as one_bit_module
+from course_lib.compression import uniform_8bit as uniform_8bit_module
 
 pytest.importorskip("triton", reason="needs triton: pip install .[gpu]")
 
@@ -67,12 +67,12 @@ class Fused:
         self._kernels = kernels
         self._patches = [
             mock.patch.object(module, "kernels_for", self._which)
-            for module in (block_scaled_module, one_bit_module)
+            for module in (uniform_8bit_module, one_bit_module)
         ]
         if kernels is None:
             self._patches += [
                 mock.patch.object(module, "for_numpy", lambda x: False)
-                for module in (block_scaled_module, one_bit_module)
+                for module in (uniform_8bit_module, one_bit_module)
             ]
 
     def _which(self, x: Tensor) -> ModuleType | None:

@@ -4,19 +4,15 @@
     >>> nbytes = Uniform8Bit().encode(gradient).nbytes  # a quarter of float32, 4 bytes per block
     >>> unbiased = Uniform8Bit(stochastic=True)  # rounds up or down at random
 
-    s = max|x| / q_max over a block          q_i = round(x_i / s), one byte          C(x)_i = s q_i
+    s = max|x| / 127 over a block          q_i = round(x_i / s), one byte          C(x)_i = s q_i
 
-`Uniform8Bit` uses the 255 whole numbers from -127 to 127; neighbouring values are s apart. Rounding
+A byte is one of the 255 whole numbers from -127 to 127; neighbouring values are s apart. Rounding
 to the nearest value has an error of at most s/2. This error has the same sign every time for the
 same number, so it is biased. Stochastic rounding, ⌊x/s + u⌋ with u uniform in [0, 1), has an error
 below s and is right on average:
 
     nearest       |C(x)_i - x_i| ≤ s/2
     stochastic    E C(x) = x,    E‖C(x) - x‖² ≤ n s²/4
-
-`Float8` uses the values of float8 e4m3fn, a format of GPUs, up to 448. Its steps grow with the
-number. So small elements in a block with a large one keep three bits of precision and are not
-rounded to zero.
 
 The largest element of a block determines its scale. So smaller blocks fit better, but each costs 4
 bytes. An element that is infinite or not a number makes its whole block not-a-number.
@@ -29,7 +25,6 @@ exchanges 8 bits with a minimum and a maximum per chunk. Block scales: T. Dettme
 Optimizers via Block-wise Quantization", ICLR 2022.
 """
 
-from abc import abstractmethod
 from collections.abc import Hashable, Iterator
 
 import numpy as np
@@ -49,37 +44,34 @@ from course_lib.compression.payload import (
 
 BLOCK = 1 << 16
 """Elements with one scale: 256 KiB of float32, so that a block and its work space fit the cache."""
+LARGEST = 127
+"""The largest number that a byte stands for."""
 SMALLEST = torch.finfo(torch.float32).tiny
 """Scales below this (1.2e-38) count as zero: the block is sent as zeros, and all of it is left."""
 
 
-_FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+class Uniform8Bit(CompressorInPlace):
+    """Whole numbers from -127 to 127, times a scale.
 
+    Args:
+        stochastic: round up or down at random, right on average, instead of to the nearest.
+        block: how many elements share a scale.
+        seed: the seed of the random numbers. Give every rank a different one: errors that are equal
+            on all ranks do not average out. None uses PyTorch's generator.
 
-class BlockScaled(CompressorInPlace):
-    """The common part of `Uniform8Bit` and `Float8`: blocks, and the bytes on the wire."""
+    """
 
-    largest: float
-    """The largest number that a byte stands for."""
-    in_one_kernel = False
-    """Whether `triton_kernels` can do the same."""
-
-    def __init__(self, block: int = BLOCK) -> None:
+    def __init__(
+        self, stochastic: bool = False, block: int = BLOCK, seed: int | None = None
+    ) -> None:
         if block < 1:
             raise ValueError(f"a block must have at least one element, not {block}")
+        self.stochastic = stochastic
         self.block = block
-
-    @abstractmethod
-    def round_to_codes(self, scaled: Tensor, codes: Tensor) -> None:
-        """Round `scaled`, numbers up to `largest`, in place, and write their bytes to `codes`."""
-
-    @abstractmethod
-    def code_dtype(self) -> torch.dtype:
-        """Return the one-byte dtype that gives a code its number."""
-
-    def write_numbers(self, codes: Tensor, out: Tensor) -> None:
-        """Write to `out` the numbers for which `codes` stand, before they are scaled."""
-        out.copy_(codes.view(self.code_dtype()))
+        self.seed = seed
+        self._generator: torch.Generator | None = None
+        self._pool = torch.empty(0)
+        self._uses = 0
 
     def nbytes(self, shape: Shape) -> int:
         """Return one byte per element and four per block; the last block may be shorter."""
@@ -96,42 +88,31 @@ class BlockScaled(CompressorInPlace):
 
     def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
         """As `Compressor.decode_into`, block by block: code times scale."""
-        scales, codes = self._parts(payload.wire, out.numel())
-        if self.in_one_kernel and out.dtype == torch.float32 and (fused := kernels_for(out)):
+        wire, numel = payload.wire, out.numel()
+        # The codes come first: there the memory is aligned to 16 bytes, so a thread of a GPU can
+        # load or store 16 codes at once.
+        scales, codes = section(wire, numel, wire.numel(), torch.float32), wire[:numel]
+        in_place = out.dtype == torch.float32 and not add
+        fused = None if self.stochastic or out.dtype != torch.float32 else kernels_for(out)
+        if fused is not None:
             fused.decode_bytes(scales, codes, out, self.block, add)
             return
-        if out.dtype == torch.float32 and for_numpy(out):
-            self._decode_with_numpy(scales, codes, out, add)
-            return
-        in_place = out.dtype == torch.float32 and not add
         for at, first, rows in self._pieces(out):
-            values = codes[at].view(self.code_dtype()).view(rows, -1)
             target = out[at].view(rows, -1)
-            work = target.copy_(values) if in_place else values.to(torch.float32)
+            work = target if in_place else torch.empty_like(target, dtype=torch.float32)
+            work.copy_(codes[at].view(torch.int8).view(rows, -1))
             work.mul_(scales[first : first + rows, None])
             if add:
                 target.add_(work)
             elif not in_place:
                 target.copy_(work)
 
-    @np.errstate(all="ignore")
-    def _decode_with_numpy(self, scales: Tensor, codes: Tensor, out: Tensor, add: bool) -> None:
-        """As the loop in `decode_into`, bit for bit, for float32 on a CPU."""
-        steps = scales.numpy()
-        work_space = out.new_empty(min(self.block, out.numel()) if add else 0)
-        for at, block, _ in self._pieces(out):
-            target = out[at]
-            work = work_space[: target.numel()] if add else target
-            self.write_numbers(codes[at], work)
-            np.multiply(work.numpy(), steps[block], out=work.numpy())
-            if add:
-                target += work
-
     def _encode(self, x: Tensor, residual: Tensor | None, like: Tensor) -> Payload:
         numel = x.numel()
         wire = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=x.device)
         scales, codes = torch.empty(-(-numel // self.block), device=x.device), wire[:numel]
-        if self.in_one_kernel and (fused := kernels_for(x)):
+        fused = None if self.stochastic else kernels_for(x)
+        if fused is not None:
             fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block, SMALLEST)
         elif for_numpy(x):
             self._encode_with_numpy(x, residual, scales, codes)
@@ -152,11 +133,11 @@ class BlockScaled(CompressorInPlace):
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
             # Divide by a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
             most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
-            scale.copy_(most.div_(torch.full_like(most, self.largest)))
+            scale.copy_(most.div_(torch.full_like(most, LARGEST)))
             # For a block of zeros or tiny numbers, 1 / s is infinite: use 0. (NaN stays NaN.)
             inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))
-            self.round_to_codes(work, codes[at].view(rows, -1))
+            self._round(work, codes[at].view(rows, -1))
             if residual is not None:
                 exact.sub_(work.mul_(scale))
 
@@ -164,7 +145,7 @@ class BlockScaled(CompressorInPlace):
     def _encode_with_numpy(
         self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
     ) -> None:
-        """As `_encode_with_torch`, bit for bit, but 1.5 times as fast because calls cost less."""
+        """As `_encode_with_torch`, bit for bit, in half of the time."""
         numbers, steps = x.numpy(), scales.numpy()
         left = None if residual is None else residual.numpy()
         work_space = x.new_empty(min(self.block, x.numel()))
@@ -172,22 +153,26 @@ class BlockScaled(CompressorInPlace):
             exact = numbers[at]
             if left is not None:
                 exact = np.add(left[at], exact, out=left[at])
-            steps[block] = abs(max(-exact.min(), exact.max())) / np.float32(self.largest)
+            steps[block] = abs(max(-exact.min(), exact.max())) / np.float32(LARGEST)
             scale = steps[block]
             inverse = np.float32(0) if scale < SMALLEST else np.float32(1) / scale
             work = work_space[: len(exact)]
             scaled = np.multiply(exact, inverse, out=work.numpy())
-            self.round_to_codes(work, codes[at])
+            self._round(work, codes[at])
             if left is not None:
                 exact -= np.multiply(scaled, scale, out=scaled)
 
-    def _parts(self, wire: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the scales, float32, and the codes, uint8, of a wire: views if aligned.
+    def _round(self, scaled: Tensor, codes: Tensor) -> None:
+        """Round `scaled` in place, and write its bytes to `codes`.
 
-        The codes come first: there the memory is aligned to 16 bytes, so a thread of a GPU can load
-        or store 16 codes at once.
+        Not-a-number becomes 0, but the block's scale is then NaN.
         """
-        return section(wire, numel, wire.numel(), torch.float32), wire[:numel]
+        if self.stochastic:
+            # In float32, 127 + u can be 128, hence the clamp.
+            scaled.add_(self._noise(scaled)).floor_().clamp_(max=LARGEST)
+        else:
+            scaled.round_()
+        codes.view(torch.int8).copy_(scaled)
 
     def _pieces(self, x: Tensor) -> Iterator[tuple[slice, int, int]]:
         """Yield pieces to process at once: elements, number of the first block, count of blocks."""
@@ -198,44 +183,6 @@ class BlockScaled(CompressorInPlace):
             yield slice(first * self.block, (first + at_once) * self.block), first, at_once
         if numel % self.block:
             yield slice(blocks * self.block, numel), blocks, 1
-
-
-class Uniform8Bit(BlockScaled):
-    """Whole numbers from -127 to 127, times a scale.
-
-    Args:
-        stochastic: round up or down at random, right on average, instead of to the nearest.
-        block: how many elements share a scale.
-        seed: the seed of the random numbers. Give every rank a different one: errors that are equal
-            on all ranks do not average out. None uses PyTorch's generator.
-
-    """
-
-    largest = 127
-
-    def __init__(
-        self, stochastic: bool = False, block: int = BLOCK, seed: int | None = None
-    ) -> None:
-        super().__init__(block)
-        self.stochastic = stochastic
-        self.in_one_kernel = not stochastic
-        self.seed = seed
-        self._generator: torch.Generator | None = None
-        self._pool = torch.empty(0)
-        self._uses = 0
-
-    def code_dtype(self) -> torch.dtype:
-        """Return int8."""
-        return torch.int8
-
-    def round_to_codes(self, scaled: Tensor, codes: Tensor) -> None:
-        """Round to whole numbers; not-a-number becomes 0, but the block's scale is then NaN."""
-        if self.stochastic:
-            # In float32, 127 + u can be 128, hence the clamp.
-            scaled.add_(self._noise(scaled)).floor_().clamp_(max=self.largest)
-        else:
-            scaled.round_()
-        codes.view(torch.int8).copy_(scaled)
 
     def _noise(self, like: Tensor) -> Tensor:
         """Return uniform numbers in [0, 1), of the shape of `like`.
@@ -254,26 +201,3 @@ class Uniform8Bit(BlockScaled):
         self._uses -= 1
         start = int(torch.randint(self.block, (), generator=self._generator))
         return self._pool[start : start + like.numel()].view_as(like)
-
-
-class Float8(BlockScaled):
-    """The values of float8 e4m3fn, times a scale."""
-
-    largest = 448
-
-    def code_dtype(self) -> torch.dtype:
-        """Return float8 e4m3fn: a sign, four bits of exponent, three of mantissa."""
-        return torch.float8_e4m3fn
-
-    def round_to_codes(self, scaled: Tensor, codes: Tensor) -> None:
-        """Round to the nearest value of the format."""
-        eighth = scaled.to(torch.float8_e4m3fn)
-        codes.copy_(eighth.view(torch.uint8))
-        self.write_numbers(codes, scaled)
-
-    def write_numbers(self, codes: Tensor, out: Tensor) -> None:
-        """As `BlockScaled.write_numbers`; on a CPU from a table, which is four times as fast."""
-        if for_numpy(codes):
-            np.take(_FLOAT8, codes.numpy().astype(np.intp), out=out.numpy(), mode="clip")
-        else:
-            super().write_numbers(codes, out)
