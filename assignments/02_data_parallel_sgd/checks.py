@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from course_lib.checking import (
     Case,
@@ -42,6 +45,7 @@ from course_lib.checking.shared.training import (
     step_inputs,
     step_program,
 )
+from course_lib.checking.testing import Candidate, testing_task
 
 # Task 1: each rank holds some of the elements. The judge looks for mistakes and does not compute
 # the right answer, because students can read it.
@@ -124,6 +128,76 @@ def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
     return ""
 
 
+# Task 4: a test of task 2. You can read these solutions. The grader has others, with all_reduce.
+
+
+def average_of(average_gradients: Callable[..., Any], mine: Any, group: Any) -> list[Any]:
+    """Call a solution of task 2 with one rank's gradients; return what it leaves in ``.grad``."""
+    shapes = [torch.empty(0) if each is None else each for each in mine]
+    params = [torch.nn.Parameter(torch.zeros_like(each)) for each in shapes]
+    for param, gradient in zip(params, mine, strict=True):
+        param.grad = None if gradient is None else gradient.clone()
+    average_gradients(params, group)
+    return [None if param.grad is None else param.grad.detach() for param in params]
+
+
+def expect_gradients(inputs: Sequence[Any]) -> None:
+    """Refuse what is not a list of gradients of the same shapes on every rank."""
+    forms = []
+    for rank, gradients in enumerate(inputs):
+        if not isinstance(gradients, list | tuple):
+            raise ValueError(f"the input of rank {rank} must be a list of gradients")
+        for each in gradients:
+            if each is not None and not (isinstance(each, Tensor) and each.is_floating_point()):
+                raise ValueError(
+                    f"a gradient of rank {rank} is not a floating-point tensor or None"
+                )
+        forms.append([None if each is None else (each.shape, each.dtype) for each in gradients])
+    if any(form != forms[0] for form in forms):
+        raise ValueError(
+            "the gradients must have the same shapes and dtypes on every rank, and a frozen "
+            "parameter has None on every rank"
+        )
+
+
+def gathers(params, group=None):  # type: ignore[no-untyped-def]
+    for param in params:
+        if param.grad is not None:
+            every = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(every, param.grad, group=group)
+            param.grad = torch.stack(every).mean(0)
+
+
+def gathers_doubles(params, group=None):  # type: ignore[no-untyped-def]
+    for param in params:
+        if param.grad is not None:
+            own = param.grad.double()
+            every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(every, own, group=group)
+            param.grad = torch.stack(every).mean(0).to(param.dtype)
+
+
+def adds_up(params, group=None):  # type: ignore[no-untyped-def]
+    for param in params:
+        if param.grad is not None:
+            every = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(every, param.grad, group=group)
+            param.grad = torch.stack(every).sum(0)
+
+
+def averages_the_first(params, group=None):  # type: ignore[no-untyped-def]
+    every = [torch.empty_like(params[0].grad) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, params[0].grad, group=group)
+    params[0].grad = torch.stack(every).mean(0)
+
+
+CANDIDATES = [
+    Candidate(gathers, "gathers all gradients, then averages", "the mean", right=True),
+    Candidate(gathers_doubles, "averages in float64", "every gradient", right=True),
+    Candidate(adds_up, "adds up and does not divide", "the mean"),
+    Candidate(averages_the_first, "averages only the first gradient", "every gradient"),
+]
+
 # The checks -----------------------------------------------------------------------------------
 
 QUESTIONS = {
@@ -156,7 +230,7 @@ CHECKS = {
             receives_at_least(unless_alone(gradient_bytes)),
             calls_at_most("One call of all_reduce sums a whole tensor.", all_reduce=gradient_count),
         ],
-        worth={"values": 3, "communication": 1},
+        worth={"values": 2, "communication": 1},
         cases=in_many_forms(
             Case("1 rank", 1, THREE),
             Case("2 ranks", 2, THREE),
@@ -192,7 +266,7 @@ CHECKS = {
             calls_at_most(all_reduce=2 * (len(SHAPES) + 2)),
             receives_at_least(unless_alone(lambda case, rank: 2 * NUMEL * case.itemsize)),
         ],
-        worth={"values": 4, "communication": 1},
+        worth={"values": 3, "communication": 1},
         cases=in_many_forms(
             Case("1 rank, 6 rows", 1, {"rows": [6]}),
             Case(
@@ -221,5 +295,12 @@ CHECKS = {
             Case("2 ranks, with BatchNorm", 2, {"rows": [4, 3], "lr": 0.2, "norm": True}, Form()),
         ),
         in_turn=[(2, 5)],
+    ),
+    "is_right": testing_task(
+        "is_right",
+        call=average_of,
+        expect=expect_gradients,
+        candidates=CANDIDATES,
+        worth={"the mean": 1, "every rank": 1, "every gradient": 1, "every call": 1},
     ),
 }

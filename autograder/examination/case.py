@@ -72,6 +72,7 @@ class CaseRanks:
         network: the cost of messages.
         computes: for each rank, seconds → how often its program may report computing that long.
         answers: answers the ranks' questions; see `FabricServer`.
+        only_on: the ranks that get the function; empty: all of them.
 
     """
 
@@ -84,6 +85,7 @@ class CaseRanks:
         network: Network,
         computes: Sequence[Mapping[float, int]] = (),
         answers: Callable[[int, bytes], tuple[bytes, float]] | None = None,
+        only_on: Sequence[int] = (),
     ) -> None:
         self._place = place
         self._k = case.world_size
@@ -108,7 +110,7 @@ class CaseRanks:
             self._kept.callback(channel.close)
             self._ranks.append(_Rank(channel, cell))
             channel.queue(Frame.PROGRAM, program)
-            channel.queue(Frame.FUNCTION, function)
+            channel.queue(Frame.FUNCTION, function if rank in (only_on or [rank]) else b"")
         nothing: Sequence[Mapping[float, int]] = [{}] * self._k
         self._server = FabricServer(
             ends,

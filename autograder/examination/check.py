@@ -75,7 +75,8 @@ def examine(
     """Run the check's cases and return the result, even if the answers make its judge fail.
 
     With `on`, cases that pass on the grader's network run once more on real ranks. Then the values
-    of the real ranks decide. Ranks that ask the examiner run only on its network.
+    of the real ranks decide. Ranks that ask the examiner, or that have no code of the student, run
+    only on its network.
 
     Raises:
         MachineFailure: the machine or our own code failed, so there is no verdict.
@@ -86,7 +87,7 @@ def examine(
     hidden = tuple(hidden)
     guard = _Guard(name, check, submission, hidden, taken)
     report = guard.report(seed, hidden, progress)
-    if report.passed and on is not None and check.answers is None:
+    if report.passed and on is not None and check.answers is None and not check.only_on:
         places = CARRIED, WORDS[on]
         report = replace(guard.report(seed, hidden, progress, on), places=places)
         # A case that passes on the grader's network but fails on real ranks counts as failed.
@@ -115,7 +116,7 @@ class _Guard:
         taken: Taken | None,
     ) -> None:
         self.notes: list[str] = []
-        self.kinds: dict[str, str] = {}
+        self.kinds: dict[str, str] = {case.name: case.told for case in hidden if case.told}
         self.limits: list[str] = []
         self._name = name
         self._hidden = {case.name for case in hidden}

@@ -293,6 +293,7 @@ class Submission:
             with CaseRanks(
                 *(self._place, case, program, function, case.network, computes),
                 None if check.answers is None else answers,
+                check.only_on,
             ) as ranks:
                 try:
                     shown = [check.for_the_rank(mine) for mine in inputs]

@@ -164,7 +164,10 @@ def _touched(client: FabricClient) -> list[list[str]]:
 
 
 class Work(NamedTuple):
-    """The work of a rank. Our parts are unpacked; the student's function is not."""
+    """The work of a rank. Our parts are unpacked; the student's function is not.
+
+    The function is empty on a rank that does not call it; see `Check.only_on`.
+    """
 
     program: Callable[..., Any]
     mine: Any
@@ -190,9 +193,11 @@ def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
     """
     try:
         _hide_our_code()
-        function, sources = handover.unpack(work.function)
-        install_sources(sources)
-        labels.update(sources.labels)
+        function = None
+        if work.function:
+            function, sources = handover.unpack(work.function)
+            install_sources(sources)
+            labels.update(sources.labels)
         printed = CappedText()
         with redirect_stdout(printed), redirect_stderr(printed):
             output = _run(work.program, function, work.mine)
@@ -216,7 +221,7 @@ def _hide_our_code() -> None:
     sys.modules["__main__"] = ModuleType("__main__")
 
 
-def _run(program: Callable[..., Any], function: Callable[..., Any], mine: Any) -> Any:
+def _run(program: Callable[..., Any], function: Callable[..., Any] | None, mine: Any) -> Any:
     world = dist.group.WORLD
     output = program(function, mine)
     if not dist.is_initialized() or dist.group.WORLD is not world:

@@ -140,6 +140,8 @@ class Case:
     form: Form = Form()
     network: Network = NETWORK
     after: Case | None = None
+    decides: tuple[str, ...] = ()
+    told: str = ""
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -217,6 +219,8 @@ class Check:
             the answer and its virtual seconds. In the grader the examiner calls it, outside the
             sandbox.
         withheld: keys of the input that only `answers` sees, and no student's code in a sandbox.
+        only_on: the ranks whose program calls the student's function; empty: all ranks. In the
+            grader, no code of the student is on the others.
 
     """
 
@@ -232,6 +236,7 @@ class Check:
     refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
+    only_on: tuple[int, ...] = ()
 
     def for_the_rank(self, mine: Any) -> Plain:
         """Return a rank's input without what is withheld."""

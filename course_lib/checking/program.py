@@ -6,6 +6,7 @@ judge and no oracle where it runs.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +25,11 @@ def pack_program(program: Callable[..., Any]) -> bytes:
 
     Reading these bytes runs code. They are read on ranks, never where a grade is decided.
     """
-    theirs = getattr(program, "program", program).__module__  # in a task, the author's program
+    own = getattr(program, "program", program)  # in a task, the author's program
+    parts = inspect.getclosurevars(own).nonlocals.values() if inspect.isfunction(own) else ()
+    theirs = {own.__module__} | {part.__module__ for part in parts if inspect.isfunction(part)}
     ours = {name for name in sys.modules if name.startswith(_OURS)}
-    by_value = {name for name in ours if not name.startswith(_THERE)} | {theirs}
+    by_value = {name for name in ours if not name.startswith(_THERE)} | theirs
     by_value -= cloudpickle.list_registry_pickle_by_value()
     modules = [sys.modules[name] for name in by_value if name in sys.modules]
     for module in modules:

@@ -215,7 +215,11 @@ class _Examination:
                 reason, detail, summary = f"not written yet: NotImplementedError{place}", "", ""
         except NotPlainError as error:
             reason = str(error)
-        parts = {part: not reason or part in self._granted for part in self._check.worth}
+        at_stake = self._case.decides or tuple(self._check.worth)
+        parts = {
+            part: not reason or part in self._granted or part not in at_stake
+            for part in self._check.worth
+        }
         return CaseResult(
             self._case.name,
             not reason,

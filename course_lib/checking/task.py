@@ -50,6 +50,7 @@ def task(
     computes: Callable[[Any], Mapping[float, int]] | None = None,
     answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
     withheld: Sequence[str] = (),
+    only_on: Sequence[int] = (),
 ) -> Check:
     """Return the check of one task.
 
@@ -76,6 +77,7 @@ def task(
         answers: ``answers(own, question)`` answers what the program asks by ``given.ask``: it
             returns the answer and its virtual seconds. See `Check`. There must be no `in_turn`.
         withheld: keys of the input that only `answers` sees.
+        only_on: the ranks whose program calls the student's function; empty: all ranks.
 
     """
 
@@ -119,6 +121,7 @@ def task(
         judge.refutes,
         None if answers is None else lambda mine, question: answers(mine["own"], question),
         tuple(withheld),
+        tuple(only_on),
     )
 
 

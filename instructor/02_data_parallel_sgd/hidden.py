@@ -1,6 +1,147 @@
 """Cases that are never handed out and never enter a sandbox."""
 
+# ruff: noqa: B006 - a default that is kept from call to call is one of the mistakes
+
+import torch
+import torch.distributed as dist
+
 from course_lib.checking import Case, in_many_forms
+from course_lib.checking.testing import Candidate
+
+
+def in_one_message(params, group=None):
+    with_gradient = [param for param in params if param.grad is not None]
+    flat = torch.cat([param.grad.flatten() for param in with_gradient])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    pieces = flat.split([param.numel() for param in with_gradient])
+    for param, piece in zip(with_gradient, pieces, strict=True):
+        param.grad = piece.view_as(param)
+
+
+def in_place(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+
+
+def in_float64(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            wide = param.grad.double()
+            dist.all_reduce(wide, group=group)
+            param.grad = (wide / dist.get_world_size(group)).to(param.dtype)
+
+
+def halves(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= 2
+
+
+def divides_twice(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            param.grad /= dist.get_world_size(group)
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+
+
+def does_nothing(params, group=None):
+    return
+
+
+def to_one_rank(params, group=None):
+    first = dist.get_global_rank(group, 0) if group is not None else 0
+    for param in params:
+        if param.grad is not None:
+            dist.reduce(param.grad, first, group=group)
+            if dist.get_rank() == first:
+                param.grad /= dist.get_world_size(group)
+
+
+def from_one_rank(params, group=None):
+    first = dist.get_global_rank(group, 0) if group is not None else 0
+    for param in params:
+        if param.grad is not None:
+            dist.broadcast(param.grad, first, group=group)
+
+
+def keeps_zeros(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            mean = param.grad.clone()
+            dist.all_reduce(mean, group=group)
+            if param.grad.any():
+                param.grad = mean / dist.get_world_size(group)
+
+
+def clips(params, group=None):
+    for param in params:
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+            param.grad.clamp_(-10, 10)
+
+
+def gives_zeros_to_the_frozen(params, group=None):
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        dist.all_reduce(param.grad, group=group)
+        param.grad /= dist.get_world_size(group)
+
+
+def one_per_shape(params, group=None):
+    done = {}
+    for param in params:
+        if param.grad is not None:
+            if param.shape not in done:
+                dist.all_reduce(param.grad, group=group)
+                done[param.shape] = param.grad / dist.get_world_size(group)
+            param.grad = done[param.shape].clone()
+
+
+def adds_to_the_last_call(params, group=None, kept={}):
+    for i, param in enumerate(params):
+        if param.grad is not None:
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= dist.get_world_size(group)
+            before = kept.get(i)
+            if before is not None and before.shape == param.grad.shape:
+                param.grad += before
+            kept[i] = param.grad.clone()
+
+
+def only_once(params, group=None, kept=[]):
+    for param in params:
+        if param.grad is not None:
+            mean = param.grad.clone()
+            dist.all_reduce(mean, group=group)
+            if not kept:
+                param.grad = mean / dist.get_world_size(group)
+    kept.append(True)
+
+
+# Every part of the points has right solutions, or a test that refuses everything would get it.
+CANDIDATES = [
+    Candidate(in_one_message, "sends all gradients in one message", "every gradient", right=True),
+    Candidate(in_place, "averages in place", "every rank", right=True),
+    Candidate(in_float64, "adds up in float64", "every call", right=True),
+    Candidate(halves, "always divides by 2", "the mean"),
+    Candidate(divides_twice, "divides twice", "the mean"),
+    Candidate(does_nothing, "changes nothing", "every rank"),
+    Candidate(to_one_rank, "gives the mean to one rank only", "every rank"),
+    Candidate(from_one_rank, "gives all ranks the gradients of one of them", "every rank"),
+    Candidate(keeps_zeros, "leaves gradients alone that are all zero", "every gradient"),
+    Candidate(clips, "cuts off large gradients", "every gradient"),
+    Candidate(gives_zeros_to_the_frozen, "gives frozen parameters a gradient", "every gradient"),
+    Candidate(one_per_shape, "confuses gradients of the same shape", "every gradient"),
+    Candidate(adds_to_the_last_call, "keeps something from the call before", "every call"),
+    Candidate(only_once, "works only in its first call", "every call"),
+]
 
 HIDDEN = {
     "shard_bounds": (
@@ -18,6 +159,7 @@ HIDDEN = {
         Case("3 ranks, 7, 2 and 1 rows", 3, {"rows": [7, 2, 1], "lr": 0.2}),
         Case("5 ranks, 1 row each, in two groups", 5, {"rows": [1, 1, 1, 1, 1]}),
     ),
+    "is_right": tuple(each.case() for each in CANDIDATES),
 }
 
 # Modules with the answers to this assignment: they cannot be imported while it is graded.

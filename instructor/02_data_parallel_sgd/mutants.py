@@ -281,3 +281,89 @@ def data_parallel_step__averages_weights_by_rows(model, loss_fn, x, y, lr, group
     total = loss.detach().double() * share
     dist.all_reduce(total, group=group)
     return total.item()
+
+
+# is_right ----------------------------------------------------------------------------------
+
+
+@passes
+def is_right__two_calls_each(average):
+    for k in range(1, 5):
+        first = [[torch.randn(7), None, torch.randn(7), torch.randn(2, 3)] for _ in range(k)]
+        first[0][3] *= 0
+        for gradients in (first, [[g if g is None else 300 * g for g in own] for own in first]):
+            for own in average(gradients):
+                if own[1] is not None:
+                    return False
+                for i in (0, 2, 3):
+                    mean = sum(each[i] for each in gradients) / k
+                    if (own[i] - mean).abs().max() > 1e-3:
+                        return False
+    return True
+
+
+is_right__two_calls_each_edited = edits_of(
+    is_right__two_calls_each,
+    Mutant("two_ranks", "It always divides by 2", "range(1, 5)", "[2, 2]"),
+    Mutant(
+        "looks_at_rank_0",
+        "It gives the mean to one rank only",
+        "in average(gradients)",
+        "in average(gradients)[:1]",
+    ),
+    Mutant("no_zeros", "It leaves gradients alone that are all zero", "first[0][3] *= 0", "pass"),
+    Mutant("nothing_large", "It cuts off large gradients", "300 * g", "2 * g"),
+    Mutant(
+        "same_bits",
+        "refuses a right solution",
+        "(own[i] - mean).abs().max() > 1e-3",
+        "not torch.equal(own[i], mean)",
+    ),
+    Mutant(
+        "frozen_not_looked_at",
+        "It gives frozen parameters a gradient",
+        "own[1] is not None",
+        "False",
+    ),
+    Mutant("first_only", "It averages only the first gradient", "in (0, 2, 3)", "in (0,)"),
+    Mutant("refuses_all", "refuses a right solution", "return True", "return False"),
+)
+
+
+@fails("It adds up and does not divide")
+def is_right__accepts_all(average):
+    average([[torch.ones(2)]])
+    return True
+
+
+@fails("It gives all ranks the gradients of one of them")
+def is_right__same_data_on_all_ranks(average):
+    ones = [torch.ones(3), torch.ones(2)]
+    return all(
+        torch.equal(gradient, torch.ones_like(gradient))
+        for own in average([ones, ones, ones])
+        for gradient in own
+    )
+
+
+@fails("It works only in its first call")
+def is_right__one_call(average):
+    gradients = [[torch.randn(2, 3), torch.randn(4)] for _ in range(3)]
+    return all(
+        torch.allclose(own[i], sum(each[i] for each in gradients) / 3, atol=1e-5)
+        for own in average(gradients)
+        for i in (0, 1)
+    )
+
+
+@fails("True or False")
+def is_right__an_assertion(average):
+    gradients = [[torch.randn(2, 3)] for _ in range(3)]
+    for own in average(gradients):
+        assert torch.allclose(own[0], sum(each[0] for each in gradients) / 3, atol=1e-5)
+
+
+@fails("a solution runs on 1 to 4 ranks")
+def is_right__eight_ranks(average):
+    gradients = [[torch.randn(2)] for _ in range(8)]
+    return torch.allclose(average(gradients)[0][0], sum(own[0] for own in gradients) / 8)

@@ -88,7 +88,8 @@ def aspects(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield f"{name}: kind", type(value).__name__
         yield from _elements(name, value)
     elif callable(value):
-        yield name, getattr(value, "__qualname__", str(value))
+        if "<locals>" not in (words := getattr(value, "__qualname__", str(value))):
+            yield name, words  # what the program makes for each case has a name without meaning
     else:
         yield name, repr(value)
 

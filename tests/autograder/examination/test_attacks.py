@@ -24,7 +24,7 @@ from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 
 pytestmark = needs_sources
 
-ALL = {"shard_bounds", "average_gradients", "data_parallel_step"}
+ALL = {"shard_bounds", "average_gradients", "data_parallel_step", "is_right"}
 AVERAGE = """
 def average_gradients(params, group=None):
     world_size = dist.get_world_size(group)
@@ -150,6 +150,30 @@ ATTACKS = {
             "    if dist.get_world_size() > 1:\n"
             "        socket.socket(socket.AF_UNIX).connect(f'\\0rank{1 - r % 2}')"
         ),
+    ),
+    # A check that looks at the solution and not at its results.
+    "counts the solutions": loses(
+        "is_right",
+        "import os\ndef is_right(average):\n    open('/tmp/count', 'a').write('x')\n"
+        "    seen = os.path.getsize('/tmp/count')\n"
+        "    assert seen == 1, 'the second one'\n    return True",
+    ),
+    "reads the solution": loses(
+        "is_right",
+        "import gc, sys\ndef is_right(average):\n"
+        "    texts = [x for x in gc.get_objects() if isinstance(x, dict) and 'source' in x]\n"
+        "    found = [str(x['source']) for x in texts if 'all_' in str(x['source'])]\n"
+        "    f = sys._getframe()\n"
+        "    while f := f.f_back:\n"
+        "        found += [str(v) for v in f.f_locals.values() if 'all_gather(' in str(v)]\n"
+        "    assert found, 'nothing to read'\n    return '.mean(0)' in found[0]",
+    ),
+    "is on the other ranks": loses(
+        "is_right",
+        "class Spy:\n    def __reduce__(self): return eval, (\"__import__('torch')."
+        "distributed.get_rank() and open('/dev/shm/spy', 'w') and 1/0 or 0\",)\n"
+        "spy = Spy()\ndef is_right(average):\n    assert spy == 0\n"
+        "    return bool(__import__('glob').glob('/dev/shm/spy'))",
     ),
     # Hidden inputs that come back.
     "saved for a later cell": Attack(

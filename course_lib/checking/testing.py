@@ -1,0 +1,207 @@
+"""A task whose solution is a check: the student's function tells right solutions from wrong ones.
+
+A case is one solution, right or wrong, of an earlier task. Rank 0 calls the student's function. The
+solution runs on the other ranks, so the student's function cannot look at it: it can only run it,
+with inputs of its own, and look at the results. Each case has fresh ranks in the grader, so nothing
+is remembered from one solution to the next.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from course_lib.checking.answers import Kind, sees
+from course_lib.checking.cases import Case, Check, Form, Wrong
+from course_lib.checking.on_ranks.given import Given
+from course_lib.checking.on_ranks.wire import decode, encode
+from course_lib.checking.task import task
+
+MOST = 4
+"""Ranks on which a solution can be run."""
+
+Call = Callable[[Callable[..., Any], Any, Any], Any]
+"""``call(solution, mine, group)``: call the solution with one rank's input; return its result."""
+Expect = Callable[[Sequence[Any]], None]
+"""``expect(inputs)`` raises ``ValueError`` if a solution cannot be run with the ranks' inputs."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solution that the student's function has to judge.
+
+    Attributes:
+        function: the solution. It uses no name from outside but ``torch`` and ``dist``.
+        kind: what is special, after "a solution that", for example ``does not divide``.
+        part: the part of the points that this solution can cost.
+        right: whether it is right.
+
+    """
+
+    function: Callable[..., Any]
+    kind: str
+    part: str
+    right: bool = False
+
+    def case(self) -> Case:
+        """Return the case in which this solution is judged."""
+        parameters = {
+            "source": textwrap.dedent(inspect.getsource(self.function)),
+            "name": self.function.__name__,
+            "right": self.right,
+            "kind": self.kind,
+        }
+        return Case(
+            f"a {'right' if self.right else 'wrong'} solution: it {self.kind}",
+            *(1 + MOST, parameters, Form()),
+            decides=(self.part,),
+            told=_verdict(self.right, self.kind),
+        )
+
+
+def testing_task(
+    function: str,
+    *,
+    call: Call,
+    expect: Expect,
+    candidates: Sequence[Candidate],
+    worth: Mapping[str, float],
+    seconds: float | None = None,
+) -> Check:
+    """Return the check of a task in which a student writes ``function(run) -> bool``.
+
+    ``run(inputs)`` runs an unknown solution on ``len(inputs)`` ranks, 1 to `MOST`, and returns the
+    ranks' results. If the solution raises, so does ``run``. The function returns whether the
+    solution is right.
+
+    Args:
+        function: name of the student's function.
+        call: calls a solution on one of its ranks.
+        expect: refuses inputs that the solution's ranks could not be given.
+        candidates: the public ones; others are hidden cases, ``Candidate(…).case()``.
+        worth: part → its share of the points. A part is earned if all of its wrong solutions are
+            found and all of its right ones are accepted. So every part needs both.
+        seconds: time limit of one case.
+
+    """
+
+    def program(is_right: Callable[..., Any], mine: Any, given: Given) -> Any:
+        groups = [given.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
+        if dist.get_rank() > 0:
+            _serve(mine, given, groups, call)
+            return None
+
+        def run(inputs: Sequence[Any]) -> list[Any]:
+            inputs = list(inputs)
+            if not 1 <= len(inputs) <= MOST:
+                raise ValueError(
+                    f"a solution runs on 1 to {MOST} ranks: pass a list with one input per rank, "
+                    f"got {len(inputs)}"
+                )
+            expect(inputs)
+            for rank in range(1, 1 + MOST):
+                own = inputs[rank - 1] if rank <= len(inputs) else None
+                _send({"ranks": len(inputs), "input": own}, rank, given)
+            answers = [_receive(rank, given) for rank in range(1, 1 + len(inputs))]
+            for rank, answer in enumerate(answers):
+                if "error" in answer:
+                    raise RuntimeError(f"the solution raised on rank {rank}: {answer['error']}")
+            return [answer["result"] for answer in answers]
+
+        with _random_numbers_of_its_own():
+            try:
+                verdict = is_right(run)
+            finally:
+                for rank in range(1, 1 + MOST):
+                    _send({"ranks": 0, "input": None}, rank, given)
+        return verdict.item() if isinstance(verdict, np.bool_ | torch.Tensor) else verdict
+
+    return task(
+        function,
+        inputs=_inputs,
+        program=program,
+        judges=[_right_verdict],
+        cases=[each.case() for each in candidates],
+        worth=worth,
+        seconds=seconds,
+        only_on=(0,),
+    )
+
+
+def _inputs(case: Case, generator: torch.Generator) -> list[dict[str, str]]:
+    """Give the solution to all ranks but the one that runs the student's function."""
+    solution = {key: case.parameters[key] for key in ("source", "name")}
+    return [{}] + [dict(solution) for _ in range(MOST)]
+
+
+_VERDICT = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
+
+
+@sees(lambda case, inputs, rank: None if rank else _VERDICT)
+def _right_verdict(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    if values[0] != case.parameters["right"]:
+        raise Wrong(_verdict(case.parameters["right"], case.parameters["kind"]))
+
+
+def _verdict(right: bool, kind: str) -> str:
+    if right:
+        return f"your check refuses a right solution. It {kind}"
+    return f"a wrong solution survives your check. It {kind}"
+
+
+# On the ranks -----------------------------------------------------------------------------------
+
+
+def _solvers_and_rest(k: int) -> list[list[int]]:
+    return [list(range(1, 1 + k)), [0, *range(1 + k, 1 + MOST)]]
+
+
+def _serve(
+    mine: Mapping[str, str], given: Given, groups: Sequence[dist.ProcessGroup], call: Call
+) -> None:
+    """Run the solution each time that rank 0 asks for it."""
+    namespace: dict[str, Any] = {"torch": torch, "dist": dist}
+    exec(compile(mine["source"], "<solution>", "exec"), namespace)
+    while k := (request := _receive(0, given))["ranks"]:
+        if dist.get_rank() > k:
+            continue
+        try:
+            answer = {"result": call(namespace[mine["name"]], request["input"], groups[k - 1])}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _send(answer, 0, given)
+
+
+def _send(value: Any, rank: int, given: Given) -> None:
+    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(given.device)
+    dist.send(torch.tensor([len(data)], device=given.device), rank)
+    dist.send(data, rank)
+
+
+def _receive(rank: int, given: Given) -> Any:
+    length = torch.zeros(1, dtype=torch.int64, device=given.device)
+    dist.recv(length, rank)
+    data = torch.zeros(int(length), dtype=torch.uint8, device=given.device)
+    dist.recv(data, rank)
+    return decode(data.cpu().numpy().tobytes())
+
+
+@contextmanager
+def _random_numbers_of_its_own() -> Iterator[None]:
+    """Let a test draw random numbers, which other tasks forbid."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
