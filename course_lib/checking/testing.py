@@ -26,7 +26,7 @@ from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.on_ranks.wire import decode, encode
 from course_lib.checking.task import task
 
-MOST = 4
+MOST = 3
 """Ranks on which a solution can be run."""
 
 Call = Callable[[Callable[..., Any], Any, Any], Any]
