@@ -1,16 +1,19 @@
-"""The sandbox's user may enter temporary folders; one warm sandbox serves many tests."""
+"""The sandbox's user may enter temporary folders; one sandbox, one course, one class serve many."""
 
 import functools
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from autograder.sandbox.place import SandboxedPlace
+from tests.helpers.whole_class import course_of, graded_with_failures, once
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def temporary_folders_can_be_entered(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Pytest closes its folder to all others, and a parallel worker's lies one deeper."""
     folder = tmp_path_factory.getbasetemp()
@@ -44,3 +47,28 @@ def alembic_is_asked_once() -> Iterator[None]:
 def place() -> Iterator[SandboxedPlace]:
     with SandboxedPlace(masked=("course_lib.sharding",)) as place:
         yield place
+
+
+@pytest.fixture(scope="session")
+def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course with few cases, in which the assignment is released; only to be copied."""
+    return once(tmp_path_factory, "released", lambda folder: course_of(folder, less=True))
+
+
+@pytest.fixture(scope="session")
+def graded_course(tmp_path_factory: pytest.TempPathFactory, released_course: Path) -> Path:
+    """The course with a class of twelve, graded with failures on the way; only to be copied."""
+
+    def grade(folder: Path) -> None:
+        shutil.copytree(released_course, folder, dirs_exist_ok=True)
+        graded_with_failures(folder)
+
+    return once(tmp_path_factory, "graded", grade)
+
+
+@pytest.fixture(scope="module")
+def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Return a copy of a shared course, for the tests of a file."""
+    return lambda course: shutil.copytree(
+        course, tmp_path_factory.mktemp("a course") / "course", symlinks=True
+    )

@@ -30,7 +30,6 @@ from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     booked,
-    course_of,
     hand_in,
     small_class,
     unexpected,
@@ -51,13 +50,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Path:
     """A course folder with few cases and two submissions."""
     try:
         probe()
     except SandboxUnavailable as error:
         pytest.skip(error.reason)
-    root = course_of(tmp_path_factory.mktemp("odd") / "course", less=True)
+    root = copy_of(released_course)
     members = small_class(root)
     hand_in(root, {name: members[name] for name in NAMES})
     return root

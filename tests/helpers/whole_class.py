@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import json
 import os
 import re
 import shutil
@@ -16,6 +18,7 @@ from typing import Any
 
 import nbformat
 import psutil
+import pytest
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
@@ -29,6 +32,7 @@ FILE = f"{ASSIGNMENT}.ipynb"
 TASKS = {"shard_bounds": 3.0, "average_gradients": 4.0, "data_parallel_step": 5.0}
 """The points of each task."""
 DUE = "2030-01-15 12:00:00"
+OBSERVED = "observed.json"
 CONFIG = """
 c.LateSubmissionPlugin.penalty_method = "zero"
 """
@@ -54,6 +58,23 @@ class Member:
     graded: bool = True
 
 
+def once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]
+) -> Path:
+    """Return a folder that `build` has filled: once for all parallel workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = shared / name, shared / f"{name}.done"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a worker left that failed
+            folder.mkdir()
+            build(folder)
+            done.touch()
+    return folder
+
+
 def leave_few_cases(source: Path) -> None:
     """Change an assignment's folder so that each check has one visible and one hidden case."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
@@ -76,12 +97,8 @@ def course_of(root: Path, less: bool = False) -> Path:
     return root
 
 
-def solution_in(root: Path) -> Any:
-    """Return the released notebook with the right solutions in it."""
-    return _notebook(root)
-
-
-def _notebook(root: Path, *mutants: tuple[str, str]) -> Any:
+def notebook_of(root: Path, *mutants: tuple[str, str]) -> Any:
+    """Return the released notebook with the right solutions in it, but for the mutants."""
     source = SOURCES / ASSIGNMENT
     known = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     return replace_tasks(
@@ -115,17 +132,17 @@ def _damaged(notebook: Any) -> Callable[[Path], Any]:
 
 def small_class(root: Path) -> dict[str, Member]:
     """Return twelve of each kind that takes little time."""
-    right = _notebook(root)
+    right = notebook_of(root)
     hostile = nbformat.reads(nbformat.writes(right), as_version=4)
     hostile.cells.insert(1, nbformat.v4.new_code_cell("import os, signal\nos.kill(-1, 9)"))
     without = {task: frozenset(TASKS) - {task} for task in TASKS}
 
     def mutant(task: str, mistake: str) -> Member:
-        return Member(_saved(_notebook(root, (task, mistake))), without[task])
+        return Member(_saved(notebook_of(root, (task, mistake))), without[task])
 
     return {
         "right": Member(_saved(right)),
-        "right-too": Member(_saved(_notebook(root, ("average_gradients", "flat")))),
+        "right-too": Member(_saved(notebook_of(root, ("average_gradients", "flat")))),
         "sum": mutant("average_gradients", "sum"),
         "deadlock": mutant("average_gradients", "deadlock"),
         "crash": mutant("average_gradients", "exit"),
@@ -151,7 +168,7 @@ def large_class(root: Path, count: int) -> dict[str, Member]:
         if mutant.reason is not None and "grader" not in mutant.where:
             continue  # wrong, and what the grader says of it is not promised
         full = frozenset(TASKS) - {mutant.task} if mutant.reason is not None else frozenset(TASKS)
-        notebook = _notebook(root, (mutant.task, mutant.mistake))
+        notebook = notebook_of(root, (mutant.task, mutant.mistake))
         found[f"{mutant.task}-{mutant.mistake}"] = Member(_saved(notebook), full)
     for name, attack in ATTACKS.items():
         short = re.sub(r"\W+", "-", name).strip("-")
@@ -194,6 +211,11 @@ class Course:
     status: int = 0
     before: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def observed(cls, root: Path) -> Course:
+        """Return what `graded_with_failures` left in this folder, or in the one it copies."""
+        return cls(root, small_class(root), **json.loads((root / OBSERVED).read_text()))
+
     @property
     def graded(self) -> Path:
         return self.root / "grading" / "graded" / ASSIGNMENT
@@ -228,6 +250,31 @@ class Course:
         process.communicate()
         _, alive = psutil.wait_procs(below, timeout=300)
         assert not alive, "processes outlived the command"
+
+
+def graded_with_failures(root: Path) -> None:
+    """Grade the twelve of `small_class`, and leave in OBSERVED what was seen on the way.
+
+    Four are graded when the command is killed before it books them. When it goes on, its worker is
+    killed. Writing the verdict of a thirteenth, ``refused``, fails as on a full disk.
+    """
+    course = Course(root, small_class(root))
+    first = ("right", "sum", "deadlock", "late")
+    hand_in(root, {name: course.members[name] for name in first})
+    grade = ("grade", ASSIGNMENT, "--jobs", "1")
+    course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
+    before = course.times()
+    assert not booked(root)
+    hand_in(root, {n: member for n, member in course.members.items() if n not in first})
+    hand_in(root, {"refused": course.members["overlap"]})
+    (course.graded / "refused").write_text("")
+    process = course.start(*grade)
+    course.until(process, lambda: len(course.verdicts()) > len(first))
+    (worker,) = psutil.Process(process.pid).children()
+    worker.kill()
+    said, _ = process.communicate()
+    seen = {"said": said, "status": process.returncode, "before": before}
+    (root / OBSERVED).write_text(json.dumps(seen))
 
 
 def unexpected(members: dict[str, Member], found: dict[str, dict[str, float]]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import pytest
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.repair import MAX_FILES, cells_of, read_content, repaired
-from autograder.commands.demo import ASSIGNMENT, make_submissions
+from autograder.commands.demo import ASSIGNMENT
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
-from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment, needs_sources
-from tests.helpers.whole_class import leave_few_cases
+from tests.helpers.course_folders import needs_sources
+from tests.helpers.whole_class import notebook_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
@@ -96,13 +95,9 @@ class Course:
     """A course of these submissions; each is graded when it is first asked for."""
 
     def __init__(self, root: Path) -> None:
-        leave_few_cases(copy_assignment(ASSIGNMENT, root))
-        shutil.copy(ROOT / "nbgrader_config.py", root)
         self.data = root / "grading"
         self.api = NbGraderAPI(config=load_config(root, data=self.data))
-        assert self.api.generate_assignment(ASSIGNMENT)["success"]
-        released = self.data / "release" / ASSIGNMENT
-        notebook = make_submissions(SOURCES / ASSIGNMENT, released)["right"].notebook
+        notebook = notebook_of(root)
         for name, (change, _, _) in BESIDE.items():
             folder = self.data / "submitted" / name / ASSIGNMENT
             folder.mkdir(parents=True)
@@ -118,8 +113,8 @@ class Course:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any) -> Course:
-    return Course(tmp_path_factory.mktemp("course"))
+def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
+    return Course(copy_of(released_course))
 
 
 @needs_sources

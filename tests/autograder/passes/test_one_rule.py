@@ -21,7 +21,7 @@ from autograder.settings import Settings
 from course_lib.learner import _course
 from course_lib.learner.check import check_notebook
 from tests.helpers.course_folders import RELEASED, needs_sources
-from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, course_of, solution_in
+from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, notebook_of
 
 pytestmark = [needs_sources, pytest.mark.filterwarnings("ignore")]
 Change = Callable[[NotebookNode], Any]
@@ -30,9 +30,9 @@ ALL = frozenset(TASKS)
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Path:
     """A course with few cases; the desk beside it has the same checks."""
-    root = course_of(tmp_path_factory.mktemp("one rule"), less=True)
+    root = copy_of(released_course)
     shutil.copytree(root / "assignments" / ASSIGNMENT, root / "desk" / ASSIGNMENT)
     return root
 
@@ -252,7 +252,7 @@ QUICK = {"split solution", "all in one, stubs left", "input", "magics of a kerne
 def test_both_give_the_same_points(course: Path, name: str) -> None:
     change, full = CHANGES[name]
     released = course / "grading/release" / ASSIGNMENT / FILE
-    notebook = solution_in(course) if name != "untouched" else nbformat.read(released, as_version=4)
+    notebook = notebook_of(course) if name != "untouched" else nbformat.read(released, as_version=4)
     (course / "desk" / ASSIGNMENT / "beside_the_notebook.py").touch()
     change(notebook)
     checked, graded = by_check(course, notebook), by_grader(course, notebook)

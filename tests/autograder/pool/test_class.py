@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 import pytest
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
@@ -29,9 +28,6 @@ from tests.helpers.whole_class import (
     TASKS,
     Course,
     booked,
-    course_of,
-    hand_in,
-    small_class,
     unexpected,
 )
 
@@ -46,30 +42,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any) -> Course:
-    """Twelve submissions. Four are graded when the command is killed before it books them. When it
-    goes on, its worker is killed; `test_kills.py` has other moments.
-
-    Writing ``refused`` fails, as on a full disk.
-    """
-    root = course_of(tmp_path_factory.mktemp("a class"), less=True)
-    course = Course(root, small_class(root))
-    first = ("right", "sum", "deadlock", "late")
-    hand_in(root, {name: course.members[name] for name in first})
-    grade = ("grade", ASSIGNMENT, "--jobs", "1")
-    course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
-    course.before = course.times()
-    assert not booked(root)
-    hand_in(root, {n: member for n, member in course.members.items() if n not in first})
-    hand_in(root, {"refused": course.members["overlap"]})
-    (course.graded / "refused").write_text("")
-    process = course.start(*grade)
-    course.until(process, lambda: len(course.verdicts()) > len(first))
-    (worker,) = psutil.Process(process.pid).children()
-    worker.kill()
-    course.said, _ = process.communicate()
-    course.status = process.returncode
-    return course
+def course(graded_course: Path, copy_of: Callable[[Path], Path]) -> Course:
+    return Course.observed(copy_of(graded_course))
 
 
 def in_this_process(

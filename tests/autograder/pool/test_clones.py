@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +14,18 @@ import pytest
 from autograder.commands.demo import ASSIGNMENT
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.whole_class import course_of, hand_in, small_class
+from tests.helpers.whole_class import hand_in, small_class
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def clone(released_course: Path, copy_of: Callable[[Path], Path]) -> Path:
     """A clone with a class of one, beside the installed clone."""
-    root = tmp_path_factory.mktemp("clones") / "clone"
-    course_of(root, less=True)
+    root = copy_of(released_course)
     for package in ("course_lib", "autograder"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, root / package, ignore=ignored)
     hand_in(root, {"untouched": small_class(root)["untouched"]})
-    yield root
+    return root
 
 
 @needs_sources

@@ -22,7 +22,7 @@ from autograder.sandbox.mounts import Mount
 from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
-from tests.helpers.whole_class import TASKS, Course, booked, course_of, hand_in
+from tests.helpers.whole_class import TASKS, Course, booked, hand_in
 from tests.helpers.whole_class import small_class as members_of
 
 pytestmark = [
@@ -34,8 +34,8 @@ CLASS = ("right", "sum", "right-too", "late")
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    root = course_of(tmp_path_factory.mktemp("self-test") / "a class", less=True)
+def released(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
+    root = copy_of(released_course)
     members = members_of(root)
     return Course(root, {name: members[name] for name in CLASS})
 
