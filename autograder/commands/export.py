@@ -12,55 +12,47 @@ from autograder.collection.roster import kept_roster, read_roster
 from autograder.collection.times import course_zone
 from autograder.course import Folders, load_config
 from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
-from autograder.exporting.systems import canvas, moodle_gradebook, plain, worksheet
+from autograder.exporting.systems import filled, plain
 from autograder.files import write_whole
 
 DESCRIPTION = """\
 Write grades from nbgrader's gradebook as CSV. The late penalty is subtracted from the points. With
---fill, grades are written into a file that Canvas or Moodle exported, because it has their own ids
-of students and assignments. Cells that a spreadsheet would read as a formula are quoted."""
+--fill, grades are written into a file that Canvas or Moodle exported, because only that file has
+the ids of students and assignments by which the system finds them. Cells that a spreadsheet would
+read as a formula are quoted."""
 EXAMPLES = """\
 examples:
   autograder export
   autograder export 02_data_parallel_sgd --tasks
-  autograder export 02_data_parallel_sgd --for canvas --fill canvas_grades.csv
-  autograder export 02_data_parallel_sgd --for canvas --title "Homework 2 (77)"
-  autograder export 02_data_parallel_sgd --for moodle --fill worksheet.csv --zero
-  autograder export --for moodle --to term.csv"""
+  autograder export 02_data_parallel_sgd --fill canvas_grades.csv --title "Homework 2 (77)"
+  autograder export 02_data_parallel_sgd --fill worksheet.csv --zero"""
 
 
 def export(
     root: Path,
     assignments: tuple[str, ...] = (),
     *,
-    system: str = "plain",
     fill: Path | None = None,
     title: str = "",
     roster: Path | None = None,
     zero: bool = False,
     tasks: bool = False,
-) -> tuple[str, list[Grade]]:
-    """Return the CSV of some assignments, by default all, and the grades in it.
+) -> tuple[str, str, list[Grade]]:
+    """Return for whom the CSV is, the CSV of some assignments, by default all, and the grades.
 
     Raises:
-        ExportError: there is nothing to export, or `fill` is not a file of that system.
+        ExportError: there is nothing to export, or `fill` is not a file of Canvas or Moodle.
         SourceError: the class list cannot be read.
 
     """
-    config = load_config(root)
-    data = Folders.at(root).data
+    config, data = load_config(root), Folders.at(root).data
     students = read_roster(roster) if roster else kept_roster(data)
     grades = read_grades(config, data, students, assignments)
     if not grades:
         raise ExportError("the gradebook has no students yet: run autograder grade first")
-    titles = {assignments[0]: title} if title else {}
-    if system == "canvas":
-        return canvas(grades, zero, titles, fill), grades
-    if system == "moodle":
-        if len(assignments) == 1:
-            return worksheet(grades, zero, fill), grades
-        return moodle_gradebook(grades, zero, titles), grades
-    return plain(grades, zero, course_zone(data), tasks), grades
+    if fill:
+        return *filled(fill, grades, zero, title), grades
+    return "plain", plain(grades, zero, course_zone(data), tasks), grades
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,19 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("assignment", nargs="?", help="the assignment's name (default: all)")
     parser.add_argument(
-        "--for",
-        dest="system",
-        choices=("plain", "canvas", "moodle"),
-        default="plain",
-        help="the system that reads the file. For moodle, the file is a grading worksheet if you "
-        "name an assignment, else a file for Grades > Import (default: plain)",
+        "--fill",
+        type=Path,
+        metavar="CSV",
+        help="fill in this file: Canvas's grade export, or Moodle's grading worksheet",
     )
-    parser.add_argument(
-        "--fill", type=Path, metavar="CSV", help="fill in this file, which the system exported"
-    )
-    parser.add_argument(
-        "--title", default="", help="title of the assignment's column in Canvas or Moodle"
-    )
+    parser.add_argument("--title", default="", help="title of the assignment's column in Canvas")
     parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
         "--zero",
@@ -98,24 +83,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Export for the command line; return the exit status."""
-    names = (arguments.assignment,) if arguments.assignment else ()
-    if (arguments.title or (arguments.fill and arguments.system == "moodle")) and not names:
-        print(
-            "autograder export: with --title, or --fill for moodle, also name one ASSIGNMENT",
-            file=sys.stderr,
-        )
-        return 2
-    if arguments.tasks and arguments.system != "plain":
-        print("autograder export: --tasks is for the plain file only", file=sys.stderr)
-        return 2
-    if arguments.fill and arguments.system == "plain":
-        print("autograder export: --fill needs --for canvas or --for moodle", file=sys.stderr)
-        return 2
+    wrong = ""
+    if arguments.title and not (arguments.fill and arguments.assignment):
+        wrong = "--title needs one ASSIGNMENT, and --fill with Canvas's file"
+    if arguments.tasks and arguments.fill:
+        wrong = "--tasks is for the plain file only"
     try:
-        text, grades = export(
+        if wrong:
+            raise ExportError(wrong)
+        system, text, grades = export(
             root,
-            names,
-            system=arguments.system,
+            (arguments.assignment,) if arguments.assignment else (),
             fill=arguments.fill,
             title=arguments.title,
             roster=arguments.roster,
@@ -125,9 +103,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     except (ExportError, SourceError) as error:
         print(f"autograder export: {error}", file=sys.stderr)
         return 2
-    to = arguments.to or Folders.at(root).data / f"grades_{arguments.system}.csv"
+    to = arguments.to or Folders.at(root).data / f"grades_{system}.csv"
     # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
-    write_whole(to, text, "utf-8-sig" if arguments.system == "plain" else "utf-8")
+    write_whole(to, text, "utf-8-sig" if system == "plain" else "utf-8")
     _report(grades, to)
     return 0
 

@@ -64,7 +64,7 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 def test_plain_has_everything(course: Path) -> None:
-    rows = {(r["assignment"], r["student_id"]): r for r in read(export(course)[0])}
+    rows = {(r["assignment"], r["student_id"]): r for r in read(export(course)[1])}
     assert len(rows) == 10, "five students, two assignments"
     ada = rows[NAME, "ada"]
     assert (ada["raw_score"], ada["late_penalty"], ada["score"], ada["max_score"]) == (
@@ -79,17 +79,16 @@ def test_plain_has_everything(course: Path) -> None:
     assert rows[NAME, "late-comer"]["score"] == ""
     assert rows[NAME, "nobody"]["score"] == ""
     assert rows[NAME, "ming"]["name"] == "王小明"
-    zero = {r["student_id"]: r["score"] for r in read(export(course, (NAME,), zero=True)[0])}
+    zero = {r["student_id"]: r["score"] for r in read(export(course, (NAME,), zero=True)[1])}
     assert (zero["nobody"], zero["grace"]) == ("0", ""), "what was handed in is not missing"
 
 
 def test_no_cell_is_a_formula(course: Path) -> None:
-    for system in ("plain", "canvas", "moodle"):
-        for assignments in ((), (NAME,)):
-            text, _ = export(course, assignments, system=system)
-            cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
-            assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
-            assert "'=HYPERLINK(1)" in text or "'-Hopper" in text
+    for assignments in ((), (NAME,)):
+        _, text, _ = export(course, assignments)
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
+        assert "'=HYPERLINK(1)" in text and "'-Hopper" in text
 
 
 def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
@@ -102,20 +101,21 @@ def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
         '"Student, Test",1,,,,L1,,,\n"王, 小明",678,S2,?,,L1,,,\n',
         encoding="utf-8-sig",
     )
-    text, _ = export(course, (NAME,), system="canvas", fill=own)
+    system, text, _ = export(course, (NAME,), fill=own)
     rows = read(text)
+    assert system == "canvas"
     assert list(rows[0])[-2:] == ["Section", f"{NAME} (77)"]
     found = {row["Student"]: row[f"{NAME} (77)"] for row in rows}
     assert float(found["Lovelace, Ada"]) == 7, "found by the login before the @"
     assert float(found["王, 小明"]) == 0, "found by Canvas's number"
     assert found["Student, Test"] == ""
-    with pytest.raises(ExportError, match="no grade export of Canvas"):
-        export(course, (NAME,), system="canvas", fill=ROOT / "pyproject.toml")
+    assert f"{NAME} (77),03_collectives" in export(course, fill=own)[1].partition("\n")[0]
+    assert "Homework 2 (9)" in export(course, (NAME,), fill=own, title="Homework 2 (9)")[1]
+    with pytest.raises(ExportError, match="neither a grade export of Canvas"):
+        export(course, (NAME,), fill=ROOT / "pyproject.toml")
 
 
 def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
-    rows = read(export(course, (NAME,), system="moodle")[0])
-    assert (rows[0]["Identifier"], float(rows[0]["Grade"])) == ("Participant 340934", 7)
     own = tmp_path / "w.csv"
     header = (
         "Identifier,Full name,ID number,Email address,Status,Grade,Maximum Grade,Marking workflow "
@@ -127,19 +127,15 @@ def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
         '"Sunday, 22 November 2026, 9:00 AM",-,\n'
         "Participant 5,Else,,else@x.org,,,100.00,,Yes,-,-,\n"
     )
-    text, _ = export(course, (NAME,), system="moodle", fill=own)
-    assert text.partition("\n")[0] == header
+    with pytest.raises(ExportError, match="has one assignment"):
+        export(course, fill=own)
+    system, text, _ = export(course, (NAME,), fill=own)
+    assert system == "moodle" and text.partition("\n")[0] == header
     ada, other = read(text)
     assert float(ada["Grade"]) == pytest.approx(100 * 7 / 12, abs=0.01)
     assert "9 of 12 points; late penalty for 2 days: 2" in ada["Feedback comments"]
     assert other["Grade"] == ""
     assert ada["Last modified (grade)"] == "-"
-
-
-def test_moodles_gradebook(course: Path) -> None:
-    rows = read(export(course, (), system="moodle")[0])
-    assert list(rows[0])[:4] == ["First name", "Last name", "ID number", "Email address"]
-    assert float(rows[0][f"Assignment: {NAME} (Real)"]) == 7
 
 
 def test_the_command(
@@ -157,7 +153,9 @@ def test_the_command(
     assert autograder("export", "no_such") == 2
     assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
     assert autograder("export", "--fill", "x.csv") == 2
-    assert "needs --for canvas" in capsys.readouterr().err
+    assert "cannot read x.csv" in capsys.readouterr().err
+    assert autograder("export", "--title", "x") == 2
+    assert "--title needs one ASSIGNMENT" in capsys.readouterr().err
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
     assert autograder("export", root=tmp_path) == 2
     assert "no gradebook yet" in capsys.readouterr().err
