@@ -26,8 +26,8 @@ nbgrader. `exporting` writes grades for other systems. `class_report` says how a
 the whole process with a class of six. `release` makes the students' notebooks from the
 instructors'. `course` finds the course folder and reads its configuration. `settings` lists the
 options of an examination. `gradebook` checks that nbgrader's gradebook can be used. `files` writes
-files completely or not at all. `foreign_text` makes text that somebody else wrote harmless.
-`web_page` defines the look of the grader's own pages.
+files completely or not at all. `tables` shows what others wrote in a terminal, a page or a
+spreadsheet, where it can do no harm. `web_page` defines the look of the grader's own pages.
 """
 
 from course_lib._later import without

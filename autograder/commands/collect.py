@@ -14,7 +14,6 @@ from pathlib import Path
 from autograder.collection.collecting import Collected, Row, collect
 from autograder.collection.formats import FORMATS
 from autograder.collection.listing import SourceError
-from autograder.collection.tables import csv_text, format_rows
 from autograder.collection.times import (
     book_due,
     course_zone,
@@ -25,6 +24,7 @@ from autograder.collection.times import (
 )
 from autograder.course import Folders, load_config
 from autograder.files import shown_path, write_whole
+from autograder.tables import csv_text, format_rows
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\

@@ -7,20 +7,19 @@ clock. This command only reads what the verdicts say, and writes a page and a ta
 from __future__ import annotations
 
 import argparse
-import csv
-import io
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from autograder.course import Folders, handed_out
+from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
-from autograder.foreign_text import no_formula, printable
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade, students
+from autograder.tables import Row, Table, bar, csv_text
 from autograder.web_page import web_page
 from course_lib.capstone import Race
 from course_lib.checking.local import load_module
@@ -43,106 +42,79 @@ class Entry:
         computed: seconds of the gradients of the rank with the most.
         sent: bytes of the rank that sends most.
         rounds: number of operations of rank 0.
-        place: from 1; equal times share a place; 0 for none.
 
     """
 
     name: str
     note: str = ""
-    seconds: float = 0.0
+    seconds: float = math.inf
     computed: float = 0.0
     sent: int = 0
     rounds: int = 0
-    place: int = 0
 
 
-def entries_of(found: Mapping[str, Sequence[Any]], case: str) -> list[Entry]:
-    """Return the entries in the board's order.
+def entry_of(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
+    """Return a student's entry.
 
     Args:
-        found: student → the verdicts that count.
+        name: the student.
+        verdicts: those that count.
         case: name of the race's case.
 
     """
-    timed, others = [], []
-    for name, verdicts in found.items():
-        checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
-        results = [each for check in checks for each in check.cases if each["name"] == case]
-        if not results:
-            others.append(Entry(name, "not graded yet"))
-            continue
-        result = results[0]
-        cost = result.get("cost", {})
-        if not cost or not result["parts"].get("values", result["passed"]):
-            why = "it missed the target, or failed" if result["hidden"] else result["reason"]
-            others.append(Entry(name, why or "this verdict has no time"))
-            continue
-        numbers = cost["seconds"], cost["computed"], int(cost["sent"]), int(cost["rounds"])
-        timed.append(Entry(name, "", *numbers))
-    timed.sort(key=lambda entry: (entry.seconds, entry.sent, entry.name))
-    seconds = [entry.seconds for entry in timed]
-    placed = [Entry(*(e.name, e.note, e.seconds, e.computed, e.sent, e.rounds),
-                    place=1 + seconds.index(e.seconds)) for e in timed]  # fmt: skip
-    return placed + sorted(others, key=lambda entry: entry.name)
+    checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
+    results = [each for check in checks for each in check.cases if each["name"] == case]
+    if not results:
+        return Entry(name, "not graded yet")
+    (result,) = results
+    cost = result.get("cost", {})
+    if not cost or not result["parts"].get("values", result["passed"]):
+        why = "it missed the target, or failed" if result["hidden"] else result["reason"]
+        return Entry(name, why or "this verdict has no time")
+    return Entry(
+        name,
+        seconds=cost["seconds"],
+        computed=cost["computed"],
+        sent=int(cost["sent"]),
+        rounds=int(cost["rounds"]),
+    )
 
 
-def _honours(entry: Entry, entries: Sequence[Entry]) -> str:
-    timed = [each for each in entries if each.place]
-    best = {
-        "fewest bytes": entry.sent == min(each.sent for each in timed),
-        "fewest rounds": entry.rounds == min(each.rounds for each in timed),
-        "least computing": entry.computed == min(each.computed for each in timed),
-    }
-    return ", ".join(name for name, has in best.items() if has)
-
-
-def page(entries: Sequence[Entry], race: Race, title: str) -> str:
-    """Return the board as one page that fetches nothing and has no script."""
-    longest = max((entry.seconds for entry in entries if entry.place), default=1.0)
-    rows = []
+def board(entries: Sequence[Entry]) -> Table:
+    """Return the entries in order; equal times share a place."""
+    entries = sorted(entries, key=lambda entry: (entry.seconds, entry.sent, entry.name))
+    times = [entry.seconds for entry in entries]
+    timed = [entry for entry in entries if not entry.note]
+    rows: list[Row] = []
     for e in entries:
-        name = f"<td>{escape(printable(e.name))}"
-        if not e.place:
-            note = escape(printable(e.note)[:300])
-            rows.append(f'<tr><td class="n">–</td>{name}</td><td colspan="5">{note}</td></tr>')
+        if e.note:
+            rows.append(("", e.name, "", "", "", "", e.note, ""))
             continue
-        width, part = 100 * e.seconds / longest, 100 * e.computed / e.seconds
-        bar = (
-            f'<div class="bar" aria-hidden="true" style="width:{width:.1f}%">'
-            f'<div class="all" style="width:{part:.1f}%"></div></div>'
-        )
-        cells = (f"{1e3 * e.seconds:.3f}", f"{1e3 * e.computed:.3f}", f"{e.sent:,}", e.rounds)
-        numbers = "".join(f'<td class="n">{each}</td>' for each in cells)
-        honours = _honours(e, entries)
+        honours = {
+            "fewest bytes": e.sent == min(each.sent for each in timed),
+            "fewest rounds": e.rounds == min(each.rounds for each in timed),
+            "least computing": e.computed == min(each.computed for each in timed),
+        }
         rows.append(
-            f'<tr><td class="n">{e.place}</td>{name}{bar}</td>{numbers}<td>{honours}</td></tr>'
+            (
+                *(1 + times.index(e.seconds), e.name),
+                *(f"{1e3 * e.seconds:.3f}", f"{1e3 * e.computed:.3f}", e.sent, e.rounds),
+                ", ".join(name for name, has in honours.items() if has),
+                bar(e.seconds / timed[-1].seconds),
+            )
         )
-    titles = ("place", "name", "time, ms", "gradients, ms", "bytes sent", "rounds", "")
-    head = "".join(f'<th scope="col">{each}</th>' for each in titles)
-    about = (
+    header = ("place", "name", "time, ms", "gradients, ms", "bytes sent", "rounds", "note", "")
+    title = "Time on the grader's virtual clock, the same on every machine"
+    return Table(title, header, rows, "There is no submission yet.")
+
+
+def about(race: Race) -> str:
+    """Return a sentence on the race."""
+    return (
         f"{race.world_size} ranks, with a latency of {1e6 * race.latency:g} µs and a bandwidth of "
         f"{race.bandwidth / 1e6:g} MB/s between them, train a network of {race.features}, "
         f"{race.hidden} and {race.classes} units until its loss is at most {race.target:g}."
     )
-    body = f"""<p>{escape(about)}</p>
-<table><caption>The time is virtual: the same on every machine. A bar shows the time; its left part
-is the time of the gradients. The bytes are those of the rank that sends most.</caption>
-<thead><tr>{head}</tr></thead><tbody>
-{"".join(rows)}
-</tbody></table>"""
-    return web_page(title, body if entries else "<p>There is no submission yet.</p>")
-
-
-def table(entries: Sequence[Entry]) -> str:
-    """Return the board as comma-separated values, with the seconds to the last digit."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["place", "name", "seconds", "computed", "bytes_sent", "rounds", "note"])
-    for e in entries:
-        numbers = [e.seconds, e.computed, e.sent, e.rounds] if e.place else [""] * 4
-        texts = no_formula(printable(e.name)), no_formula(printable(e.note))
-        writer.writerow([e.place or "", texts[0], *numbers, texts[1]])
-    return out.getvalue()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -169,14 +141,19 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     except NothingToGrade as error:
         print(f"autograder leaderboard: {error}", file=sys.stderr)
         return 2
-    found = {name: list(current(folders, ASSIGNMENT, name).values()) for name in there}
-    entries = entries_of(found, case.name)
+    entries = [
+        entry_of(name, list(current(folders, ASSIGNMENT, name).values()), case.name)
+        for name in there
+    ]
     target = arguments.to or folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"
     title = "The race: " + ("final results" if arguments.final else "results so far")
-    write_whole(target / f"{stem}.html", page(entries, Race.of(case.parameters), title))
-    write_whole(target / f"{stem}.csv", table(entries))
-    timed = sum(entry.place > 0 for entry in entries)
+    table = board(entries)
+    body = f"<p>{escape(about(Race.of(case.parameters)))}</p>\n{table.as_html()}"
+    write_whole(target / f"{stem}.html", web_page(title, body))
+    write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
+    timed = sum(not entry.note for entry in entries)
+    print(table.as_text())
     print(
         f"{timed} of {len(entries)} entries reached the target; the results are in "
         f"{target / stem}.html and {stem}.csv"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.class_report import as_page, as_text, class_report
+from autograder.class_report import class_report
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders
 from autograder.files import write_whole
@@ -51,8 +51,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         return 2
     report = class_report(name, verdicts, notebooks)
     page = folders.data / "report" / f"{name}.html"
-    write_whole(page, as_page(report))
-    print(as_text(report))
+    write_whole(page, report.as_page())
+    print(report.as_text())
     if left:
         print(f"not counted, because they are not in the class list: {', '.join(left)}")
     print(f"as a page: {page}")

@@ -16,9 +16,9 @@ from datetime import tzinfo
 from pathlib import Path
 
 from autograder.collection.roster import decode
-from autograder.collection.tables import csv_text
 from autograder.collection.times import shown
 from autograder.exporting.grades import MISSING, ExportError, Grade
+from autograder.tables import csv_text
 
 PLAIN = (
     *("assignment", "student_id", "last_name", "first_name", "name", "email", "status"),

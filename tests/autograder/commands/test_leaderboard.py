@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
-from autograder.commands.leaderboard import entries_of, page, table
+from autograder.commands.leaderboard import about, board, entry_of
 from autograder.examination.verdict import CheckVerdict, Verdict
 from course_lib.capstone import Race
 
@@ -38,29 +36,25 @@ CLASS = {
 }
 
 
+ENTRIES = [entry_of(name, verdicts, "the race") for name, verdicts in CLASS.items()]
+
+
 def test_places_follow_the_time_and_equal_times_share_one() -> None:
-    entries = entries_of(CLASS, "the race")
-    assert [(each.place, each.name) for each in entries] == [
+    rows = board(ENTRIES).rows
+    assert [row[:2] for row in rows] == [
         *((1, "<b>eve</b>"), (1, "=cmd()"), (3, "slow")),
-        *((0, "absent"), (0, "crashed"), (0, "hidden"), (0, "missed")),
+        *(("", "absent"), ("", "crashed"), ("", "hidden"), ("", "missed")),
     ]
-    notes = {each.name: each.note for each in entries}
+    notes = {row[1]: row[6] for row in rows}
     assert notes["absent"] == "not graded yet"
     assert notes["hidden"] == "it missed the target, or failed"
     assert notes["crashed"] == "Rank 0 raised ValueError"
+    assert (notes["slow"], notes["=cmd()"]) == ("fewest rounds, least computing", "least computing")
+    assert "fewest bytes" in str(notes["<b>eve</b>"])
 
 
-def test_the_page_shows_texts_as_texts_and_who_has_the_fewest() -> None:
-    shown = page(entries_of(CLASS, "the race"), Race(), "The race")
+def test_it_shows_texts_as_texts() -> None:
+    shown = board(ENTRIES).as_html()
     assert "<b>eve" not in shown and "&lt;b&gt;eve&lt;/b&gt;" in shown and "2 &amp; more" in shown
-    row = {name: shown.split(name)[1].split("</tr>")[0] for name in ("slow", "eve&lt;", "=cmd")}
-    assert "fewest rounds" in row["slow"] and "30.000" in row["slow"]
-    assert "fewest bytes" in row["eve&lt;"] and "fewest" not in row["=cmd"]
-    assert "There is no submission yet" in page([], Race(), "The race")
-
-
-def test_the_table_is_safe_in_a_spreadsheet_and_exact() -> None:
-    rows = list(csv.DictReader(io.StringIO(table(entries_of(CLASS, "the race")))))
-    assert [row["place"] for row in rows] == ["1", "1", "3", "", "", "", ""]
-    assert rows[1]["name"] == "'=cmd()" and float(rows[2]["seconds"]) == 0.03
-    assert rows[-1]["seconds"] == "" and rows[-1]["note"] == "the loss is 2 & more"
+    assert "30.000" in shown and "There is no submission yet" in board([]).as_html()
+    assert f"{Race().world_size} ranks" in about(Race())

@@ -290,7 +290,7 @@ def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
     points = booked(course.root)
     for task, most in TASKS.items():
         whole = sum(found.get(task) == most for found in points.values())
-        (line,) = (row for row in said.splitlines() if row.startswith(f"{task} "))
+        line = next(row for row in said.splitlines() if row.startswith(f"{task} "))
         assert line.split()[1:3] == [f"{most:g}", str(whole)]
     page = course.root / "grading/report" / f"{ASSIGNMENT}.html"
     assert "average_gradients" in page.read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""Write tables for a terminal, a page or a spreadsheet in which no student's text can do harm."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Row = Sequence[object]
+_STARTS_A_FORMULA = ("=", "+", "-", "@")
+_FEW = 3
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title.
+
+    Attributes:
+        title: its title.
+        header: the titles of its columns.
+        rows: the cells. A tuple of names is shortened on a terminal.
+        empty: what to say if there is no row.
+
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Row]
+    empty: str = ""
+
+    def as_text(self) -> str:
+        """Return it for a terminal."""
+        return f"{self.title}\n{format_rows(self.header, self.rows) if self.rows else self.empty}"
+
+    def as_html(self) -> str:
+        """Return it for a page."""
+        if not self.rows:
+            return f"<h2>{escape(self.title)}</h2><p>{escape(self.empty)}</p>"
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.header)
+        rows = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in self.rows)
+        return (
+            f"<h2>{escape(self.title)}</h2>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+def _html_cell(cell: object) -> str:
+    kind = ' class="n"' if isinstance(cell, (int, float)) else ""
+    text = ", ".join(cell) if isinstance(cell, tuple) else _text(cell)
+    return f"<td{kind}>{escape(printable(text))}</td>"
+
+
+def bar(share: float, width: int = 24) -> str:
+    """Return a bar of up to `width` characters for a share of 1."""
+    return "█" * round(share * width)
+
+
+def printable(text: str) -> str:
+    """Return text on one line, without characters that move the cursor or reverse other text."""
+    return "".join(c if _is_shown(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _is_shown(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return kind[0] != "C" and kind not in ("Zl", "Zp")
+
+
+def safe_cell(value: object) -> str:
+    """Return a CSV cell that a spreadsheet never reads as a formula; numbers stay numbers."""
+    if isinstance(value, (int, float)):
+        return _text(value)
+    text = "" if value is None else str(value)
+    kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # keep the text on one line and encodable
+    text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
+    if text == "-":
+        return text  # Moodle writes this if there is no value
+    is_formula = text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA)
+    return f"'{text}" if is_formula else text
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return a CSV; every cell except the header's is made safe."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([safe_cell(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def format_rows(header: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return a table for a terminal. A 中 is two columns wide. Control characters are replaced."""
+    lines = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, float) and abs(cell) < 1e6:
+        return f"{cell:g}"
+    if isinstance(cell, tuple):
+        more = len(cell) - _FEW
+        return ", ".join(cell[:_FEW]) + (f" and {more} more" if more > 0 else "")
+    return "" if cell is None else str(cell)
+
+
+def _width(text: str) -> int:
+    return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
