@@ -35,15 +35,14 @@ def png(grey: float) -> bytes:
     return file.getvalue()
 
 
-def lecture(path: Path, card: str | None) -> None:
+def lecture(path: Path, card: str) -> None:
     """Write a lecture with a figure before, and two after, the section of its card."""
     cells = [v4.new_markdown_cell(f"# What about {path.stem}?\n\nA lecture.")]
     for number, text in enumerate(("## First", "## The ring, drawn", "## Last")):
         picture = {"image/png": base64.b64encode(png(number / 4)).decode()}
         shown = v4.new_output("display_data", data=picture)
         cells += [v4.new_markdown_cell(text), v4.new_code_cell("show(fig)", outputs=[shown])]
-    if card is not None:
-        cells.append(v4.new_markdown_cell(card, metadata={"tags": ["card"]}))
+    cells.append(v4.new_markdown_cell(card))
     path.write_text(v4.writes(v4.new_notebook(cells=cells)), encoding="utf-8")
 
 
@@ -62,20 +61,10 @@ def test_cards_are_printed_eight_on_a_page(
     assert pages(pdf) == expected
 
 
-def test_a_lecture_without_a_card_is_left_out(
-    cards: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lecture(tmp_path / "01_with.ipynb", CARD)
-    lecture(tmp_path / "02_without.ipynb", None)
-    pdf = tmp_path / "cards.pdf"
-    assert cards.main(["--lectures", str(tmp_path), "--to", str(pdf)]) == 0
-    assert pages(pdf) == 1
-    assert capsys.readouterr().err == "02_without.ipynb has no card yet\n"
-
-
 @pytest.mark.parametrize(
     ("card", "complaint"),
     [
+        ("A cell that is no card.", "exactly one card"),
         (CARD.replace("- **Bug**", "**Bug**"), "in this form"),
         (CARD.replace("Formula", "Equation"), "in this form"),
         (CARD + " more" * 60, "words; at most 60"),

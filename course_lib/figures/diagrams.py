@@ -88,7 +88,7 @@ def data_parallel_step(world_size: int = 4) -> Figure:
 def flattened_bucket() -> Figure:
     """Draw how gradients of several shapes become one flat buffer, and one call."""
     figure, axes = _canvas(12, 4.4)
-    shapes = (("B3: 2 × 5", 5, 2), ("b3: 2", 2, 1), ("B2: 5 × 3", 3, 5))
+    shapes = (("weight, layer 3", 5, 2), ("bias, layer 3", 2, 1), ("weight, layer 2", 3, 5))
     cell, x, at = 0.34, 0.8, 1.0
     for name, columns, rows in shapes:
         middle = x + columns * cell / 2
@@ -119,7 +119,7 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
     wide = 12 / world_size
     for rank in range(world_size):
         x = rank * wide + 0.2
-        text = f"RANK={rank}  LOCAL_RANK={rank}\nWORLD_SIZE={world_size}\ntrain.py"
+        text = f"RANK={rank}\nLOCAL_RANK={rank}\nWORLD_SIZE={world_size}\nddp.py"
         _box(axes, x, 1.7, wide - 0.4, 1.1, text)
         middle = x + wide / 2 - 0.2
         start = 6 + (rank - (world_size - 1) / 2) * 0.7

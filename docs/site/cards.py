@@ -1,6 +1,6 @@
 """Prints the lectures' cards, eight on a page of A4: ``python docs/site/cards.py --to cards.pdf``.
 
-A card is the lecture's Markdown cell with the tag ``card``: its question, formula, figure and bug.
+A card is the lecture's cell with the heading ``### Card``: its question, formula, figure and bug.
 The figure is the first image after the section to which the card links.
 """
 
@@ -53,17 +53,16 @@ class Card(NamedTuple):
     figure: bytes
 
 
-def card_of(path: Path) -> Card | None:
-    """Return the card of a lecture, or None if it has none.
+def card_of(path: Path) -> Card:
+    """Return the card of a lecture.
 
-    Raises ValueError if the card has another form or too many words, or if no figure follows.
+    Raises ValueError if there is not exactly one card, if it has another form or too many words, or
+    if no figure follows.
     """
     cells = nbformat.read(path, as_version=4).cells
-    texts = [cell.source for cell in cells if "card" in cell.metadata.get("tags", [])]
-    if not texts:
-        return None
-    found = CARD.fullmatch(texts[0].strip())
-    if found is None or len(texts) > 1:
+    texts = [cell.source for cell in cells if cell.source.startswith("### Card")]
+    found = CARD.fullmatch(texts[0].strip()) if len(texts) == 1 else None
+    if found is None:
         raise ValueError(f"{path.name}: write exactly one card, in this form:\n{FORM}")
     question, formula, section, bug = found.groups()
     if (words := len(texts[0].replace(formula, "").split())) > WORDS:
@@ -163,15 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lectures", type=Path, default=ROOT / "lectures")
     parser.add_argument("--to", type=Path, default=ROOT / "_site" / "html" / "cards.pdf")
     given = parser.parse_args(arguments)
-    cards = []
-    for path in sorted(given.lectures.glob("*.ipynb")):
-        if (card := card_of(path)) is None:
-            print(f"{path.name} has no card yet", file=sys.stderr)
-        else:
-            cards.append(card)
-    if not cards:
-        print("no lecture has a card", file=sys.stderr)
-        return 1
+    cards = [card_of(path) for path in sorted(given.lectures.glob("*.ipynb"))]
     given.to.parent.mkdir(parents=True, exist_ok=True)
     print_cards(cards, given.to)
     return 0

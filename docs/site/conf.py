@@ -67,6 +67,7 @@ html_theme_options = {
     "use_download_button": True,
     "show_toc_level": 2,
     "home_page_in_toc": True,
+    "footer_content_items": ["copyright.html"],
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -79,6 +80,8 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 _log = logging.getLogger(__name__)
 # In JupyterLab the place of a heading is its text, with dashes for spaces.
 _HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
+# Boxes with words in them, which nobody could read in the width of a phone.
+_DIAGRAM = re.compile(r"show\((?:diagrams\.|draw_outcomes)")
 _NUMBER = re.compile(r"lectures/(\d\d)_")
 _TITLE = re.compile(r'"# ')  # the first one in a notebook's file
 _FOLDER = re.compile(r"\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
@@ -112,7 +115,7 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _fold(app: Any, docname: str, source: list[str]) -> None:
-    """Fold what answers a question until it is asked for, and code that only draws.
+    """Fold what answers a question, and code that only draws; mark diagrams.
 
     The notebook has no tags for it: whoever works through it runs one cell after the other.
     """
@@ -129,6 +132,10 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
             tags.append("hide-input")
         if place in answering:
             tags.append("hide-output")
+        for data in (output.get("data", {}) for output in cell.get("outputs", [])):
+            if _DIAGRAM.search(cell["source"]) and "text/html" in data:
+                shown = "".join(data["text/html"])
+                data["text/html"] = shown.replace("<img ", '<img class="diagram" ')
     source[0] = json.dumps(notebook, ensure_ascii=False)
 
 
