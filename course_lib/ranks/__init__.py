@@ -6,17 +6,18 @@
 
 The parts of this package, from the bottom up. Each one imports only parts above it in this list:
 
-- `explain`: failures in words; `costs`: the time of messages and computation; `calls`: how a
-  function is sent to ranks; `placement`: which device each rank gets; `variables`: what ranks keep
-  between calls; `stopping`: how code is interrupted from outside; `sockets`: how to read from
-  sockets
+- `explain`: failures in words; `costs`: the time of messages and computation; `placement`: which
+  device each rank gets; `variables`: what ranks keep between calls; `stopping`: how code is
+  interrupted from outside; `sockets`: how to read from sockets
 - `trace`: what happened; `memory`: objects as bytes, and memory that processes share
+- `calls`: how a function is sent to ranks
 - `_torch`: what PyTorch does not document, and the table of collectives
 - `output`: what ranks print and display
 - `processes`: ranks as processes of this machine; `simulated`: ranks on the fabric, a network with
   a virtual clock; neither imports the other
 - `host`: the process whose threads are the simulated ranks
-- `engine`: the choice between these kinds of ranks; `ranks`: the class `Ranks`
+- `ranks`: the class `Ranks`, which chooses between these kinds of ranks; `multinode`: ranks on
+  several machines, with one trace
 - `watch`: hangs of any ``torchrun`` job, explained
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 - `for_graders`: the inner names that checks and the autograder may import

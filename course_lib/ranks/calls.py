@@ -13,12 +13,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from course_lib.ranks.explain.pickling import dumps, find_unsendable
 from course_lib.ranks.explain.words import counted
-
-Bytes = TypeVar("Bytes", covariant=True)
+from course_lib.ranks.memory import Packed, pack
 
 _MAX_SOURCE = 1 << 20
 
@@ -50,15 +49,6 @@ def _check_number(name: str, values: PerRank, world_size: int) -> None:
         )
 
 
-class Pack(Protocol[Bytes]):
-    """Makes bytes of an object, as `memory.pack` does."""
-
-    def __call__(
-        self, value: Any, *, elsewhere: Callable[[Any], int | None] | None = None
-    ) -> Bytes:
-        """Return the bytes; see `memory.pack`."""
-
-
 def per_rank(values: Iterable[Any]) -> PerRank:
     """Mark `values` as one per rank: rank ``r`` gets ``values[r]``.
 
@@ -76,11 +66,11 @@ def pack_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     world_size: int,
-    pack: Pack[Bytes],
-) -> tuple[Bytes, list[Bytes]]:
+    pack: Callable[..., Packed] = pack,
+) -> tuple[Packed, list[Packed]]:
     """Return the call as bytes: the part that all ranks share, and each rank's own part, if any.
 
-    `pack` makes the bytes, as `memory.pack` does.
+    `pack` makes the bytes: `memory.pack`, perhaps with other options.
 
     Raises:
         TypeError: something cannot be sent; the message names it.
@@ -101,7 +91,7 @@ def pack_call(
         )
     own: list[PerRank] = []
 
-    def found(part: Any) -> int | None:
+    def number_of(part: Any) -> int | None:
         if not isinstance(part, PerRank):
             return None
         _check_number("a part of the arguments", part, world_size)
@@ -112,7 +102,7 @@ def pack_call(
         for name, value in _named(args, kwargs):
             if isinstance(value, PerRank):
                 _check_number(name, value, world_size)
-        common = pack((fn, list(args), kwargs), elsewhere=found)
+        common = pack((fn, list(args), kwargs), elsewhere=number_of)
         if not own:
             return common, []
         return common, [pack([values[rank] for values in own]) for rank in range(world_size)]
@@ -147,7 +137,7 @@ def _cannot_be_sent(parts: dict[str, Any], error: Exception) -> TypeError:
     return TypeError(f"the call cannot be sent to the ranks: {error}")
 
 
-def pack_result(value: Any, pack: Callable[[Any], Bytes]) -> Bytes:
+def pack_result(value: Any, pack: Callable[[Any], Packed] = pack) -> Packed:
     """Return the result of a call as bytes, which `pack` makes.
 
     Raises:

@@ -35,15 +35,13 @@ from course_lib.ranks.explain.failure import (
     interrupted,
     rank_error,
     timed_out,
-    with_labels,
 )
-from course_lib.ranks.explain.lines import line_in_dump
-from course_lib.ranks.memory import Packed, anonymous_file, pack
-from course_lib.ranks.output.printer import Item, Printer, RankOutput
+from course_lib.ranks.memory import Packed, pack
+from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
 from course_lib.ranks.processes.main_module import become_main
-from course_lib.ranks.processes.member import read_dump
+from course_lib.ranks.processes.member import Member, fork_member
 from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
 from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
@@ -87,6 +85,11 @@ class Simulated:
             ``wait()``: ``"ignore"`` does nothing, ``"warn"`` gives a `MisuseWarning`, and
             ``"error"`` raises a `MisuseError`.
 
+    Attributes:
+        placement: a "device" for every rank, and the reason in a sentence.
+        trace: the trace of the last call, even if that call failed.
+        closing: set when the ranks must end; a call that runs in another thread then raises.
+
     """
 
     def __init__(
@@ -118,21 +121,10 @@ class Simulated:
             misuse,
         )
         self._owner = owner
-        self._trace: Trace | Callable[[], Trace] = Trace([], world_size)
+        self.trace = Trace([], world_size)
         self.closing = threading.Event()
         self._forget = weakref.finalize(self, _gone.append, owner)
         self._forget.atexit = False
-
-    @property
-    def trace(self) -> Trace:
-        """The trace of the last call; it is made on first use."""
-        if not isinstance(self._trace, Trace):
-            self._trace = self._trace()
-        return self._trace
-
-    @trace.setter
-    def trace(self, trace: Trace) -> None:
-        self._trace = trace
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
@@ -141,7 +133,7 @@ class Simulated:
         packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
         known = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
         job = Job(self._owner, setting, call.timeout, *packed, known)
-        self._trace = Trace([], setting.world_size)
+        self.trace = Trace([], setting.world_size)
         if _is_host or not _one_at_a_time.acquire(blocking=False):
             raise RanksError(
                 "only one call can run on simulated ranks at a time, and a function on simulated "
@@ -151,7 +143,8 @@ class Simulated:
             outcome = _host().run(job, self.closing)
         finally:
             _one_at_a_time.release()
-        self._trace = partial(_trace, outcome.log, setting)
+        read = partial(_events, outcome.log)
+        self.trace = Trace(read, setting.world_size, network=setting.network)
         if outcome.failures:
             first = next(iter(outcome.failures))
             original = outcome.failures[first].original()
@@ -179,9 +172,8 @@ class Simulated:
         self._forget()
 
 
-def _trace(log: Packed, setting: Setting) -> Trace:
-    events = [Event(*event) for event in log.read_last()]
-    return Trace(events, setting.world_size, network=setting.network)
+def _events(log: Packed) -> list[Event]:
+    return [Event(*event) for event in log.read_last()]
 
 
 _gone: list[str] = []
@@ -189,41 +181,26 @@ _gone: list[str] = []
 
 
 class Host:
-    """The notebook's side of the host.
-
-    Attributes:
-        pid: its process.
-
-    """
+    """The notebook's side of the host."""
 
     def __init__(self) -> None:
         preload([__name__])
         self._server = shared_server()
         self._surroundings = Surroundings()
         with uninterrupted():
-            ours, theirs = socket.socketpair()
-            read, write = os.pipe()
-            self._stacks = anonymous_file("stacks")
-            try:
-                fds = [theirs.fileno(), write, self._stacks]
-                self.pid = self._server.fork(f"{__name__}:serve", {}, fds)
-            finally:
-                theirs.close()
-                os.close(write)
-            self._pipe = ObjectPipe(ours, private=False)
-            # What a rank's thread prints comes through the pipe. This is the rest, such as the
-            # output of compiled code; it belongs to no rank.
-            self._output = RankOutput(0, read, _Unlabelled(1))
+            # What a rank's thread prints comes through the pipe. The output is the rest, such as
+            # that of compiled code; it belongs to no rank.
+            rest = _Unlabelled(1)
+            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, rest)
+            self._pipe, self._output = self._process.pipe, self._process.output
             self._poll = select.poll()
             self._poll.register(self._pipe, select.POLLIN)
             self._poll.register(self._output, select.POLLIN)
-            self.end = weakref.finalize(
-                self, _end, self._server, self.pid, self._pipe, self._output, self._stacks
-            )
+            self.end = weakref.finalize(self, _end, self._server, self._process)
 
     def usable(self) -> bool:
         """Return whether the host lives and belongs to this process."""
-        return self.end.alive and self._server.all_live([self.pid])
+        return self.end.alive and self._server.all_live([self._process.pid])
 
     def run(self, job: Job, closing: threading.Event) -> Outcome:
         """Run one call, and print what the ranks print.
@@ -298,15 +275,13 @@ class Host:
         return outcome
 
     def _death(self) -> RanksError:
-        status = self._server.exit_status(self.pid, wait=2)
-        dump, labels = read_dump(self._stacks), cell_labels()
-        where = line_in_dump(dump, labels)
+        status, dump, where = self._process.last_words(self._server, cell_labels())
         self.end()
         gone = "The next call starts a new process. Variables that simulated ranks kept are gone."
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
             + (f"  ({where})" if where else ""),
-            detail="\n\n".join(filter(None, [with_labels(dump, labels).rstrip(), gone])),
+            detail="\n\n".join(filter(None, [dump.rstrip(), gone])),
         )
 
 
@@ -318,12 +293,10 @@ class _Unlabelled(Printer):
         print(item)
 
 
-def _end(server: ForkServer, pid: int, pipe: ObjectPipe, output: RankOutput, stacks: int) -> None:
+def _end(server: ForkServer, process: Member) -> None:
     if server.alive():
-        server.kill([pid])
-    pipe.close()
-    output.close()
-    os.close(stacks)
+        server.kill([process.pid])
+    process.close()
 
 
 _current: Host | None = None
@@ -343,12 +316,13 @@ def _host() -> Host:
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Run jobs until the notebook closes the pipe. `fds`: the pipe, the output, and the stacks."""
+    """Run jobs until the notebook closes the pipe; ``config["fds"]`` has the names of `fds`."""
     global _is_host
     _is_host = True
-    pipe = ObjectPipe(socket.socket(fileno=fds[0]), private=True)
-    redirect_output(fds[1])
-    faulthandler.enable(file=fds[2], all_threads=False)  # when compiled code crashes
+    named = dict(zip(config["fds"], fds, strict=True))
+    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
+    redirect_output(named["output"])
+    faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
     become_main()
     _hide_stopped()
     inbox: queue.SimpleQueue[list[Read]] = queue.SimpleQueue()

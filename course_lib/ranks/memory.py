@@ -8,7 +8,6 @@ page when a reader writes to it. Nothing ever stays in the file system.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import mmap
 import os
@@ -119,8 +118,10 @@ class _Packer(Pickler):
             # A transposed or `channels_last` tensor keeps its memory order. Gaps are left out.
             order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
             data = obj.detach().to("cpu").permute(order).contiguous()
-            return _tensor, (pickle.PickleBuffer(_bytes_of(data)), data.dtype, tuple(data.shape),
-                             order, obj.requires_grad)  # fmt: skip
+            array: Any = data.view(-1).view(torch.uint8).numpy()
+            shape = tuple(data.shape)
+            buffer = pickle.PickleBuffer(array)
+            return _tensor, (buffer, data.dtype, shape, order, obj.requires_grad)
         # An empty tensor too, or its reader would need CUDA.
         if type(obj) is torch.Tensor and obj.is_cuda:
             return _itself, (obj.to("cpu"),)
@@ -136,8 +137,8 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _known_class(name: str) -> type:
-    found: type = trackers._DYNAMIC_CLASS_TRACKER_BY_ID[name]
-    return found
+    known: type = trackers._DYNAMIC_CLASS_TRACKER_BY_ID[name]
+    return known
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -150,42 +151,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    buffer = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    buffer._tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive
-    return buffer
-
-
 def _tensor(
     buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int], requires_grad: bool
 ) -> torch.Tensor:
     data = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
     back = sorted(range(len(order)), key=order.__getitem__)
     return data.permute(back).requires_grad_(requires_grad)
-
-
-class _Spool:
-    """Collects the pickle: in a buffer while it is small, then in a file in memory."""
-
-    def __init__(self, inline: int) -> None:
-        self._inline = inline
-        self.buffer: bytearray | None = bytearray()
-        self.fd = -1
-        self.size = 0
-
-    def write(self, data: Any) -> None:
-        view = memoryview(data)
-        self.size += view.nbytes
-        if self.buffer is not None and self.size <= self._inline:
-            self.buffer += view
-            return
-        if self.buffer is not None:
-            self.fd, buffered, self.buffer = anonymous_file("call"), self.buffer, None
-            _write_all(self.fd, memoryview(buffered))
-        _write_all(self.fd, view.cast("B"))
-
-    def pad(self) -> None:
-        self.write(bytes(-self.size % _ALIGN))
 
 
 def _write_all(fd: int, view: memoryview) -> None:
@@ -221,27 +192,27 @@ def pack(
 
     """
     buffers: list[pickle.PickleBuffer] = []
-    spool = _Spool(inline)
+    pickled = io.BytesIO()
+    packer = _Packer(pickled, protocol=5, buffer_callback=buffers.append)
+    packer.known = known
+    packer.elsewhere = elsewhere
+    packer.dump(value)
+    views = [pickled.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    pieces: list[memoryview | bytes] = []
+    for view in views:
+        pieces += [view, bytes(-view.nbytes % _ALIGN)]
+    pieces[-1] = struct.pack(f"<{len(views)}Q", *map(len, views)) if buffers else b""
+    size = sum(map(len, pieces))
+    if size <= inline:
+        return Packed(size, len(views), bytearray().join(pieces))
+    fd = anonymous_file("call")
     try:
-        packer = _Packer(spool, protocol=5, buffer_callback=buffers.append)
-        packer.known = known
-        packer.elsewhere = elsewhere
-        packer.dump(value)
-        sizes = [spool.size]
-        for buffer in buffers:
-            view = buffer.raw()
-            spool.pad()
-            spool.write(view)
-            sizes.append(len(view))
-        if buffers:
-            spool.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+        for piece in pieces:
+            _write_all(fd, memoryview(piece))
     except BaseException:
-        if spool.fd >= 0:
-            os.close(spool.fd)
+        os.close(fd)
         raise
-    if spool.buffer is None:
-        return Packed.in_file(spool.size, len(sizes), spool.fd)
-    return Packed(spool.size, len(sizes), spool.buffer)
+    return Packed.in_file(size, len(views), fd)
 
 
 class _Unpacker(pickle.Unpickler):

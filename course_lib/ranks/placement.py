@@ -73,14 +73,14 @@ def share(world_size: int, gpus: int, nccl: tuple[int, ...]) -> Placement:
             'Use on="auto" or on="cpu" to run on the CPU.'
         )
     devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
-    told = ".".join(map(str, nccl))
+    version = ".".join(map(str, nccl))
     shared = f"{world_size} ranks share {gpus} GPU{'s' * (gpus > 1)}"
     if nccl >= _SHARING_NCCL:
-        why = f"{shared}; NCCL {told} allows it"
+        why = f"{shared}; NCCL {version} allows it"
         blocks = max(1, _BLOCKS_PER_GPU // -(-world_size // gpus))
         shares = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks)}
         return Placement(devices, "nccl", why, shares)
-    missing = f"NCCL {told} does not allow it" if told else "there is no NCCL"
+    missing = f"NCCL {version} does not allow it" if version else "there is no NCCL"
     why = f"{shared}; {missing}, so they communicate through the CPU, with gloo"
     why += "; with metered=False, send and recv fail for tensors on a GPU"
     return Placement(devices, "gloo", why)

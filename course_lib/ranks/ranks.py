@@ -1,6 +1,7 @@
 """`Ranks`: K ranks that run a notebook's functions together.
 
-`Ranks` is what users see. It passes each call to an *engine*, which `engine.make_engine` chooses.
+`Ranks` is what users see. It passes each call to an *engine*: `Processes` for ``on="cpu"`` and
+``"gpu"``; `Simulated`, whose ranks are threads of one process on a fabric with a virtual clock.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any, Literal
 from course_lib.ranks._torch.versions import warn_if_untried
 from course_lib.ranks.calls import Call
 from course_lib.ranks.costs.network import Device, Network
-from course_lib.ranks.engine import make_engine
 from course_lib.ranks.explain.arguments import argument_hint
 from course_lib.ranks.explain.errors import RankError, RanksError
-from course_lib.ranks.output.summary import html_table, one_line
+from course_lib.ranks.host import Simulated
+from course_lib.ranks.placement import place
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS
+from course_lib.ranks.processes.team import Processes
 from course_lib.ranks.simulated.threads import Computation, Policy
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import pull_variables, push_variables
@@ -91,7 +94,7 @@ class Ranks:
         self.timeout = timeout
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
-        self._engine = make_engine(
+        self._engine = _make_engine(
             world_size, on, network, device, computation, metered, misuse, self.owner
         )
         self._closed = False
@@ -255,7 +258,53 @@ class Ranks:
         )
 
     def __repr__(self) -> str:
-        return one_line(self._engine.placement, self._engine.pids(), self._closed)
+        pids = self._engine.pids()
+        state = "pids " + ", ".join(map(str, pids)) if pids else "start with the first call"
+        state = "closed" if self._closed else state
+        return f"<Ranks {self.world_size}: {self._engine.placement.why}; {state}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(self._engine.placement, self._engine.pids(), self._closed)
+
+def _make_engine(
+    world_size: int,
+    on: str,
+    network: Network | None,
+    device: Device | None,
+    computation: Computation | None,
+    metered: bool,
+    misuse: Policy,
+    owner: str,
+) -> Processes | Simulated:
+    if on == "simulated":
+        return Simulated(world_size, owner, network, device, computation, misuse)
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
+    if device is not None or computation is not None:
+        raise ValueError('device=… and computation=… work only with on="simulated"')
+    if network is not None:
+        _check_emulated(network, on, metered)
+        on = "cpu"
+    return Processes(place(world_size, on), metered=metered, network=network)
+
+
+def _check_emulated(network: Network, on: str, metered: bool) -> None:
+    """Refuse a network that CPU ranks cannot emulate.
+
+    They can emulate only one link per rank, of one latency and bandwidth.
+    """
+    if on == "gpu" or not metered:
+        raise ValueError(
+            'network=… works only with on="simulated", or with on="cpu" and without metered=False'
+        )
+    plain = Network(
+        network.latency,
+        network.bandwidth,
+        overhead=network.overhead,
+        all_reduce=network.all_reduce,
+        broadcast=network.broadcast,
+        segments=network.segments,
+    )
+    if plain != network:
+        raise ValueError(
+            "CPU ranks can emulate only the latency, bandwidth and overhead of one link per rank. "
+            'For topologies, nodes and jitter use on="simulated"'
+        )

@@ -37,11 +37,11 @@ def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
         NameError: it has no such variable; the message lists the variables that it has.
 
     """
-    mine = namespace(owner)
+    variables = namespace(owner)
     for name in names:
-        if name not in mine:
+        if name not in variables:
             given = ("rank", "world_size", "device", "dist", "torch", "get_ipython")
-            own = sorted(key for key in mine if not key.startswith("_") and key not in given)
+            own = sorted(key for key in variables if not key.startswith("_") and key not in given)
             has = f"it has {', '.join(own[:12])}" if own else "it has none yet"
             raise NameError(f"this rank has no variable {name!r}; {has}")
-    return [mine[name] for name in names]
+    return [variables[name] for name in names]

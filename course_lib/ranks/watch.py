@@ -51,9 +51,8 @@ from course_lib.ranks.explain.errors import RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.explain.lines import line_of_thread, locator
 from course_lib.ranks.explain.words import names, names_inside, one_or_many, spans
-from course_lib.ranks.processes.board import MAX_BOARD_RANKS, SIGNATURE, Board
+from course_lib.ranks.processes.board import MAX_BOARD_RANKS, Board
 from course_lib.ranks.processes.board_diagnosis import (
-    NEW_GROUPS,
     DeadlockWatch,
     board_states,
     find_mismatch,
@@ -61,9 +60,8 @@ from course_lib.ranks.processes.board_diagnosis import (
     process_ended,
     some_raised,
 )
-from course_lib.ranks.processes.board_views import RankPhase, RankView, Wait
+from course_lib.ranks.processes.board_views import NEW_GROUPS, RankPhase, RankView, Wait
 from course_lib.ranks.processes.member import cpu_state
-from course_lib.ranks.processes.metered_group import compare_entries
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 from course_lib.ranks.processes.world import install
 
@@ -116,10 +114,9 @@ class Watch:
             blocked=deque(maxlen=0),  # type: ignore[arg-type]
             limit=limit.total_seconds(),
         )
-        self._new_groups = self._board.open_group(rank, NEW_GROUPS, tuple(range(world_size)))
         self._deadlocks = DeadlockWatch(_PATIENCE)
         self._ticks = -1
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._ended: Callable[..., None] = lambda *_: None
         self._board.set_state(rank, RankPhase.RUNNING)
         self._publish()
@@ -186,10 +183,7 @@ class Watch:
             everyone = tuple(range(board.world_size))
             what = f"new_group of ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
             where = self.recorder.locate()
-            seq = board.enter_collective(rank, self._new_groups, what[:SIGNATURE], where)
-            compare_entries(
-                self.recorder, everyone, NEW_GROUPS, seq, what[:SIGNATURE], f"new_group #{seq}"
-            )
+            seq = self.recorder.enter(NEW_GROUPS, everyone, what, where)
             # The members connect here, and wait for a member that skips the call.
             board.block(
                 rank,
@@ -242,7 +236,7 @@ class Watch:
             "course_lib.ranks.watch does not end the job. It ends at the time limit of the process "
             f"group ({self.recorder.limit:g} s){sooner}."
         )
-        self._tell(report, notes)
+        self._report(report, notes)
 
     def _look_for_slow(self, views: list[RankView], notes: list[dict[str, Any]]) -> None:
         """Report, once, running ranks for which all others have waited for `_LONG` seconds.
@@ -264,7 +258,7 @@ class Watch:
             "is no error, and the job goes on. Otherwise the line in the table shows what is "
             "waited for: a file lock that another rank holds, a download, a loop without an end.",
         )
-        self._tell(report, notes, "told of slow ranks")
+        self._report(report, notes, "reported slow ranks")
 
     def _notes(self) -> list[dict[str, Any]] | None:
         """Return what every rank has published; ``None`` if one has not joined yet."""
@@ -283,7 +277,7 @@ class Watch:
                 gone.append(view.rank)
         return gone
 
-    def _tell_why(self) -> None:
+    def _report_why(self) -> None:
         """Report why the job is about to end, unless it ends because it is done."""
         notes = self._notes()
         if notes is None:
@@ -301,7 +295,7 @@ class Watch:
             # "Connection closed".
             error = out_of_step(views) or (some_raised(failures, views) if failures else None)
         if error is not None:
-            self._tell(error, notes)
+            self._report(error, notes)
 
     def _failures(self) -> dict[int, Failure]:
         """Return the exceptions that ended ranks."""
@@ -312,9 +306,11 @@ class Watch:
             if self._store.check([key])
         }
 
-    def _tell(self, error: RanksError, notes: list[dict[str, Any]], key: str = "told") -> None:
+    def _report(
+        self, error: RanksError, notes: list[dict[str, Any]], key: str = "reported"
+    ) -> None:
         """Print what is wrong, if no rank has printed it yet, with the lines of running ranks."""
-        with self._telling:  # SIGTERM must not end this process before the report is complete
+        with self._reporting:  # SIGTERM must not end this process before the report is complete
             if self._store.add(key, 1) == 1:
                 self._print(error, notes)
 
@@ -354,7 +350,7 @@ class Watch:
             self._store.set(f"failure {self._rank}", json.dumps(failure))
             self._publish()
             time.sleep(_GRACE)
-            self._tell_why()
+            self._report_why()
 
     def _finished(self) -> None:
         """Publish that the script has ended, and end the watch too."""
@@ -376,11 +372,11 @@ class Watch:
         until = time.monotonic() + _STAY
         with suppress(RuntimeError):
             self._publish()
-            while (notes := self._notes()) is not None and not self._store.check(["told"]):
+            while (notes := self._notes()) is not None and not self._store.check(["reported"]):
                 views = self._board.views()
                 if all(view.state in _ENDED for view in views):
                     if (error := out_of_step(views)) is not None:
-                        self._tell(error, notes)
+                        self._report(error, notes)
                     return
                 if time.monotonic() > until:
                     return
@@ -414,11 +410,11 @@ class Watch:
             self._store.set(f"stopped {self._rank}", "")
             self._publish()
             time.sleep(_GRACE)
-            self._tell_why()
+            self._report_why()
         if signal.getsignal(signal.SIGTERM) is self._ended:
             # Python's signal.signal works only in the main thread, which may wait in compiled code.
             ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(0))
-            with self._telling:
+            with self._reporting:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 

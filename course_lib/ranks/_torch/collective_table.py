@@ -239,16 +239,17 @@ class Collective:
     tensors that this rank puts in and the tensors that it gets."""
     result: Callable[[tuple[Any, ...]], Any] = lambda arguments: arguments[0]
     """Returns the value of the future."""
-    short: tuple[str, ...] = ("timeout",)
-    """Names of the options that PyTorch's shorter form takes as separate arguments."""
-    short_if_tensor: int | None = None
-    """Position of the argument that is a bare tensor in the shorter form."""
     one_by_one: str = ""
     """The method for a single operation, for backends that lack the method for several."""
     variant: str = ""
     """A word that all ranks of one call must have in common, beside the kind."""
     old_method: str = ""
     """Name of the method in releases before 2.13."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its only argument is a list of tensors, which it writes to."""
+        return self.operations is _in_place
 
     @cached_property
     def options_type(self) -> type:
@@ -279,21 +280,18 @@ def _first(arguments: tuple[Any, ...]) -> list[Any]:
 COLLECTIVES = (
     Collective(
         "broadcast", "broadcast", dist.BroadcastOptions, 1, _in_place,
-        short=("rootRank", "timeout"), short_if_tensor=0,
     ),
     Collective(
         "all_reduce", "allreduce", dist.AllreduceOptions, 1, _in_place,
-        short=("reduceOp", "timeout"), short_if_tensor=0,
     ),
     Collective(
-        "all_reduce", "allreduce_coalesced", dist.AllreduceCoalescedOptions, 1, _in_place, short=(),
+        "all_reduce", "allreduce_coalesced", dist.AllreduceCoalescedOptions, 1, _in_place,
     ),
     Collective(
         "reduce", "reduce", dist.ReduceOptions, 1, _in_place,
-        short=("rootRank", "reduceOp", "timeout"), short_if_tensor=0,
     ),
     Collective(
-        "all_gather", "allgather", c10d.AllgatherOptions, 2, _from_lists, short_if_tensor=1,
+        "all_gather", "allgather", c10d.AllgatherOptions, 2, _from_lists,
     ),
     Collective(
         "all_gather", "all_gather_single", c10d.AllgatherOptions, 2,
@@ -317,15 +315,12 @@ COLLECTIVES = (
     ),
     Collective(
         "gather", "gather", c10d.GatherOptions, 2, _from_lists,
-        short=("rootRank", "timeout"), short_if_tensor=1,
     ),
     Collective(
         "scatter", "scatter", c10d.ScatterOptions, 2, _to_lists,
-        short=("rootRank", "timeout"), short_if_tensor=0,
     ),
     Collective(
         "reduce_scatter", "reduce_scatter", c10d.ReduceScatterOptions, 2, _to_lists,
-        short=("reduceOp", "timeout"), short_if_tensor=0,
     ),
     Collective(
         "reduce_scatter", "reduce_scatter_single", c10d.ReduceScatterOptions, 2,

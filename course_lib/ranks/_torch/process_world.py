@@ -18,12 +18,12 @@ def number_groups_from(count: int) -> None:
     c10d._world.group_count = count
 
 
-def refuse_other_numbers(rank: int, world_size: int, mine: int, size: int) -> None:
-    """Raise ValueError if a script joins as another rank than `mine` of `size`; -1: not given."""
-    if rank not in (-1, mine) or world_size not in (-1, size):
+def refuse_other_numbers(rank: int, world_size: int, own_rank: int, own_size: int) -> None:
+    """Raise ValueError if a script joins with other numbers than this rank's; -1: not given."""
+    if rank not in (-1, own_rank) or world_size not in (-1, own_size):
         raise ValueError(
-            f"init_process_group(rank={rank}, world_size={world_size}) on rank {mine} of {size}: "
-            "these ranks are already in a process group. Leave out rank and world_size"
+            f"init_process_group(rank={rank}, world_size={world_size}) on rank {own_rank} of "
+            f"{own_size}: these ranks are already in a process group. Leave out rank and world_size"
         )
 
 

@@ -95,7 +95,7 @@ class PythonGroup(dist.ProcessGroup):
         self._members = members
         self._name = name
 
-    @property
+    @functools.cached_property  # every operation asks for it
     def label(self) -> str:
         """The group's name in text for people; see `Event.group_name`."""
         return group_called(self._name, str(self.group_desc))
@@ -176,11 +176,11 @@ class PythonGroup(dist.ProcessGroup):
 
     def _peer(self, what: str, peer: int) -> int:
         if not 0 <= peer < len(self._members):
-            said = f"{what} rank {peer}: the ranks of this group have the numbers 0 to "
-            said += str(len(self._members) - 1)
+            words = f"{what} rank {peer}: the ranks of this group have the numbers 0 to "
+            words += str(len(self._members) - 1)
             if self._members != tuple(range(len(self._members))):
-                said += f" (global ranks: {', '.join(map(str, self._members))})"
-            raise ValueError(said)
+                words += f" (global ranks: {', '.join(map(str, self._members))})"
+            raise ValueError(words)
         return self._members[peer]
 
 
@@ -195,37 +195,17 @@ def _check_contiguous(what: str, tensors: Any) -> None:
         raise ValueError(f"{what} needs a contiguous tensor: make one with x.contiguous()")
 
 
-def read_arguments(
-    collective: Collective, given: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
-    """Return (arguments, options) of a call in PyTorch's longer form or its shorter one.
-
-    The longer form ends with an options object. The shorter form has separate arguments for the
-    options and takes bare tensors, as in ``group.broadcast(tensor, 0)``.
-    """
-    arguments, rest = given[: collective.arguments], given[collective.arguments :]
-    options = named.pop("opts", None)
-    if rest and isinstance(rest[0], collective.options_type):
-        options, rest = rest[0], rest[1:]
-    if options is None:
-        options = collective.options()
-    spelled = {"root": "rootRank", "op": "reduceOp"}
-    chosen = dict(zip(collective.short, rest, strict=False))
-    chosen |= {spelled.get(name, name): value for name, value in named.items()}
-    if len(rest) > len(collective.short) or not chosen.keys() <= set(collective.short):
-        raise TypeError(f"{collective.method}() does not take these arguments: {given} {named}")
-    for name, value in chosen.items():
-        if value is not None:
-            setattr(options, name, value)
-    at = collective.short_if_tensor
-    if at is not None and isinstance(arguments[at], torch.Tensor):
-        arguments = tuple([each] for each in arguments)
-    return arguments, options
-
-
 def _method(collective: Collective) -> Callable[..., dist.Work]:
-    def method(self: PythonGroup, *given: Any, **named: Any) -> dist.Work:
-        arguments, options = read_arguments(collective, given, named)
+    def method(self: PythonGroup, *given: Any, opts: Any = None) -> dist.Work:
+        arguments, rest = given[: collective.arguments], given[collective.arguments :]
+        options = rest[0] if rest else opts or collective.options()
+        if len(rest) > 1 or not isinstance(options, collective.options_type):
+            raise TypeError(
+                f"{collective.method} of a process group takes its options as one object. "
+                f"Call the function of torch.distributed instead: dist.{collective.kind}"
+            )
+        if arguments and isinstance(arguments[0], torch.Tensor) and collective.in_place:
+            arguments = ([arguments[0]],)  # DDP does so with its map of used parameters
         watcher = _watched.watcher
         if watcher is None:
             return self._collective(collective, arguments, options)
@@ -241,9 +221,9 @@ def _get_backend(before: Any) -> Any:
 
     @functools.wraps(before)
     def get_backend(group: Any = None) -> Any:
-        said = before(group)
-        mine = _ours(group)
-        return dist.Backend(mine.backend) if mine is not None and _is_ours(said) else said
+        name = before(group)
+        own = _ours(group)
+        return dist.Backend(own.backend) if own is not None and _is_ours(name) else name
 
     return get_backend
 
@@ -253,11 +233,11 @@ def _get_backend_config(before: Any) -> Any:
 
     @functools.wraps(before)
     def get_backend_config(group: Any = None) -> Any:
-        said = before(group)
-        mine = _ours(group)
-        if mine is None or not any(_is_ours(part.rpartition(":")[2]) for part in said.split(",")):
-            return said
-        return str(distributed_c10d.BackendConfig(dist.Backend(mine.backend)))
+        name = before(group)
+        own = _ours(group)
+        if own is None or not any(_is_ours(part.rpartition(":")[2]) for part in name.split(",")):
+            return name
+        return str(distributed_c10d.BackendConfig(dist.Backend(own.backend)))
 
     return get_backend_config
 
@@ -269,11 +249,11 @@ def _monitored_barrier(before: Any) -> Any:
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
-        mine = _ours(group)
-        if mine is None:
+        own = _ours(group)
+        if own is None:
             before(group, timeout, wait_all_ranks)
         else:
-            mine.monitored_barrier(timeout, wait_all_ranks)
+            own.monitored_barrier(timeout, wait_all_ranks)
 
     return monitored_barrier
 

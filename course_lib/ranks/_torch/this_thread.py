@@ -57,8 +57,8 @@ def backward_id() -> int | None:
     A ``backward()`` inside another one, such as that of a reentrant checkpoint, has its own id and
     its own callbacks.
     """
-    found = torch._C._current_graph_task_id()
-    return None if found == -1 else found
+    number = torch._C._current_graph_task_id()
+    return None if number == -1 else number
 
 
 def in_final_callback() -> bool:

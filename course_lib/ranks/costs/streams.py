@@ -80,8 +80,8 @@ class Streams(Generic[P]):
             stream.popleft()
             self._over[part.group, part.rank] = end
             if stream:
-                following, place = stream[0]
-                following.transfer.enter(place, max(end, following.parts[place].posted))
+                following, next_member = stream[0]
+                following.transfer.enter(next_member, max(end, following.parts[next_member].posted))
                 self._want(following)
             self._end(part, end)
         self._want(running)

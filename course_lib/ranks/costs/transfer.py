@@ -171,9 +171,9 @@ class RoundsTransfer(Transfer):
         self.times[target] = max(self.times[target], arrival)
         at = self._messages[number][1]
         for end in (source, target):
-            mine = self._made[at][end]
-            mine.remove(number)
-            if not mine:
+            left_over = self._made[at][end]
+            left_over.remove(number)
+            if not left_over:
                 self._go_on(end, at + 1)
 
     def _at_once(self) -> bool:

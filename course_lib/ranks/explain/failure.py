@@ -66,8 +66,8 @@ def describe(error: BaseException, labels: Mapping[str, str]) -> Failure:
     `labels`: file name → its name for people, for example ``Cell In[3]``.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_ours(f.filename)]
-    found = innermost(((f.filename, f.lineno) for f in reversed(frames)), labels)
-    where = named(*found, labels) if found else ""
+    line = innermost(((f.filename, f.lineno) for f in reversed(frames)), labels)
+    where = named(*line, labels) if line else ""
     if not where and isinstance(error, SyntaxError) and error.filename:
         where = named(error.filename, error.lineno, labels)
     shown = _without_libraries(frames, labels)

@@ -108,14 +108,14 @@ def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
     while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    found = innermost(frames, labels)
-    return named(*found, labels) if found else ""
+    line = innermost(frames, labels)
+    return named(*line, labels) if line else ""
 
 
 def line_in_dump(dump: str, labels: Mapping[str, str]) -> str:
     """Return the innermost line of the user's code in a dump of ``faulthandler``, or ``""``."""
-    found = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
-    return named(*found, labels) if found else ""
+    line = innermost(((name, int(line)) for name, line, _ in _FRAME.findall(dump)), labels)
+    return named(*line, labels) if line else ""
 
 
 def innermost_function(dump: str) -> str:

@@ -174,7 +174,7 @@ def _parts_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"{name}[{place}]", each) for place, each in enumerate(value))
+        yield from ((f"{name}[{index}]", each) for index, each in enumerate(value))
     elif hasattr(value, "__dict__"):
         yield from ((f"{name}.{each}", part) for each, part in list(vars(value).items()))
 

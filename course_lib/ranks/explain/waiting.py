@@ -201,10 +201,10 @@ def _explain_crossed(waiting: Mapping[int, Waiting]) -> str:
             groups.setdefault(each.group, []).append(rank)
     if len(groups) < 2:
         return ""
-    places = ["one group", *["another"] * (len(groups) - 1)]
+    which = ["one group", *["another"] * (len(groups) - 1)]
     clauses = ", ".join(
-        f"{names_inside(ranks)} {one_or_many(ranks, 'waits', 'wait')} in a collective of {place}"
-        for ranks, place in zip(groups.values(), places, strict=True)
+        f"{names_inside(ranks)} {one_or_many(ranks, 'waits', 'wait')} in a collective of {group}"
+        for ranks, group in zip(groups.values(), which, strict=True)
     )
     return (
         f"{clauses[0].upper()}{clauses[1:]}. Ranks that are in several groups must all call the "

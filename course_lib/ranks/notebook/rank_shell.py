@@ -1,6 +1,6 @@
-"""The meaning of ``!``, ``?`` and ``%`` in a ``%%ranks`` cell.
+"""The meaning of ``!`` and ``%`` in a ``%%ranks`` cell.
 
-IPython rewrites ``!ls`` into ``get_ipython().system('ls')``, and ``?`` and ``%`` in the same way. A
+IPython rewrites ``!ls`` into ``get_ipython().system('ls')``, and ``%`` in the same way. A
 rank has no IPython of its own, because IPython would take over the whole process. Instead it has a
 `RankShell`, which does the same with the rank's variables and prints under the rank's name.
 """
@@ -8,13 +8,10 @@ rank has no IPython of its own, because IPython would take over the whole proces
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
 import subprocess
 import time
 import timeit
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from course_lib.ranks.costs.computation import clock, is_simulated
@@ -41,11 +38,6 @@ class RankShell:
         self._magics: dict[str, Callable[[str], Any]] = {
             "time": lambda line: self._timed(line, self._name),
             "timeit": self._timeit,
-            "env": self._env,
-            "cd": self._cd,
-            "pwd": lambda _: os.getcwd(),
-            "pinfo": lambda name: self._describe(name, source=False),
-            "pinfo2": lambda name: self._describe(name, source=True),
             "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
         }
 
@@ -102,7 +94,7 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name not in self._magics:
-            known = ", ".join(f"%{each}" for each in self._magics if not each.startswith("pinfo"))
+            known = ", ".join(f"%{each}" for each in self._magics)
             raise NameError(
                 f"%{name} does not work on ranks: put %{name} into a cell without %%ranks. "
                 f"On ranks, only these work: {known}"
@@ -134,32 +126,6 @@ class RankShell:
         loops, _ = timer.autorange()
         best = min(timer.repeat(3, loops)) / loops
         print(f"{_seconds(best)} per loop (best of 3 runs of {loops} loops)")
-
-    def _env(self, line: str) -> Any:
-        name, equals, value = line.partition("=")
-        if equals:
-            os.environ[name.strip()] = value.strip()
-            return None
-        return os.environ.get(name.strip()) if name.strip() else dict(os.environ)
-
-    def _cd(self, line: str) -> None:
-        os.chdir(os.path.expanduser(line.strip() or "~"))
-
-    def _describe(self, name: str, source: bool) -> None:
-        value = eval(name, self._variables)
-        rows = [("Type", type(value).__name__)]
-        if callable(value):
-            with suppress(TypeError, ValueError):  # compiled functions may have no signature
-                rows.insert(0, ("Signature", f"{name}{inspect.signature(value)}"))
-        else:
-            rows.insert(0, ("Value", repr(value)[:500]))
-        if source:
-            try:
-                rows.append(("Source", "\n" + inspect.getsource(value).rstrip()))
-            except (OSError, TypeError):
-                rows.append(("Source", "is not known"))
-        rows.append(("Docstring", inspect.getdoc(value) or "none"))
-        print("\n".join(f"{key}: {text}" for key, text in rows))
 
     def _filled_in(self, command: str) -> str:
         """Return a command in which ``{x}`` and ``$x`` are replaced by the rank's variables."""

@@ -68,7 +68,7 @@ class Pages:
         # Where each rank's part and texts begin, computed once: every call needs it several times.
         self._heads = range(0, self._stride // 8 * world_size, self._stride // 8)
         self._texts = range(self._text_at, self._text_at + size, self._stride)
-        self._found: dict[tuple[int, int], int] = {}
+        self._channel_at: dict[tuple[int, int], int] = {}
         self._seen: dict[int, int] = {}  # rank → how many of its channels are in `_found`
 
     def close(self) -> None:
@@ -94,19 +94,19 @@ class Pages:
 
     def _channel(self, rank: int, key: int, create: bool = False) -> int:
         """Return the first word of a channel; 0 if there is none."""
-        if (known := self._found.get((rank, key))) is not None:
+        if (known := self._channel_at.get((rank, key))) is not None:
             return known
         slot = self._seen.get(rank, 0)
         while slot < MAX_CHANNELS:
             word = rank * self._stride // 8 + HEAD + slot * CHANNEL_WORDS
-            found = self._words[word]
-            if found == 0:
+            there = self._words[word]
+            if there == 0:
                 if not create:
                     return 0
-                self._words[word] = found = key
-            self._found[rank, found] = word
+                self._words[word] = there = key
+            self._channel_at[rank, there] = word
             self._seen[rank] = slot = slot + 1
-            if found == key:
+            if there == key:
                 return word
         if not create:
             return 0
@@ -117,7 +117,7 @@ class Pages:
 
     def forget_places(self) -> None:
         """Forget where channels are. A rank does so before each call: `clear` may have run."""
-        self._found.clear()
+        self._channel_at.clear()
         self._seen.clear()
 
     def _clear_places(self, rank: int) -> None:
@@ -324,12 +324,6 @@ class Board(Pages):
     def given_up(self, rank: int) -> int:
         """Return the number of the latest call that `rank` must end; 0 if there was none."""
         return self._words[rank * self._stride // 8 + GIVEN_UP]
-
-    def changes(self) -> tuple[int, ...]:
-        """Return how often each rank's part has changed; if equal twice, nothing happened."""
-        return tuple(
-            self._words[rank * self._stride // 8 + CHANGES] for rank in range(self.world_size)
-        )
 
     def pending(self) -> int:
         """Return how many operations of all ranks were launched and are not over."""

@@ -27,11 +27,13 @@ from course_lib.ranks.explain.waiting import (
     stuck,
 )
 from course_lib.ranks.explain.words import counted
-from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, RankView, Wait
-
-NEW_GROUPS = (1 << 33) - 1
-"""Key of a pseudo group, whose collectives are the calls of ``dist.new_group``: no rank waits for
-them, but all ranks must make the same calls."""
+from course_lib.ranks.processes.board_views import (
+    NEW_GROUPS,
+    MessageChannel,
+    RankPhase,
+    RankView,
+    Wait,
+)
 
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+NEW_GROUPS = (1 << 33) - 1
+"""Key of a pseudo group, whose collectives are the calls of ``dist.new_group``: no rank waits for
+them, but all ranks must make the same calls."""
+
 
 class RankPhase(IntEnum):
     """The state of a rank."""
@@ -143,11 +147,6 @@ class RankView:
     def from_anyone(self) -> bool:
         """Whether the rank waits for a message from any rank."""
         return self.channel is not None and self.channel.peer == self.rank
-
-    @property
-    def peer(self) -> int:
-        """The other rank of the message that this rank waits for."""
-        return self.channel.peer if self.channel is not None else 0
 
     @property
     def in_short(self) -> str:

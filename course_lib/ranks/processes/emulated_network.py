@@ -18,7 +18,6 @@ with the model as long as gloo is faster than the emulated network.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import selectors
 import threading
@@ -112,8 +111,8 @@ class EmulatedNetwork:
             for ready, _ in left.select(self._patience(now)):
                 connection = self._connections[ready.data]
                 try:
-                    self._listen(ready.data, connection)
-                except (OSError, EOFError, ValueError, TypeError):  # the rank has ended
+                    self._listen(connection)
+                except (OSError, EOFError):  # the rank has ended
                     left.unregister(connection)
                     connection.close()
             with self._lock:
@@ -121,14 +120,13 @@ class EmulatedNetwork:
                 self._tell_all()
         left.close()
 
-    def _listen(self, rank: int, connection: Connection) -> None:
+    def _listen(self, connection: Connection) -> None:
         """Take the reports of a rank."""
         while True:
-            together = json.loads(connection.recv_bytes(1 << 16))
+            offers: list[Offer] = connection.recv()
             with self._lock:
-                for told in together:
-                    told[4] = tuple(told[4])
-                    self._take(Offer(rank, *told))
+                for offer in offers:
+                    self._take(offer)
             if not connection.poll():
                 return
 
@@ -182,16 +180,14 @@ class EmulatedNetwork:
 
     def _tell_all(self) -> None:
         """Tell every rank all its new ends in one message, because each message wakes the rank."""
-        told, self._ends = self._ends, {}
-        for rank, ends in told.items():
+        new_ends, self._ends = self._ends, {}
+        for rank, ends in new_ends.items():
             with suppress(OSError):
-                self._connections[rank].send_bytes(json.dumps(ends).encode())
+                self._connections[rank].send(ends)
 
 
 _LOOK_AGAIN = 3e-4
 """Seconds between two checks of gloo, when gloo is slower than the network."""
-_MOST_AT_ONCE = 64
-"""Most operations that a rank reports in one message, so that its messages stay short."""
 MAX_LAG = 0.003
 """Most seconds by which an operation counts as started earlier; see `Transfer.woke`."""
 
@@ -204,7 +200,7 @@ class Transfer:
     inner: dist.Work | None = None
     end: float = math.inf
     """When it ends, in seconds of the machine's monotonic clock; infinite until that is known."""
-    told: threading.Event = field(default_factory=threading.Event)
+    end_known: threading.Event = field(default_factory=threading.Event)
     """Set when the end is known: both sides of a message, or all ranks of a group, have begun."""
     _callbacks: list[Callable[[], None]] = field(default_factory=list)
 
@@ -214,25 +210,25 @@ class Transfer:
 
     def wait(self) -> None:
         """Return when the network has completed the transfer."""
-        self.told.wait()
+        self.end_known.wait()
         if (left := self.end - time.monotonic()) > 0:
             time.sleep(left)
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Call `callback` when network and gloo are done: now if they are, else in a new thread."""
         with self.link.lock:
-            told = self.told.is_set()
-            if not told:
+            known = self.end_known.is_set()
+            if not known:
                 self._callbacks.append(callback)
-        if told and self.is_over() and (self.inner is None or self.inner.is_completed()):
+        if known and self.is_over() and (self.inner is None or self.inner.is_completed()):
             callback()
-        elif told:
+        elif known:
             self._call_later(callback)
 
     def _end_at(self, end: float) -> None:
         with self.link.lock:
             self.end = end
-            self.told.set()
+            self.end_known.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call_later(callback)
@@ -273,7 +269,7 @@ class EmulatedLink:
         self.given_up = 0
         """How many calls were given up."""
         self._count = 0
-        self._held: list[str] = []
+        self._held: list[Offer] = []
         self._holding = 0
         self._open: dict[int, Transfer] = {}
         threading.Thread(target=self._run, name="emulated-link", daemon=True).start()
@@ -289,24 +285,26 @@ class EmulatedLink:
             inner: the work that moves the data, if it ends by itself without a wait; else ``None``.
 
         """
-        me, peer = what.recorder.rank, what.peer
-        members, tag, root = what.members, 0, 0
+        event, root = what.event, 0
+        me, peer, members = event.rank, event.peer, event.group
         if what.channel is not None:
             assert peer is not None
             members = (me, peer) if what.channel.sends else (peer, me)
-            tag = what.channel.tag
         elif peer is not None:
             root = members.index(peer)
-        itemsize = getattr(torch, what.dtype, torch.uint8).itemsize
-        ready = what.start - self.lag
+        itemsize = getattr(torch, event.dtype, torch.uint8).itemsize
+        ready = event.start - self.lag
         transfer = Transfer(self, inner)
         with self.lock:
             self._count += 1
             self._open[self._count] = transfer
-            offer = [self._count, what.kind, what.group, what.seq, members, tag]
-            offer += [ready, list(sizes), root, itemsize]
-            self._held.append(json.dumps(offer))
-            if not self._holding or len(self._held) == _MOST_AT_ONCE:
+            self._held.append(
+                Offer(
+                    me, self._count, event.kind, what.group, event.seq, members, event.tag, ready,
+                    sizes, root, itemsize,
+                )
+            )  # fmt: skip
+            if not self._holding:
                 self._tell()
         return transfer
 
@@ -325,7 +323,7 @@ class EmulatedLink:
 
     def _tell(self) -> None:
         if self._held:
-            self._connection.send_bytes(f"[{','.join(self._held)}]".encode())
+            self._connection.send(self._held)
             self._held.clear()
 
     def forget(self) -> None:
@@ -339,7 +337,7 @@ class EmulatedLink:
     def _run(self) -> None:
         while True:
             try:
-                ends = json.loads(self._connection.recv_bytes())
+                ends = self._connection.recv()
             except (OSError, EOFError):  # the parent, which runs the network, has ended
                 return
             for number, end in ends:

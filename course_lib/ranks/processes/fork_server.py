@@ -182,9 +182,9 @@ def _reap() -> list[tuple[int, int]]:
     ended = []
     with suppress(ChildProcessError):
         # WNOWAIT keeps the child a zombie, so that the number of its group is still its own.
-        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            _signal(found.si_pid, signal.SIGKILL)
-            pid, status = os.waitpid(found.si_pid, 0)
+        while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            _signal(child.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(child.si_pid, 0)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
     return ended
 
@@ -223,10 +223,10 @@ def collapse() -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps.read().splitlines():
-            place, access, _, _, inode, *name = line.split()
+            addresses, access, _, _, inode, *name = line.split()
             if access != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):
                 continue  # memory of a file, or a stack
-            begin, end = (int(address, 16) for address in place.split("-"))
+            begin, end = (int(address, 16) for address in addresses.split("-"))
             begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
             if begin < end:
                 madvise(begin, end - begin, _MADV_COLLAPSE)  # a failure changes nothing

@@ -22,30 +22,17 @@ import torch.distributed as dist
 from course_lib.ranks._torch.collective_table import Collective
 
 
-def _device() -> Any:
-    """Return a network device for one group; ``None`` if gloo can only connect at once.
-
-    Each group needs its own device: groups that share one and connect when first used hang.
-    """
-    make: Any = dist.ProcessGroupGloo
-    names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-    try:
-        if names[0]:
-            return make.create_device(interface=names[0], lazy_init=True)
-        return make.create_default_device(lazy_init=True)
-    except TypeError:
-        return None
-
-
 def connect_gloo(store: Any, rank: int, size: int, timeout: timedelta, lazy: bool = False) -> Any:
-    """Return gloo's process group of these members.
-
-    `lazy`: whether gloo connects when first used, if it can.
-    """
+    """Return gloo's process group of these members; `lazy`: gloo connects when first used."""
     gloo: Any = dist.ProcessGroupGloo
-    device = _device() if lazy else None
-    if device is None:
+    if not lazy:
         return gloo(store, rank, size, timeout)
+    # Each group needs its own device: groups that share one and connect when first used hang.
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if name:
+        device = gloo.create_device(interface=name, lazy_init=True)
+    else:
+        device = gloo.create_default_device(lazy_init=True)
     options = gloo._Options()
     options._devices, options._timeout = [device], timeout
     return gloo(store, rank, size, options)

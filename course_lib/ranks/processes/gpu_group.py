@@ -82,7 +82,7 @@ def connect(
         rank: the rank's position in the group.
         size: the number of ranks in the group.
         timeout: the time limit of waits.
-        lazy: whether gloo connects when first used, if it can.
+        lazy: whether gloo connects when first used.
 
     """
     gloo = connect_gloo(store, rank, size, timeout, lazy)

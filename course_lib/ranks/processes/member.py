@@ -1,22 +1,25 @@
-"""The parent's side of one rank, and ways to find out what a silent rank is doing.
+"""The parent's side of one process that it has forked: a rank, or the host of simulated ranks.
 
-On a signal, ``faulthandler`` in the rank writes the rank's stack to a file. It needs no help from
-the interpreter. So it also works while the rank is in compiled code, or in a loop that swallows
-every exception.
+It also finds out what a silent rank is doing. On a signal, ``faulthandler`` in the rank writes the
+rank's stack to a file. It needs no help from the interpreter. So it also works while the rank is in
+compiled code, or in a loop that swallows every exception.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from course_lib.ranks.explain.failure import Failure
-from course_lib.ranks.explain.lines import innermost_function
-from course_lib.ranks.output.printer import RankOutput
+from course_lib.ranks.explain.failure import Failure, with_labels
+from course_lib.ranks.explain.lines import innermost_function, line_in_dump
+from course_lib.ranks.memory import anonymous_file
+from course_lib.ranks.output.printer import Printer, RankOutput
 from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.fork_client import ForkServer
 from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
@@ -29,7 +32,7 @@ _DUMP_LIMIT = 3.0
 
 @dataclass
 class Member:
-    """The parent's side of one rank."""
+    """The parent's side of one process."""
 
     rank: int
     pid: int
@@ -51,6 +54,63 @@ class Member:
     def answered(self) -> bool:
         """Whether the answer to the call has arrived."""
         return self.answer is not None
+
+    def last_words(
+        self, server: ForkServer, labels: Mapping[str, str]
+    ) -> tuple[int | None, str, str]:
+        """Return, after its end: the exit status, the stack, and the line of the user's code."""
+        status = server.exit_status(self.pid, wait=2)
+        dump = read_dump(self.dump_fd, self.dump_at)
+        return status, with_labels(dump, labels), line_in_dump(dump, labels)
+
+    def close(self) -> None:
+        """Close what belongs to the process, which has ended."""
+        self.pipe.close()
+        self.output.close()
+        os.close(self.dump_fd)
+
+
+def fork_member(
+    server: ForkServer,
+    function: str,
+    config: Mapping[str, Any],
+    fds: Mapping[str, int],
+    printer: Printer,
+    *,
+    rank: int = 0,
+    on_gpu: bool = False,
+    early: bool = False,
+) -> Member:
+    """Fork a process that runs ``module:function``, with a pipe, an output and a file for stacks.
+
+    Args:
+        server: forks it.
+        function: gets a list of descriptors, and `config` with their names as ``"fds"``.
+        config: what else it gets.
+        fds: name → descriptor, beside ``pipe``, ``output`` and ``dump``.
+        printer: takes what it prints.
+        rank: its rank.
+        on_gpu: whether it uses a GPU.
+        early: see `ForkServer.fork`.
+
+    """
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    dump = anonymous_file("stacks")
+    named = {"pipe": theirs.fileno(), "output": write, "dump": dump, **fds}
+    try:
+        config = {**config, "fds": list(named)}
+        pid = server.fork(function, config, list(named.values()), early)
+    except BaseException:
+        ours.close()
+        os.close(read)
+        os.close(dump)
+        raise
+    finally:
+        theirs.close()
+        os.close(write)
+    output = RankOutput(rank, read, printer)
+    return Member(rank, pid, on_gpu, ObjectPipe(ours, private=False), output, dump)
 
 
 def ask_for_stacks(server: ForkServer, members: Sequence[Member]) -> dict[int, str]:

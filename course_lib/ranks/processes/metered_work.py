@@ -34,16 +34,14 @@ class MeteredWork(dist.Work):
     Args:
         inner: the work of gloo or NCCL.
         operation: the operation that the work carries out.
-        arrived: returns whether the other ranks have started the operation, too. Before that it is
-            not over. ``None`` if this need not be checked.
         emulated: its transfer through an emulated network; else ``None``.
-        sliced: whether a wait for `inner` can be cut into short waits.
+        sliced: whether a wait for `inner` can be cut into short waits. If not, the operation is not
+            over before the other ranks have started it, too.
         streams: whether `inner` is NCCL's, so that a stream waits for it and not the host. Then
             the host waits only until all other ranks have launched it, too. So a rank that never
             does is found here, and not when the host next reads a number from the GPU. A thread of
             the recorder notes the end.
         limit: time limit of a wait that names no limit; zero: no limit.
-        take_back: called when a limit is over.
 
     """
 
@@ -51,22 +49,18 @@ class MeteredWork(dist.Work):
         self,
         inner: dist.Work,
         operation: MeteredOperation,
-        arrived: Callable[[], bool] | None = None,
         emulated: Transfer | None = None,
         sliced: bool = False,
         streams: bool = False,
         limit: timedelta = timedelta(0),
-        take_back: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.streams = streams
         self._limit = limit
-        self._take_back = take_back
         self._inner = inner
         self._operation = operation
-        self._arrived = arrived
         self._emulated = emulated
-        self._sliced = sliced and arrived is None
+        self._sliced = sliced
         self._over = False
         self._given_up = self._pulled = False
         self._future: torch.futures.Future[Any] | None = None
@@ -91,7 +85,7 @@ class MeteredWork(dist.Work):
                     self._operation.note_waited()
                 self._operation.over()
                 self._open.discard(self)
-                self._operation.recorder.keep(self, self._operation.bytes)
+                self._operation.recorder.keep(self, self._operation.event.bytes)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         timeout = timeout or self._limit
@@ -121,10 +115,10 @@ class MeteredWork(dist.Work):
             return
         pause, most = _PAUSE
         until = time.monotonic() + self._operation.recorder.limit
-        while self._arrived is not None and not self._arrived():
+        while not self._sliced and not self._operation.arrived():
             if time.monotonic() > until:
                 raise RuntimeError(
-                    f"{self._operation.kind} did not end within the group's time limit of "
+                    f"{self._operation.event.kind} did not end within the group's time limit of "
                     f"{self._operation.recorder.limit:g} s"
                 )
             time.sleep(pause)
@@ -143,20 +137,19 @@ class MeteredWork(dist.Work):
             self._inner.wait()
         except RuntimeError as error:
             self._open.discard(self)
-            self._operation.recorder.add_pending(-1)
-            self._take_back()
+            self._operation.take_back(broken=True)
             if time.monotonic() < until - 0.1 * limit:
                 raise
+            kind = self._operation.event.kind
             raise RuntimeError(
-                f"{self._operation.kind} did not end within its own time limit of {limit:g} s: "
-                f"{error}"
+                f"{kind} did not end within its own time limit of {limit:g} s: {error}"
             ) from None
 
     def _can_end(self) -> bool:
         """Return whether a wait would end at once, with success or with an error."""
         if self._emulated is not None and not self._emulated.is_over():
             return False
-        return self._arrived() if self._arrived is not None else self._inner.is_completed()
+        return self._inner.is_completed() if self._sliced else self._operation.arrived()
 
     def _wait_inner(self, timeout: timedelta) -> None:
         if timeout or not self._sliced:
@@ -224,9 +217,9 @@ class MeteredWork(dist.Work):
             return True
         if self._emulated is not None and not self._emulated.is_over():
             return False
-        if self.streams or self._arrived is None:
+        if self.streams or self._sliced:
             done = bool(self._inner.is_completed())
-        elif done := self._arrived():
+        elif done := self._operation.arrived():
             self._inner.wait()  # gloo reports a message as complete only if somebody waits for it
         if done:
             self._end()
@@ -242,8 +235,8 @@ class MeteredWork(dist.Work):
         return self._inner.result()
 
     def source_rank(self) -> int:
-        peer, members = self._operation.peer, self._operation.members
-        return -1 if peer is None else members.index(peer)
+        event = self._operation.event
+        return -1 if event.peer is None else event.group.index(event.peer)
 
     _source_rank = source_rank
 

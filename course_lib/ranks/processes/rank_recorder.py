@@ -1,4 +1,8 @@
-"""A rank's notes about its communication: one `Event` per operation."""
+"""A rank's notes about its communication: on the board, and one `Event` per operation in its log.
+
+`RankRecorder` writes all that its rank shows on the board, but for the beginning and the end of a
+call, which the rank's worker shows.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.ranks.explain.errors import CollectiveMismatch
 from course_lib.ranks.explain.waiting import waits_in
-from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_views import MessageChannel, RankPhase, Wait
+from course_lib.ranks.explain.words import counted
+from course_lib.ranks.processes.board import SIGNATURE, Board
+from course_lib.ranks.processes.board_views import (
+    NEW_GROUPS,
+    Message,
+    MessageChannel,
+    RankPhase,
+    Wait,
+)
 from course_lib.ranks.trace.event import Event, computation
 
 MAX_EVENTS = 200_000
@@ -27,7 +39,7 @@ _ACTIVE = (RankPhase.STARTING, RankPhase.RUNNING, RankPhase.BLOCKED, RankPhase.L
 
 @dataclass
 class RankRecorder:
-    """Shared by the process groups of one rank: the board, and the log of the current call."""
+    """Shared by the process groups of one rank: its part of the board, and the log of the call."""
 
     board: Board
     rank: int
@@ -45,15 +57,60 @@ class RankRecorder:
     """Works of unfinished messages. They are kept, as gloo drops a message without its work."""
     open_collectives: set[Any] = field(default_factory=set)
     """Works of collectives that are not yet in the log."""
-    calls: int = 0
-    """How many calls have begun; a group's slot on the board is valid for one call."""
     given_up: int = 0
     """How many calls were given up. Operations that began before are not logged at their end."""
+    _slots: dict[int, int] = field(default_factory=dict)
+    """Key of a group → its slot on the board in this call."""
     _kept: deque[tuple[Any, int]] = field(default_factory=deque)
     _kept_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _launched: threading.Event = field(default_factory=threading.Event)
     _watching: threading.Thread | None = None
+
+    def slot(self, key: int, members: tuple[int, ...]) -> int:
+        """Return a group's slot on the board in this call."""
+        if key not in self._slots:
+            self._slots[key] = self.board.open_group(self.rank, key, members)
+        return self._slots[key]
+
+    def enter(self, key: int, members: tuple[int, ...], signature: str, where: str) -> int:
+        """Show that this rank enters the next collective of a group; return its number, from 1.
+
+        Raises:
+            CollectiveMismatch: another member has entered something different under this number.
+
+        """
+        board, signature = self.board, signature[:SIGNATURE]
+        seq = board.enter_collective(self.rank, self.slot(key, members), signature, where)
+        for other in members:
+            entry = board.collective(other, key, seq) if other != self.rank else None
+            if entry is not None and entry[0] != signature:
+                board.see_mismatch(self.rank)
+                call = f"collective #{seq} of this group"
+                raise CollectiveMismatch(
+                    f"{f'new_group #{seq}' if key == NEW_GROUPS else call} is '{signature}' on "
+                    f"rank {self.rank} but '{entry[0]}' on rank {other} ({entry[1]})"
+                )
+        return seq
+
+    def start_message(self, channel: MessageChannel, what: Message) -> int:
+        """Show that this rank starts a message; return its number on the channel, from 1.
+
+        Raises:
+            CollectiveMismatch: the other side has started something different.
+
+        """
+        seq = self.board.start_message(self.rank, channel, what)
+        theirs = self.board.message(channel.peer, channel.other_end(self.rank), seq)
+        if theirs is not None and theirs != what:
+            self.board.see_mismatch(self.rank)
+            verbs = ("sends", "receives") if channel.sends else ("receives", "sends")
+            raise CollectiveMismatch(
+                f"rank {self.rank} {verbs[0]} {counted(what.numel, 'element')} of {what.dtype}, "
+                f"but rank {channel.peer} {verbs[1]} {counted(theirs.numel, 'element')} of "
+                f"{theirs.dtype}"
+            )
+        return seq
 
     def note(self, event: Event) -> int:
         """Add an event to the log of this call; return its index, or -1 if the log is full."""
@@ -100,8 +157,8 @@ class RankRecorder:
 
     def begin(self) -> None:
         """Begin the log of a new call. The board may have been cleared before it."""
-        self.calls += 1
         self.board.forget_places()
+        self._slots.clear()
         self.events.clear()
         self.blocked.clear()
         self.open_messages.clear()
@@ -166,91 +223,86 @@ class MeteredOperation:
     """One operation from its launch until it is over: shown on the board, then in the log."""
 
     recorder: RankRecorder
-    kind: str
-    members: tuple[int, ...]
-    peer: int | None
-    bytes: int
-    dtype: str
-    where: str
+    event: Event
+    """What the log will have of it; its end is not known yet."""
     wait: Wait
     group: int
-    seq: int
+    """Key of the process group on the board."""
     channel: MessageChannel | None = None
-    start: float = field(default_factory=time.monotonic)
-    begun_in: int = field(init=False)
-    """Value of `RankRecorder.given_up` when it was launched."""
-    group_name: str = ""
-    """The group's name in text for people; see `Event.group_name`."""
-    sent: int | None = None
-    """Bytes for other ranks, if known; see `Event.sent`."""
-    _waited: bool = False
     _blocked_since: float = 0.0
-    _noted: tuple[int, Event] | None = None
+    _logged_at: int = -1
+    """Index of the event in the log; -1 while it is not there."""
 
     def __post_init__(self) -> None:
-        self.begun_in = self.recorder.given_up
+        self._begun_in = self.recorder.given_up
+
+    def launched(self) -> None:
+        """Count the operation as under way."""
+        self.recorder.add_pending(1)
+
+    def take_back(self, broken: bool = False) -> None:
+        """Count the operation as not begun: it was refused, or its own time limit is over.
+
+        `broken`: whether gloo cannot use its connections again.
+        """
+        board, rank = self.recorder.board, self.event.rank
+        self.recorder.add_pending(-1)
+        self.recorder.broken |= broken
+        if self.channel is not None:
+            board.take_back_message(rank, self.channel)
+        else:
+            board.take_back_collective(rank, self.recorder.slot(self.group, self.event.group))
+
+    def arrived(self) -> bool:
+        """Return whether all other ranks that it needs have started it, too."""
+        board, rank, seq = self.recorder.board, self.event.rank, self.event.seq
+        if self.channel is not None:
+            return board.count(self.channel.peer, self.channel.other_end(rank)) >= seq
+        others = (member for member in self.event.group if member != rank)
+        return all(board.collectives_entered(other, self.group) >= seq for other in others)
 
     def block(self, limited: bool = False) -> None:
         """Show that the rank waits until this operation, or its own time limit, is over."""
         self._blocked_since = time.monotonic()
-        self.recorder.board.block(
-            self.recorder.rank,
+        event, board = self.event, self.recorder.board
+        board.block(
+            event.rank,
             self.wait,
             group=self.group,
-            seq=self.seq,
+            seq=event.seq,
             channel=self.channel,
             text=waits_in(
-                self.kind,
-                seq=self.seq,
-                peer=self.peer,
-                tag=0 if self.channel is None else self.channel.tag,
-                nbytes=self.bytes,
-                members=self.members,
-                world_size=self.recorder.board.world_size,
-                group_name=self.group_name,
+                event.kind,
+                seq=event.seq,
+                peer=event.peer,
+                tag=event.tag,
+                nbytes=event.bytes,
+                members=event.group,
+                world_size=board.world_size,
+                group_name=event.group_name,
             ),
-            where=self.where,
+            where=event.where,
             limited=limited,
         )
 
     def unblock(self) -> None:
         """Show that the rank runs again."""
-        self.recorder.board.unblock(self.recorder.rank)
+        self.recorder.board.unblock(self.event.rank)
         self.recorder.blocked.append((self._blocked_since, time.monotonic()))
 
-    def over(self, end: float | None = None) -> None:
-        """Log the operation as over."""
-        if self.begun_in != self.recorder.given_up:
-            return
-        event = Event(
-            self.recorder.rank,
-            self.kind,
-            self.members,
-            self.peer,
-            self.bytes,
-            self.dtype,
-            self.seq,
-            self.start,
-            time.monotonic() if end is None else end,
-            self.where,
-            self.group_name,
-            self._waited,
-            self.sent,
-            0 if self.channel is None else self.channel.tag,
-        )
-        self._noted = self.recorder.note(event), event
-        self.recorder.add_pending(-1)
+    def over(self) -> None:
+        """Log the operation as over, unless it was given up with its call."""
+        if self._begun_in == self.recorder.given_up:
+            self.event = self.event._replace(end=time.monotonic())
+            self._logged_at = self.recorder.note(self.event)
+            self.recorder.add_pending(-1)
 
     def note_waited(self) -> None:
         """Note that the rank waited for the operation or asked whether it is over.
 
         The rank may do so before or after the operation's end.
         """
-        self._waited = True
-        if self._noted is not None:
-            at, event = self._noted
-            events = self.recorder.events
-            # The log of an earlier call is gone.
-            if 0 <= at < len(events) and events[at] is event:
-                events[at] = event._replace(waited=True)
-                self._noted = at, events[at]
+        before, self.event = self.event, self.event._replace(waited=True)
+        events, at = self.recorder.events, self._logged_at
+        if 0 <= at < len(events) and events[at] is before:  # else the log is of a later call
+            events[at] = self.event

@@ -1,21 +1,26 @@
 """Ranks that are processes of this machine: the engine behind ``on="cpu"`` and ``on="gpu"``.
 
 `Processes` keeps a `Team` of K processes from call to call, and replaces it if a failure has made
-it unusable. A call sends every rank its part and then waits for the answers; `watch` does the
-waiting.
+it unusable. A call sends every rank its part, and then watches four things: the answers, the output
+of the ranks, the board (does anything still move?) and the clock.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -23,49 +28,67 @@ from typing import Any
 
 from course_lib.ranks.calls import Call, pack_call
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RanksError, RankState
-from course_lib.ranks.explain.failure import interrupted
+from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
+from course_lib.ranks.explain.failure import Failure, closed_meanwhile, interrupted, timed_out
+from course_lib.ranks.explain.lines import line_in_dump
 from course_lib.ranks.memory import Packed, anonymous_file, pack, path_of
-from course_lib.ranks.output.printer import Printer, RankOutput
+from course_lib.ranks.output.printer import Printer
+from course_lib.ranks.output.progress import Progress
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.board import Board
-from course_lib.ranks.processes.board_diagnosis import out_of_step, some_raised
-from course_lib.ranks.processes.board_views import RankPhase
+from course_lib.ranks.processes.board_diagnosis import (
+    DeadlockWatch,
+    board_states,
+    find_mismatch,
+    out_of_step,
+    process_ended,
+    some_raised,
+    stuck_ranks,
+)
+from course_lib.ranks.processes.board_views import RankPhase, RankView
 from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
-from course_lib.ranks.processes.member import Member
-from course_lib.ranks.processes.object_pipe import GIVEN_UP, Answer, CallHead, ObjectPipe
+from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, fork_member
+from course_lib.ranks.processes.object_pipe import DISPLAY, FAILURE, GIVEN_UP, Answer, CallHead
 from course_lib.ranks.processes.surroundings import Surroundings
-from course_lib.ranks.processes.watch import TeamWatch
 from course_lib.ranks.stopping import uninterrupted
+from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
+
+_START_LIMIT = 60.0
+_MAX_GIVEN_UP = 50
+"""Most given-up calls that ranks survive: each leaves connections that gloo cannot close."""
+_LOOK_EVERY = 0.05
+_STUCK_GRACE = 0.1
+"""Seconds after a failure in which ranks that wait for the failed rank can show that they do."""
+_GIVE_UP_LIMIT = 2.0
+"""Seconds that ranks get to end a call that failed elsewhere; then their processes are ended."""
+_SIGNAL_EVERY = 0.25
+"""Seconds after which a rank is told again to end its call; it may have been importing."""
+_GRACE = 1.0
+"""Seconds after a rank's failure that the ranks which still compute get."""
 
 
 class Processes:
-    """Keeps a team of rank processes from call to call, and replaces it when it has failed."""
+    """Keeps a team of rank processes from call to call, and replaces it when it has failed.
+
+    Attributes:
+        placement: a device for every rank, and the reason for this choice in a sentence.
+        trace: the trace of the last call, even if that call failed.
+        closing: set when the ranks must end; a call that runs in another thread then raises.
+
+    """
 
     def __init__(
         self, placement: Placement, *, metered: bool = True, network: Network | None = None
     ) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
-        self._trace: Trace | Callable[[], Trace] = Trace([], self.world_size)
-        self.team: Team | None = None
-        self._metered = metered
-        self._network = network
-        self._surroundings = Surroundings()
+        self.trace = Trace([], self.world_size)
         self.closing = threading.Event()
-
-    @property
-    def trace(self) -> Trace:
-        """The trace of the last call; it is made on first use."""
-        if not isinstance(self._trace, Trace):
-            self._trace = self._trace()
-        return self._trace
-
-    @trace.setter
-    def trace(self, trace: Trace) -> None:
-        self._trace = trace
+        self.team: Team | None = None
+        self._network = network
+        self._new_team = partial(Team, placement, self.closing, metered, network)
 
     def start(self) -> None:
         """See `Ranks.start`."""
@@ -73,46 +96,34 @@ class Processes:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size, pack)
-        self._trace = partial(Trace, [], self.world_size)
+        common, each = pack_call(call.fn, call.args, call.kwargs, self.world_size)
+        self.trace = Trace([], self.world_size)
         try:
-            team = self._ready_team()
-            news = self._surroundings.news()
-            if news is not None:
-                team.labels.update(news[0].labels)
-            return team.call(news, common, each, call.timeout)
-        except KeyboardInterrupt:
-            self._say_interrupted()
-            raise
+            return self._ready_team().call(common, each, call.timeout)
         finally:
             for packed in (common, *each):
                 packed.close()
             if self.team is not None:
-                answers = [member.answer for member in self.team.members]
-                self._trace = partial(_trace, answers, self.world_size, self._network)
+                self.trace = self._trace(self.team.members)
                 # An interrupt, too, may have left a call half run: such ranks are not used again.
                 if not self.team.reusable:
                     self.close()
+
+    def _trace(self, members: Sequence[Member]) -> Trace:
+        answers = [member.answer for member in members if member.answer is not None]
+
+        def read() -> list[Event]:
+            return [event for answer in answers for event in answer.events()]
+
+        dropped = sum(answer.head.dropped for answer in answers)
+        return Trace(read, self.world_size, dropped=dropped, network=self._network)
 
     def _ready_team(self) -> Team:
         if self.team is not None and not self.team.healthy():
             self.close()
         if self.team is None:
-            self._surroundings = Surroundings()
-            self.team = Team(
-                self.placement, self.closing, metered=self._metered, network=self._network
-            )
+            self.team = self._new_team()
         return self.team
-
-    def _say_interrupted(self) -> None:
-        team = self.team
-        if team is not None and len(team.members) == self.world_size:
-            states = team.interrupted or team.watch.states()
-            print(interrupted(states, kept=team.reusable), file=sys.stderr)
-
-    def states(self) -> list[RankState]:
-        """Return what the ranks do now; empty if there are no ranks."""
-        return self.team.watch.states() if self.team is not None else []
 
     def pids(self) -> list[int]:
         """Return the pids of the ranks, in rank order; empty if there are no ranks."""
@@ -125,18 +136,6 @@ class Processes:
             self.team = None
 
 
-def _trace(answers: Sequence[Answer | None], world_size: int, network: Network | None) -> Trace:
-    there = [answer for answer in answers if answer is not None]
-    events = [event for answer in there for event in answer.events()]
-    dropped = sum(answer.head.dropped for answer in there)
-    return Trace(events, world_size, dropped=dropped, network=network)
-
-
-_START_LIMIT = 60.0
-_MAX_GIVEN_UP = 50
-"""Most given-up calls that ranks survive: each leaves connections that gloo cannot close."""
-
-
 class Team:
     """K processes that were started together and end together."""
 
@@ -144,7 +143,6 @@ class Team:
         self,
         placement: Placement,
         closing: threading.Event,
-        *,
         metered: bool,
         network: Network | None,
     ) -> None:
@@ -152,24 +150,25 @@ class Team:
         self.world_size = len(placement.devices)
         self.members: list[Member] = []
         self.reusable = False
-        self.interrupted: list[RankState] = []
-        """The states of the ranks when an interrupt last ended a call."""
-        self.labels: dict[str, str] = {}
+        self._closing = closing
+        self._labels: dict[str, str] = {}
+        """File name → its name in messages for people."""
+        self._surroundings = Surroundings()
         self._started = False
         self._calls = self._generation = 0
         self._keeps = metered and all(device == "cpu" for device in placement.devices)
         self._server: ForkServer = shared_server()
+        self._printer = Printer(self.world_size)
+        self._poll = select.poll()
+        """Watches the outputs of all ranks, and the pipe of each rank that has yet to answer."""
+        self._by_fd: dict[int, Member] = {}
         with uninterrupted():
-            self.board = Board.create(self.world_size)
+            self._board = Board.create(self.world_size)
             store = anonymous_file("store")
             # If a file without a name cannot be opened by path, the store needs a folder.
             folder = None if path_of(store) else tempfile.mkdtemp(prefix="ranks-")
-            self._printer = Printer(self.world_size)
-            self.watch = TeamWatch(
-                self._server, self.board, self.members, self._printer, self.labels, closing
-            )
             self._end = weakref.finalize(
-                self, _end_team, self._server, self.board, folder, self.members, os.getpid()
+                self, _end_team, self._server, self._board, folder, self.members, os.getpid()
             )
             config = {
                 "world_size": self.world_size,
@@ -181,16 +180,16 @@ class Team:
                 "backend": placement.backend,
                 "bare": not metered,
             }
+            fds = {"board": self._board.fd, **({} if folder else {"store": store})}
             links: list[Connection] = []
             try:
                 for rank in range(self.world_size):
-                    more = {} if folder else {"store": store}
                     with ExitStack() as stack:
                         if network is not None:
                             ours, theirs = Pipe()
                             links.append(ours)
-                            more["link"] = stack.enter_context(theirs).fileno()
-                        self._fork(rank, config, more)
+                            fds["link"] = stack.enter_context(theirs).fileno()
+                        self._fork(rank, config, fds)
             except BaseException:
                 self._end()
                 raise
@@ -198,58 +197,40 @@ class Team:
                 os.close(store)
             self._network = EmulatedNetwork(network, links) if network is not None else None
 
-    def _fork(self, rank: int, config: dict[str, Any], more: dict[str, int]) -> None:
-        ours, theirs = socket.socketpair()
-        read, write = os.pipe()
-        dump = anonymous_file("stacks")
-        fds = {"pipe": theirs.fileno(), "output": write, "board": self.board.fd, "dump": dump}
-        fds |= more
-        config = {**config, "rank": rank, "device": self.placement.devices[rank]}
-        config["fds"] = list(fds)
-        config["environment"] = {
-            **config["environment"],
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        try:
-            function = "course_lib.ranks.processes.worker:serve_calls"
+    def _fork(self, rank: int, config: dict[str, Any], fds: dict[str, int]) -> None:
+        device = self.placement.devices[rank]
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment = {**config["environment"], **numbers}
+        member = fork_member(
+            self._server,
+            "course_lib.ranks.processes.worker:serve_calls",
+            {**config, "rank": rank, "device": device, "environment": environment},
+            fds,
+            self._printer,
+            rank=rank,
+            on_gpu=device != "cpu",
             # If each rank has its own core, it imports as fast by itself and need not wait.
-            early = self.placement.core_each
-            pid = self._server.fork(function, config, list(fds.values()), early)
-        except BaseException:
-            ours.close()
-            os.close(read)
-            os.close(dump)
-            raise
-        finally:
-            theirs.close()
-            os.close(write)
-        output = RankOutput(rank, read, self._printer)
-        on_gpu = self.placement.devices[rank] != "cpu"
-        pipe = ObjectPipe(ours, private=False)
-        self.members.append(Member(rank, pid, on_gpu, pipe, output, dump))
+            early=self.placement.core_each,
+        )
+        self.members.append(member)
+        self._poll.register(member.output, select.POLLIN)
+        self._by_fd[member.output.fileno()] = self._by_fd[member.pipe.fileno()] = member
 
     def healthy(self) -> bool:
         """Return whether the fork server and all ranks live."""
         return self._server.all_live(member.pid for member in self.members)
 
-    def start(self) -> None:
-        """Wait until the ranks have joined their process group."""
-        if not self._started:
-            self.watch.collect("start of the ranks", _START_LIMIT)
-            self._started = True
+    def end(self) -> None:
+        """End the processes and remove what they left."""
+        with uninterrupted():
+            self._end()
 
-    def call(
-        self,
-        surroundings: tuple[Any, ...] | None,
-        common: Packed,
-        each: Sequence[Packed],
-        timeout: float | None,
-    ) -> list[Any]:
+    # One call -----------------------------------------------------------------------------------
+
+    def call(self, common: Packed, each: Sequence[Packed], timeout: float | None) -> list[Any]:
         """Run one call on all ranks; return the results.
 
         Args:
-            surroundings: the notebook's sources, folder, module path and environment, if changed.
             common: the part of the call that all ranks share.
             each: what only one rank gets, in rank order; empty if there is no such part.
             timeout: the call's limit in seconds; ``None`` for no limit.
@@ -260,30 +241,59 @@ class Team:
 
         """
         self.reusable = False
-        self.start()
-        if not self.board.untouched() and not self.board.pending():
-            self.board.clear()  # numbers restart: students count the operations of one call
-        # A rank that has not picked up this call yet must not look as if it had finished it.
-        self.board.set_all(RankPhase.RUNNING)
-        for member in self.members:
-            member.answer = member.failure = member.asleep_since = None
-        self._calls += 1
         try:
+            if not self._started:
+                self._collect("start of the ranks", _START_LIMIT)
+                self._started = True
+            self._begin()
             with uninterrupted():  # a rank without its call could not end it
-                self._send(surroundings, common, each)
-            self.watch.collect("call", timeout)
+                self._send(common, each)
+            self._collect("call", timeout)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self.interrupted = self.watch.states()
+            states = self.states() if isinstance(error, KeyboardInterrupt) else []
             self.reusable = self._give_up()
+            if isinstance(error, KeyboardInterrupt):
+                print(interrupted(states, kept=self.reusable), file=sys.stderr)
             if isinstance(error, RanksError):
                 error.add_notes(self._notes())
             raise
-        # All ranks have answered. If no communication is left behind, they can be used again.
-        failures = self.watch.failures()
-        views = self.board.views() if failures or not self.board.untouched() else []
+        self._check_end()
+        try:
+            return [member.answer.value() for member in self.members if member.answer]
+        except Exception as error:
+            raise TypeError(
+                f"a result of a rank cannot be read in this process: {error}"
+            ) from error
+
+    def _begin(self) -> None:
+        if not self._board.untouched() and not self._board.pending():
+            self._board.clear()  # numbers restart: students count the operations of one call
+        # A rank that has not picked up this call yet must not look as if it had finished it.
+        self._board.set_all(RankPhase.RUNNING)
+        for member in self.members:
+            member.answer = member.failure = member.asleep_since = None
+        self._calls += 1
+
+    def _send(self, common: Packed, each: Sequence[Packed]) -> None:
+        news = self._surroundings.news()
+        if news is not None:
+            self._labels.update(news[0].labels)
+        head, news_packed = pack(CallHead(self._calls, self._generation)), pack(news)
+        nothing = pack([])
+        for member in self.members:
+            own = each[member.rank] if each else nothing
+            with suppress(BrokenPipeError, ConnectionResetError):  # the wait finds the dead rank
+                member.pipe.send(head, news_packed, common, own)
+
+    def _check_end(self) -> None:
+        """Raise what went wrong in a call to which all ranks have answered.
+
+        If no communication is left behind, the ranks can be used again.
+        """
+        failures = self._failures()
+        views = self._board.views() if failures or not self._board.untouched() else []
         wrong = out_of_step(views) if views else None
-        left = wrong is not None or (failures and self.board.pending())
+        left = wrong is not None or (failures and self._board.pending())
         self.reusable = not left or self._give_up()
         for member in self.members:
             if member.answer is None or not member.answer.head.joined:
@@ -292,38 +302,98 @@ class Team:
             raise some_raised(failures, views)
         if wrong is not None:
             raise wrong
-        try:
-            return [member.answer.value() for member in self.members if member.answer]
-        except Exception as error:
-            raise TypeError(
-                f"a result of a rank cannot be read in this process: {error}"
-            ) from error
 
-    def _send(
-        self, surroundings: tuple[Any, ...] | None, common: Packed, each: Sequence[Packed]
-    ) -> None:
-        head = pack(CallHead(self._calls, self._generation))
-        news, nothing = pack(surroundings), pack([])
-        for member in self.members:
-            own = each[member.rank] if each else nothing
-            with suppress(BrokenPipeError, ConnectionResetError):  # the wait finds the dead rank
-                member.pipe.send(head, news, common, own)
+    def _collect(self, what: str, timeout: float | None) -> None:
+        """Return when every rank has answered.
 
-    def _give_up(self) -> bool:
-        """End the call on the ranks that are still in it; return whether all can be used again.
+        Args:
+            what: what is awaited, in the words of messages: "start of the ranks" or "call". Only in
+                a call, deadlocks are looked for.
+            timeout: its limit, in seconds; None for no limit.
 
-        If so, their processes and their memory stay. Data may be left in their connections, so
-        every group connects again before the next call.
+        Raises:
+            RanksError: it is certain that not all ranks will answer, or the time limit is over.
+
         """
-        if not self._keeps or self._generation >= _MAX_GIVEN_UP:
-            return False
-        if not self.watch.end_call(self._calls):
-            return False
-        self._generation += 1
-        if self._network is not None:
-            self._network.forget()
-        self.board.clear()
-        return True
+        start = time.monotonic()
+        progress: Progress | None = None
+        look_at = start + _LOOK_EVERY
+        try:
+            left = self._await()
+            deadlocks, progress = DeadlockWatch(), Progress(start)
+            failed_at: float | None = None
+            while left:
+                left -= self._read()
+                now = time.monotonic()
+                if failed_at is None and self._failures():
+                    failed_at = now
+                if not left or now < look_at:
+                    continue
+                look_at = now + _LOOK_EVERY
+                if self._closing.is_set():
+                    raise closed_meanwhile(self.states())
+                self._printer.release()
+                views = self._board.views()
+                if failed_at is not None:
+                    self._after_failure(views, now - failed_at)
+                elif what == "call":
+                    self._raise_deadlock(deadlocks, views, now)
+                if timeout is not None and now - start > timeout:
+                    raise timed_out(what, timeout, self.states())
+                if progress.due():
+                    progress.update(view.in_short for view in views)
+        finally:
+            if progress is not None:
+                progress.clear()
+            # Only a call that prints needs protection: an interrupt could split its output.
+            unfinished = any(member.output.unfinished for member in self.members)
+            if unfinished or self._poll.poll(0) or self._printer.waiting():
+                with uninterrupted():
+                    for member in self.members:
+                        member.output.drain()
+                    self._printer.end_call()
+
+    def _after_failure(self, views: Sequence[RankView], seconds: float) -> None:
+        """Raise the error of a failed rank as soon as waiting longer would show nothing more."""
+        failures = self._failures()
+        stuck = stuck_ranks(views)
+        waits = all(member.answered or member.rank in stuck for member in self.members)
+        # The board explains a mismatch, so there is no need to wait for other ranks.
+        mismatch = any(failure.mismatch for failure in failures.values())
+        if mismatch or seconds > (_STUCK_GRACE if waits else _GRACE):
+            raise some_raised(failures, views, self.states())
+
+    def _raise_deadlock(
+        self, deadlocks: DeadlockWatch, views: Sequence[RankView], now: float
+    ) -> None:
+        """Raise if the ranks wait for one another."""
+        asleep = find_asleep(self._server, self.members, views, now)
+        deadlock = deadlocks.look(views, asleep)
+        if deadlock is None:
+            return
+        if (mismatch := find_mismatch(views)) is not None:
+            raise mismatch
+        if any(state.running for state in deadlock.states):
+            lines = self.states()
+            states = [lines[state.rank] if state.running else state for state in deadlock.states]
+            raise DeadlockError(deadlock.summary, states, deadlock.detail)
+        raise deadlock
+
+    # What the ranks say and do ------------------------------------------------------------------
+
+    def states(self) -> list[RankState]:
+        """Return what every rank does; for running ranks, also the line."""
+        views = self._board.views()
+        running = [m for m in self.members if views[m.rank].state is RankPhase.RUNNING]
+        dumps = ask_for_stacks(self._server, running)
+        return [
+            replace(s, where=line_in_dump(dumps[s.rank], self._labels)) if s.rank in dumps else s
+            for s in board_states(views)
+        ]
+
+    def _failures(self) -> dict[int, Failure]:
+        """Return the exceptions that the ranks have answered with."""
+        return {m.rank: m.failure for m in self.members if m.failure is not None}
 
     def _notes(self) -> Iterator[str]:
         """Yield the notes on the exceptions that ended the call on its ranks."""
@@ -333,10 +403,79 @@ class Team:
             elif member.answer is not None and member.answer.head.kind == GIVEN_UP:
                 yield from member.answer.value()
 
-    def end(self) -> None:
-        """End the processes and remove what they left."""
-        with uninterrupted():
-            self._end()
+    def _await(self) -> set[int]:
+        """Start to listen to the pipes of the ranks that have yet to answer; return these ranks."""
+        waiting = {member.rank for member in self.members if not member.answered}
+        for rank in waiting:
+            self._poll.register(self.members[rank].pipe, select.POLLIN)
+        return waiting
+
+    def _read(self) -> set[int]:
+        """Take messages and output for a moment; return the ranks that have answered."""
+        answered = set()
+        for fd, _ in self._poll.poll(1000 * _LOOK_EVERY):
+            member = self._by_fd[fd]
+            if fd == member.output.fileno():
+                if not member.output.forward():
+                    self._poll.unregister(fd)
+            elif self._receive(member):
+                self._poll.unregister(fd)
+                answered.add(member.rank)
+        return answered
+
+    def _receive(self, member: Member) -> bool:
+        """Take one message of a rank; return whether it was its answer to the call."""
+        with uninterrupted():  # after half a message, the next one could not be read
+            try:
+                head, *rest = member.pipe.receive()
+            except (EOFError, OSError):
+                status, dump, where = member.last_words(self._server, self._labels)
+                views = self._board.views()
+                raise process_ended(member.rank, status, dump, views, where) from None
+            if (answer := head()).kind == DISPLAY:
+                member.output.drain()
+                self._printer.add(member.rank, rest[0]())
+                return False
+            member.answer = Answer(answer, *rest)
+            if answer.kind == FAILURE:
+                member.failure = member.answer.value()
+            return True
+
+    # Giving a call up ---------------------------------------------------------------------------
+
+    def _give_up(self) -> bool:
+        """End the call on the ranks that are still in it; return whether all can be used again.
+
+        If so, their processes and their memory stay. Data may be left in their connections, so
+        every group connects again before the next call.
+        """
+        if not self._started or not self._keeps or self._generation >= _MAX_GIVEN_UP:
+            return False
+        if not self._end_call():
+            return False
+        self._generation += 1
+        if self._network is not None:
+            self._network.forget()
+        self._board.clear()
+        return True
+
+    def _end_call(self) -> bool:
+        """Tell the ranks to end their call, until they have; return whether all end in time."""
+        self._board.give_up(self._calls)
+        left = self._await()
+        signalled = -math.inf
+        until = time.monotonic() + _GIVE_UP_LIMIT
+        try:
+            with uninterrupted():
+                while left and (now := time.monotonic()) < until:
+                    if now - signalled > _SIGNAL_EVERY:
+                        signalled = now
+                        pids = [self.members[rank].pid for rank in left]
+                        self._server.signal(pids, signal.SIGUSR2)
+                    left -= self._read()
+        except RanksError:  # a rank's process has ended
+            return False
+        return not left
 
 
 def _as_torchrun(world_size: int) -> dict[str, str]:
@@ -369,9 +508,7 @@ def _end_team(
         return
     server.kill([member.pid for member in members])
     for member in members:
-        member.pipe.close()
-        member.output.close()
-        os.close(member.dump_fd)
+        member.close()
     board.close()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -68,6 +68,8 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
     rank, world_size = config["rank"], config["world_size"]
     board = Board(board_fd, world_size)
     torch.set_num_threads(config["threads"])
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # else all forks of one server would draw the same; Python seeds its own anew
     if config["device"].startswith("cuda"):
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -148,7 +150,7 @@ def _run_call(
                 print(changed)
             value = join_call(parts[0], parts[1]())()
             kind, end = RESULT, time.monotonic()
-            reply = pack_result(value, pack)
+            reply = pack_result(value)
         finally:
             # Not in a separate function or a ``with`` block: the signal's handler may run at its
             # beginning or end, and its exception would leave `_current` unchanged.

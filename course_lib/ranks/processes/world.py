@@ -48,14 +48,12 @@ from course_lib.ranks._torch.process_world import (
 )
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
-from course_lib.ranks.processes.board import SIGNATURE
-from course_lib.ranks.processes.board_diagnosis import NEW_GROUPS
+from course_lib.ranks.processes.board_views import NEW_GROUPS
 from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.gpu_group import connect
 from course_lib.ranks.processes.metered_group import (
     NAMES_PER_CALL,
     MeteredProcessGroup,
-    compare_entries,
 )
 from course_lib.ranks.processes.rank_recorder import RankRecorder
 
@@ -192,7 +190,6 @@ class World:
         # as it still waits for something.
         self._given_up: list[list[Any]] = []
         self._looked_at = _FEW_GROUPS
-        self._new_groups = -1, -1
         self._local: Counter[str] = Counter()
         self._local_name = ""
         install(recorder, link, backend)
@@ -310,13 +307,10 @@ class World:
         return counted
 
     def _count_new_group(self, ranks: Any) -> None:
-        me, everyone = self.recorder, tuple(range(self._size))
-        if self._new_groups[0] != me.calls:
-            self._new_groups = me.calls, me.board.open_group(me.rank, NEW_GROUPS, everyone)
-        members = sorted(ranks) if ranks is not None else list(everyone)
-        text = f"new_group of ranks {spans(members)}"[:SIGNATURE]
-        seq = me.board.enter_collective(me.rank, self._new_groups[1], text, me.locate())
-        compare_entries(me, everyone, NEW_GROUPS, seq, text, f"new_group #{seq}")
+        everyone = tuple(range(self._size))
+        members = spans(sorted(ranks) if ranks is not None else everyone)
+        where = self.recorder.locate()
+        self.recorder.enter(NEW_GROUPS, everyone, f"new_group of ranks {members}", where)
 
     def _free_given_up(self) -> None:
         """Free the connections that were replaced when an earlier call was given up.
@@ -345,8 +339,8 @@ class World:
             if group is self._everyone or name in named or getattr(group, "key", 0) in busy:
                 continue
             kept = tables_of(group)
-            found = weakref.ref(group)
+            reference = weakref.ref(group)
             dist.destroy_process_group(group)
             del group
-            if (still := found()) is not None:
+            if (still := reference()) is not None:
                 put_back(still, kept)

@@ -144,7 +144,7 @@ class Fabric:
         if seconds <= 0:
             return
         at = self._span.get(rank)
-        if at is not None and self._events[at][8:10] == (start, where):
+        if at is not None and (self._events[at].end, self._events[at].where) == (start, where):
             self._events[at] = self._events[at]._replace(end=end)
         else:
             self._span[rank] = len(self._events)

@@ -106,12 +106,12 @@ class Messages:
         group, rank, tag = receive.group, receive.rank, receive.tag
         if receive.peer is not None:
             return self._pending.get((group, receive.peer, rank, tag))
-        found: list[tuple[float, int, _Pending]] = []
+        ready: list[tuple[float, int, _Pending]] = []
         for source in receive.members:
             pending = self._pending.get((group, source, rank, tag))
             if pending is not None and pending.sends:
-                found.append((pending.sends[0].known, source, pending))
-        return min(found, key=lambda item: item[:2])[2] if found else None
+                ready.append((pending.sends[0].known, source, pending))
+        return min(ready, key=lambda item: item[:2])[2] if ready else None
 
     def _meet(self, sent: _Sent, receive: Operation, ready: float) -> None:
         """Let a message and its receive meet at `ready`."""

@@ -6,7 +6,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,9 @@ _PLAIN = Network(latency=0.0, bandwidth=1.0)
 class Trace:
     """The operations of one `Ranks.run`, in the order of their start.
 
-    Attributes:
-        events: one `Event` per operation and rank. Times count from the first start, in seconds.
-            Events of kind ``compute`` are the times between the waits of a rank.
+    Args:
+        events: the events, in any order, or a function that reads them when they are needed.
+        world_size: number of ranks.
         dropped: number of operations that are missing because a trace holds only so many.
         network: the bytes of collectives are derived from its algorithms. By default these are a
             ring for all_reduce, all_gather and reduce_scatter, as in gloo, and trees from and to a
@@ -41,20 +42,31 @@ class Trace:
 
     def __init__(
         self,
-        events: Sequence[Event],
+        events: Sequence[Event] | Callable[[], Sequence[Event]],
         world_size: int,
         *,
         dropped: int = 0,
         network: Network | None = None,
     ) -> None:
+        self._given = events
         self.world_size = world_size
         self.dropped = dropped
         self.network = network or _PLAIN
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """One `Event` per operation and rank, in the order of their starts.
+
+        Times count from the first start, in seconds. Events of kind ``compute`` are the times
+        between the waits of a rank. Most traces are never looked at, so a log is read only here.
+        """
+        events = self._given() if callable(self._given) else self._given
+        self._given = ()
         zero = min((event.start for event in events), default=0.0)
         shifted = [
             event._replace(start=event.start - zero, end=event.end - zero) for event in events
         ]
-        self.events = sorted(shifted, key=lambda event: (event.start, event.rank))
+        return sorted(shifted, key=lambda event: (event.start, event.rank))
 
     @property
     def operations(self) -> list[Event]:

@@ -188,9 +188,6 @@ def test_closed_ranks_say_so() -> None:
     assert "start with the first call" in repr(ranks)
     ranks.run(os.getpid)
     assert all(str(pid) in repr(ranks) for pid in ranks.processes())
-    table = ranks._repr_html_()
-    assert table.count("<tr>") == 3
-    assert "MiB" in table
     ranks.close()
     ranks.close()
     assert "closed" in repr(ranks)

@@ -88,7 +88,6 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
         "[rank 1] from 1",
         "[ranks 0-1] ['a', 'b']",
     ]
-    assert "Type: SList" in pair.run("%%ranks\nwords?").text
     assert "time: " in pair.run("%%ranks 0\n%time x = sum(range(10))").text
     timed = pair.run("%%ranks 0\n%%time\ny = 3\ny")
     assert "time: " in timed.text and "[rank 0] 3" in timed.text

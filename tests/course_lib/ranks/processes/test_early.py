@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.placement import Placement
-from course_lib.ranks.processes import fork_client, watch
+from course_lib.ranks.processes import fork_client, team
 from tests.helpers import ROOT
 
 FIRST, NEEDED, SLOW = "first_helper", "needed_helper", "slow_helper"
@@ -109,8 +109,8 @@ def test_an_import_is_not_given_up_in_the_middle(
         "import time\nuntil = time.monotonic() + 0.6\n"
         "while time.monotonic() < until:\n    pass\nWHOLE = True\n"
     )
-    monkeypatch.setattr(watch, "_GRACE", 0.1)
-    monkeypatch.setattr(watch, "_GIVE_UP_LIMIT", 20)
+    monkeypatch.setattr(team, "_GRACE", 0.1)
+    monkeypatch.setattr(team, "_GIVE_UP_LIMIT", 20)
     monkeypatch.syspath_prepend(str(tmp_path))
     with Ranks(2, on="cpu", timeout=60) as ranks:
         before = ranks.run(os.getpid)

@@ -97,7 +97,7 @@ def test_under_nbclient(tmp_path: Path) -> None:
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert "<table>" in notebook.cells[0].outputs[-1]["data"]["text/html"]
+    assert "CPU processes, gloo" in notebook.cells[0].outputs[-1]["data"]["text/plain"]
     assert notebook.cells[1].outputs[0]["text"] == "[ranks 0-1] 1.0\n"
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[0, 1]"
 
