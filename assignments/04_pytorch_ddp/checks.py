@@ -1,13 +1,15 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
 `run_judges.py` has the inputs, programs and judges of batches and training runs. `judges.py` has
-those of evaluation and checkpoints. A program gets only its rank's input.
+those of evaluation and checkpoints, `token_judges.py` those of the mean over tokens. A program gets
+only its rank's input.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +58,7 @@ from .run_judges import (
     windows_of,
     with_script,
 )
+from .token_judges import right_step, token_inputs, token_program
 
 EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
 SMALL = 512  # bytes that a rank may send in addition to its gradients
@@ -104,13 +107,21 @@ def gradients_of_others(case, rank):
     return steps(case, rank) * sum(trained) * case.itemsize
 
 
-# Task 5: the museum ------------------------------------------------------------------------
+# Task 5: the mean over tokens --------------------------------------------------------------
 
 
-@epochs_program
-def exhibit_2_program(exhibit, model, loss_fn, mine, given):
-    settings = [mine["lr"], mine["batch_size"], len(mine["epochs"]), mine["seed"]]
-    exhibit(model, loss_fn, mine["x"], mine["y"], *settings, group=given.group)
+def tokens_case(name, k, *tokens, **more):
+    return Case(name, k, {"tokens": tokens, **more})
+
+
+def token_bytes(case, rank):
+    """Return the bytes of the gradients of trained parameters."""
+    frozen = case.parameters.get("frozen", ())
+    trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
+    return sum(trained) * case.itemsize
+
+
+# Task 6: the museum ------------------------------------------------------------------------
 
 
 def script_case(name, k, kind, steps, rows, lr, **more):
@@ -216,11 +227,9 @@ FAULTS = {
 WATCH = "Watch the script on 1, 2 and 3 ranks: which faults can explain what you see?"
 DIGESTS = {
     "exhibit_1": "55fdf21609f7",
-    "exhibit_2": "5d8ad589108a",
-    "exhibit_3": "45b8917a6c4f",
-    "exhibit_4": "1b52851a649b",
-    "exhibit_5": "de6d60b118f7",
-    "exhibit_6": "e7ac149481f0",
+    "exhibit_2": "4dc1a4ed5ee0",
+    "exhibit_3": "0d1fac51bd41",
+    "exhibit_4": "0f7831b2405e",
 }
 
 CHECKS = {
@@ -347,31 +356,52 @@ CHECKS = {
         ),
         in_turn=[(1, 1)],
     ),
-    "exhibit_1": mended("exhibit_1", "plain"),
-    "exhibit_2": task(
-        "exhibit_2",
-        inputs=epochs_inputs,
-        program=exhibit_2_program,
-        judges=[equals_run("parameter", "buffer", tolerance={"float64": 1e-9}), own_rows_only],
-        cases=in_many_forms(
-            epochs_case("1 rank, 6 rows", 1, length=6),
-            epochs_case("2 ranks, 16 rows", 2, loss="mse_loss", length=16, lr=0.1, seed=3),
-            epochs_case(
-                "3 ranks, 11 rows, 3 epochs", 3, length=11, epochs=[0, 1, 2], loss="mse_loss"
+    "token_mean_step": task(
+        "token_mean_step",
+        inputs=token_inputs,
+        program=token_program,
+        judges=[right_step],
+        expects=[
+            sends_at_most(
+                lambda case, rank: token_bytes(case, rank) + SMALL,
+                besides=["broadcast"],
+                hint="Send gradients once. Put forward and backward of each micro-batch but the "
+                "last into no_sync().",
             ),
-            epochs_case("4 ranks, in two groups", 4, length=9, batch_size=3, loss="mse_loss"),
+            receives_at_least(unless_alone(token_bytes)),
+        ],
+        worth={"values": 2, "communication": 1},
+        cases=in_many_forms(
+            tokens_case("1 rank, 2 micro-batches", 1, [(6, 4), (3, 3)]),
+            tokens_case("2 ranks, 24 labels and 2", 2, [(16, 16), (9, 8)], [(4, 2)]),
+            tokens_case("2 ranks, large gradients", 2, [(9, 7), (4, 4)], [(5, 3), (2, 1)], size=9),
+            tokens_case("3 ranks, one without labels", 3, [(5, 0)], [(8, 8)], [(7, 3), (2, 1)]),
+            tokens_case(
+                "4 ranks, in two groups",
+                *(4, [(5, 5), (2, 2), (3, 1)], [(4, 4)], [(9, 6), (2, 0)], [(3, 1)]),
+            ),
+            tokens_case("2 ranks, no rows", 2, [(0, 0)], [(6, 5), (0, 0), (3, 1)]),
+            tokens_case(
+                "2 ranks, a frozen layer", 2, [(6, 6), (5, 1)], [(9, 3)], frozen=[1, 2], size=3
+            ),
+            tokens_case("2 ranks, .grad is not empty", 2, [(8, 6)], [(3, 2), (4, 1)], filled=True),
+            replace(
+                tokens_case("2 ranks, 6000 labels", 2, [(3900, 3800)], [(2300, 2200)], size=800),
+                form=Form(dtype="float16"),
+            ),
             **EXACT,
         ),
+        in_turn=[(1, 2)],
     ),
-    "exhibit_3": mended("exhibit_3", "plain"),
-    "exhibit_4": mended(
-        "exhibit_4",
+    "exhibit_1": mended("exhibit_1", "plain"),
+    "exhibit_2": mended(
+        "exhibit_2",
         "experts",
         script_case("2 ranks, another model", 2, "plain", 2, 3, 0.2),
         script_case("2 ranks, a frozen expert", 2, "experts", 2, 3, 0.2, frozen=[2]),
     ),
-    "exhibit_5": mended(
-        "exhibit_5",
+    "exhibit_3": mended(
+        "exhibit_3",
         "norm",
         Case(
             "2 ranks, in evaluation mode",
@@ -380,8 +410,8 @@ CHECKS = {
         ),
         modes=(True,),
     ),
-    "exhibit_6": mended(
-        "exhibit_6",
+    "exhibit_4": mended(
+        "exhibit_4",
         "plain",
         script_case(
             "2 ranks, large gradients", 2, "plain", 2, 3, 1e-31, loss="mse_loss", large=1e30

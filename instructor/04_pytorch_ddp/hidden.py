@@ -19,6 +19,10 @@ def museum(kind, modes=(True, False)):
     )
 
 
+def tokens(name, k, *tokens, **more):
+    return Case(name, k, {"tokens": tokens, **more})
+
+
 HIDDEN = {
     "my_batches": in_many_forms(
         Case("5 ranks", 5, {"length": 33, "batch_size": 3, "seed": 11, "epochs": [2, 4]}),
@@ -51,16 +55,19 @@ HIDDEN = {
             {"epoch": 0, "lr": 0.6, "optimizer": "AdamW", "loads": True},
         ),
     ),
-    "exhibit_1": museum("plain"),
-    "exhibit_2": in_many_forms(
-        epochs("5 ranks", 5, length=23, epochs=[0, 1, 2], seed=9),
-        epochs("6 ranks, in two groups", 6, length=20, lr=0.1),
+    "token_mean_step": in_many_forms(
+        tokens("5 ranks", 5, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6), (0, 0)]),
+        tokens(
+            "6 ranks, in two groups, large gradients",
+            *(6, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6)], [(3, 2), (3, 3)]),
+            size=20,
+        ),
         **EXACT,
     ),
-    "exhibit_3": museum("plain"),
-    "exhibit_4": museum("experts"),
-    "exhibit_5": museum("norm", modes=(True,)),
-    "exhibit_6": museum("plain"),
+    "exhibit_1": museum("plain"),
+    "exhibit_2": museum("experts"),
+    "exhibit_3": museum("norm", modes=(True,)),
+    "exhibit_4": museum("plain"),
     "diagnoses": (Case("your answers, once more", 1, {"again": True}),),
 }
 
