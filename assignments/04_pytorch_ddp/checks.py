@@ -389,6 +389,7 @@ CHECKS = {
                 tokens_case("2 ranks, 6000 labels", 2, [(3900, 3800)], [(2300, 2200)], size=800),
                 form=Form(dtype="float16"),
             ),
+            iterables=("list", "tuple"),
             **EXACT,
         ),
         in_turn=[(1, 2)],

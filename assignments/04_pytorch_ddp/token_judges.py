@@ -67,7 +67,8 @@ def token_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     ddp = DistributedDataParallel(model, process_group=given.group)
     ddp.train(model.training)
     fill(model, mine["before"])
-    loss = step(ddp, list(zip(mine["x"], mine["y"], strict=True)), group=given.group)
+    micro_batches = given.iterable(list(zip(mine["x"], mine["y"], strict=True)))
+    loss = step(ddp, micro_batches, group=given.group)
     return {GRADIENT: [param.grad for param in model.parameters()], LOSS: loss}
 
 

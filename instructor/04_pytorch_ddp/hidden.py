@@ -62,6 +62,7 @@ HIDDEN = {
             *(6, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6)], [(3, 2), (3, 3)]),
             size=20,
         ),
+        iterables=("list", "tuple"),
         **EXACT,
     ),
     "exhibit_1": museum("plain"),
