@@ -28,8 +28,8 @@ def map_figure(cells: Sequence[Cell]) -> "Figure":
         y, x = latencies.index(cell.place[0]), bandwidths.index(cell.place[1])
         grid[y][x] = cell.lead()
         names = "\nor ".join([cell.order()[0], *cell.rivals()[:1]])
-        ax.text(x, y, f"{names}\n{cell.lead():.2g} ×", ha="center", va="center", fontsize=9)
-    shades = ax.imshow(grid, cmap="Oranges", norm=LogNorm(1, 6), origin="lower", aspect="auto")
+        ax.text(x, y, f"{names}\n{cell.lead():.2f} ×", ha="center", va="center", fontsize=9)
+    shades = ax.imshow(grid, cmap="Oranges", norm=LogNorm(1, 2), origin="lower", aspect="auto")
     count = len(cells[0].seconds)
     ax.set_title(f"{count} algorithms: who is first, and by what factor", loc="left", fontsize=10)
     ax.set_xticks(range(len(bandwidths)), [bandwidth_words(each) for each in bandwidths])
@@ -37,6 +37,6 @@ def map_figure(cells: Sequence[Cell]) -> "Figure":
     ax.set(xlabel="bandwidth", ylabel="latency")
     ax.grid(visible=False)
     bar = figure.colorbar(shades, ax=ax, label="the second's seconds / the winner's")
-    bar.set_ticks([1, 2, 3, 6], labels=["1", "2", "3", "6"], minor=False)
+    bar.set_ticks([1, 1.2, 1.5, 2], labels=["1", "1.2", "1.5", "2 or more"], minor=False)
     bar.ax.minorticks_off()
     return figure
