@@ -1,4 +1,4 @@
-"""Compare all all-reduces with gloo's, from 1 KB to 256 MB; shared memory also with a plain copy.
+"""Compare all all-reduces with gloo's, from 1 KB to 256 MB.
 
     python benchmarks/all_reduce.py [--rounds 7] [--write]
 
@@ -28,7 +28,6 @@ from course_lib.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from course_lib.peer_memory import SharedMemory
 from course_lib.ranks import Ranks
 
 SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
@@ -39,26 +38,19 @@ Times = dict[str, list[float]]
 
 def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
     """Return, on a rank: size in bytes → algorithm → seconds of the slowest rank, per round."""
-    memory = SharedMemory()
     tuned = TunedAllReduce()
-    on_one_machine = TunedAllReduce(also={"memory": lambda tensor, _: memory.all_reduce(tensor)})
     results: dict[int, Times] = {}
     for size in sizes:
-        private, symmetric = torch.zeros(size // 4), memory.empty(size // 4).zero_()
-        other = torch.zeros(size // 4)
+        tensor = torch.zeros(size // 4)
         kinds: dict[str, Callable[[], object]] = {
-            "gloo": lambda t=private: dist.all_reduce(t),
-            "central": lambda t=private: central_all_reduce(t),
-            "tree": lambda t=private: tree_all_reduce(t),
-            "direct": lambda t=private: direct_all_reduce(t),
-            "one-shot": lambda t=private: one_shot_all_reduce(t),
-            "ring": lambda t=private: ring_all_reduce(t),
-            "halving-doubling": lambda t=private: halving_doubling_all_reduce(t),
-            "chosen by size": lambda t=private: tuned(t),
-            "chosen, memory too": lambda t=private: on_one_machine(t),
-            "shared memory, in place": lambda t=symmetric: memory.all_reduce(t),
-            "shared memory, copied": lambda t=private: memory.all_reduce(t),
-            "one copy": lambda t=private, o=other: o.copy_(t),
+            "gloo": lambda t=tensor: dist.all_reduce(t),
+            "central": lambda t=tensor: central_all_reduce(t),
+            "tree": lambda t=tensor: tree_all_reduce(t),
+            "direct": lambda t=tensor: direct_all_reduce(t),
+            "one-shot": lambda t=tensor: one_shot_all_reduce(t),
+            "ring": lambda t=tensor: ring_all_reduce(t),
+            "halving-doubling": lambda t=tensor: halving_doubling_all_reduce(t),
+            "chosen by size": lambda t=tensor: tuned(t),
         }
         repeats = AT_ONCE.get(size, 2)
         for kind in kinds.values():
@@ -82,22 +74,21 @@ def slowest(kind: Callable[[], object], repeats: int) -> float:
     return float(seconds)
 
 
-def ratio(times: Times, name: str, to: str = "gloo") -> float:
-    """Return the median over the rounds of one time divided by the other."""
-    return statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
+def ratio(times: Times, name: str) -> float:
+    """Return the median over the rounds of a time divided by gloo's."""
+    return statistics.median(a / b for a, b in zip(times[name], times["gloo"], strict=True))
 
 
 def table(world_size: int, results: dict[int, Times]) -> str:
     """Return the ratios as Markdown."""
     names = [name for name in next(iter(results.values())) if name != "gloo"]
     lines = [
-        f"| K = {world_size} | gloo (ms) | " + " | ".join(names) + " | in place / one copy |",
-        "|---" * (len(names) + 3) + "|",
+        f"| K = {world_size} | gloo (ms) | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 2) + "|",
     ]
     for size, times in results.items():
         cells = [f"{1e3 * statistics.median(times['gloo']):.3g}"]
         cells += [f"{ratio(times, name):.2g}" for name in names]
-        cells += [f"{ratio(times, 'shared memory, in place', 'one copy'):.2g}"]
         lines.append(f"| {pretty(size)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

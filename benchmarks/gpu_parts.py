@@ -589,37 +589,6 @@ def on_two_ranks(there: Place, rows: str) -> Iterator[Row]:
             seen = len(whole)
 
 
-def peer_memory(there: Place) -> Iterator[Row]:
-    """Yield whether all-reduces in the two ranks' shared memory are right, and their time."""
-    yield from on_two_ranks(there, "_peer_memory")
-
-
-def _peer_memory(there: Place) -> Iterator[Row]:
-    from course_lib.peer_memory import SharedMemory, SymmetricMemory
-
-    memory = {"cuda": SymmetricMemory, "cpu": SharedMemory}[there.device]()
-    rank = dist.get_rank()
-    for mebibytes in (1 / 256, *there.mebibytes):
-        n = int(mebibytes * MIB) // 4
-        parts = [torch.randn(n, generator=torch.Generator().manual_seed(r)) for r in range(2)]
-        private, shared = torch.empty(n, device=there.device), memory.empty(n)
-        for where, tensor in (("private", private), ("in the memory itself", shared)):
-            tensor.copy_(parts[rank])
-            memory.all_reduce(tensor)
-            right = torch.equal(tensor.cpu(), parts[0] + parts[1])
-            tensor.zero_()
-            ours = milliseconds(there, memory.all_reduce, tensor)
-            theirs = milliseconds(there, dist.all_reduce, tensor)
-            yield {
-                "memory": type(memory).__name__,
-                "MiB": mebibytes,
-                "tensor": where,
-                "result": "right" if right else "FAILED",
-                "ms": ours,
-                f"{there.together} (ms)": theirs,
-            }
-
-
 def predicted(there: Place) -> Iterator[Row]:
     """Yield times of all-reduces by hand, measured, and predicted from the first and last size."""
     yield from on_two_ranks(there, "_predicted")

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
-from course_lib.peer_memory import SharedMemoryGroup, shared_memory_group
 from course_lib.ranks import Ranks
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -52,7 +51,7 @@ class Variant:
         self.optimizer.step()
 
 
-def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> dict[str, Variant]:
+def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
     """Return the variants by name, all with equal weights."""
 
     def model() -> nn.Module:
@@ -62,12 +61,8 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
     return {
         TORCH: Variant(TorchDDP(model())),
         "torch DDP, views": Variant(TorchDDP(model(), gradient_as_bucket_view=True)),
-        "torch DDP, our shared memory": Variant(TorchDDP(model(), process_group=group)),
         "ours": Variant(DistributedDataParallel(model())),
         "ours, 10 MiB": Variant(DistributedDataParallel(model(), bucket_cap_mb=10)),
-        "ours, shared memory": Variant(
-            DistributedDataParallel(model(), group=group, allocate=group.memory.empty)
-        ),
         "per parameter": Variant(model(), sync_per_parameter),
         "flat": Variant(model(), sync_flat),
         "bucketed": Variant(model(), sync_bucketed),
@@ -77,7 +72,7 @@ def make_variants(make: Callable[[], nn.Module], group: SharedMemoryGroup) -> di
 
 def measure(name: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return, on a rank, per variant: step seconds, and difference of weights from PyTorch's."""
-    variants = make_variants(MODELS[name].make, shared_memory_group())
+    variants = make_variants(MODELS[name].make)
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(rounds + 2):

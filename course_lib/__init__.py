@@ -9,7 +9,6 @@
 - `bucketing`: which gradients are sent together, and how large a bucket is
 - `gradient_sync`: gradients averaged per parameter, all at once, or in buckets
 - `ddp`: DistributedDataParallel, with buckets that are sent during backward
-- `peer_memory`: all-reduce without messages, on one machine
 - `compression`: gradients in fewer bytes, and what that costs
 - `sharded_optimizer`: ZeRO-1 and 2, in which each rank updates one K-th of the parameters
 - `fully_sharded`: ZeRO-3, in which a rank holds all weights of a layer only while the layer runs
@@ -38,7 +37,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives"),
-    *("bucketing", "gradient_sync", "ddp", "peer_memory", "compression"),
+    *("bucketing", "gradient_sync", "ddp", "compression"),
     *(
         "sharded_optimizer",
         "fully_sharded",

@@ -25,7 +25,7 @@ All ranks end with the same bits, because all sums are computed in the order of 
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005 (pairwise exchange). Between the GPUs of one machine both are known as one-shot and
 two-shot all-reduce: TensorRT-LLM (issue 2521 on GitHub) and vLLM's custom all-reduce
-(github.com/vllm-project/vllm/pull/2192). `peer_memory` has them for ranks that share memory.
+(github.com/vllm-project/vllm/pull/2192).
 """
 
 import torch.distributed as dist

@@ -12,8 +12,8 @@ determine which one is faster. There are two ways to find out:
 - **measure**: time each algorithm for a few sizes, once, and keep the winners.
 
 A measurement includes effects that the model leaves out. For example, on one machine the ranks'
-own cores must do the work of messages, which shared memory would avoid. Libraries use both ways:
-NCCL predicts, Horovod tunes while it trains.
+own cores must do the work of messages. Libraries use both ways: NCCL predicts, Horovod tunes while
+it trains.
 
 All ranks must choose the same algorithm, or one rank would wait in a ring while others form a tree.
 So the time of the slowest rank counts, and the ranks find it with an all-reduce.
@@ -21,14 +21,13 @@ So the time of the slowest rank counts, and the ranks find it with an all-reduce
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives.all_reduce import (
-    AllReduce,
     central_all_reduce,
     halving_doubling_all_reduce,
     library_all_reduce,
@@ -66,16 +65,12 @@ class TunedAllReduce:
         repeats: how often to measure, 1 or more; small sizes are measured three times as often. The
             median counts.
         device: the device of the measured tensors; use that of the tensors to be reduced.
-        also: name → all-reduce, more algorithms to choose from. For example, if all ranks are on
-            one machine, `lambda tensor, group: memory.all_reduce(tensor)` of a
-            `peer_memory.SharedMemory`.
 
     Attributes:
         times: size → name → measured seconds; empty if predicted.
 
     Raises:
-        ValueError: this rank is not in the group, a size or `repeats` is not positive, or both
-            `network` and `also` are given, because no formula predicts the time of the latter.
+        ValueError: this rank is not in the group, or a size or `repeats` is not positive.
 
     """
 
@@ -86,7 +81,6 @@ class TunedAllReduce:
         sizes: Sequence[int] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
         repeats: int = 5,
         device: torch.device | str = "cpu",
-        also: Mapping[str, AllReduce] | None = None,
     ) -> None:
         self.group = group
         _, self.world_size = place_in(group)
@@ -97,12 +91,6 @@ class TunedAllReduce:
             )
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: each algorithm has to be timed at least once")
-        if also and network is not None:
-            raise ValueError(
-                f"no formula predicts the time of {', '.join(also)}. Leave out network=…: then all "
-                f"algorithms are measured"
-            )
-        self._algorithms: dict[str, AllReduce] = {**ALGORITHMS, **(also or {})}
         self.times: dict[int, dict[str, float]] = {}
         if network is None:
             for size in sizes:
@@ -117,10 +105,10 @@ class TunedAllReduce:
         if group is not None and group is not (self.group or dist.group.WORLD):
             raise ValueError("this all-reduce was tuned for another group: make one for this group")
         name = self.choice(tensor.numel() * tensor.element_size())  # a sparse one has no nbytes
-        self._algorithms[name](tensor, self.group)
+        ALGORITHMS[name](tensor, self.group)
 
     def choice(self, nbytes: int) -> str:
-        """Return the name, in `ALGORITHMS` or `also`, of the algorithm for tensors of `nbytes`."""
+        """Return the name, in `ALGORITHMS`, of the algorithm for tensors of `nbytes`."""
         if self.network is not None:
             return fastest_all_reduce(nbytes, self.world_size, self.network)
         nearest = min(self.times, key=lambda size: abs(math.log(size / max(nbytes, 1))))
@@ -135,9 +123,9 @@ class TunedAllReduce:
         # the machine's wake-up. They also get more turns: they are cheap, and vary more.
         small = tensor.nbytes < 1 << 18
         in_a_row, turns = (8, 3 * repeats) if small else (1, repeats)
-        seconds = torch.zeros(turns + 1, len(self._algorithms), dtype=torch.float64)
+        seconds = torch.zeros(turns + 1, len(ALGORITHMS), dtype=torch.float64)
         for turn in seconds:
-            for i, algorithm in enumerate(self._algorithms.values()):
+            for i, algorithm in enumerate(ALGORITHMS.values()):
                 dist.barrier(self.group)
                 start = time.perf_counter()
                 for _ in range(in_a_row):
@@ -147,4 +135,4 @@ class TunedAllReduce:
                 turn[i] = (time.perf_counter() - start) / in_a_row
         slowest = seconds[1:].to(tensor.device)  # the first turn opens connections
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
-        return dict(zip(self._algorithms, slowest.median(dim=0).values.tolist(), strict=True))
+        return dict(zip(ALGORITHMS, slowest.median(dim=0).values.tolist(), strict=True))

@@ -55,14 +55,6 @@ ALIGNMENT = 32
 """A bucket begins at a multiple of this many elements: GPUs send aligned memory faster."""
 _SHOWN = 8  # names in an error
 
-Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
-"""`allocate(numel, dtype, device)`: a vector, not initialised."""
-
-
-def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a vector of ordinary memory."""
-    return torch.empty(numel, dtype=dtype, device=device)
-
 
 def rank_error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
     """Return an error for the caller to raise: the rank, what happened, and what to do."""
@@ -124,7 +116,6 @@ class Reducer:
         first_bucket_mb: float,
         find_unused: bool,
         static_graph: bool,
-        allocate: Allocate,
     ) -> None:
         self.names = [name for name, _ in named_params]
         self.params = [param for _, param in named_params]
@@ -146,7 +137,7 @@ class Reducer:
         # With unused parameters the order differs from step to step, so it is of little use.
         self._rebuild_pending = not find_unused
         self._caps = (bucket_cap_mb, first_bucket_mb)
-        self._memory = _allocate_memory(self.params, allocate)
+        self._memory = _allocate_memory(self.params)
         self._make_buckets(range(count - 1, -1, -1))
         self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
         self.other_waits: list[Callable[[], object]] = []  # for other work, such as buffer hooks
@@ -399,13 +390,16 @@ class Reducer:
             self._users = users.tolist()
 
 
-def _allocate_memory(tensors: Sequence[Tensor], allocate: Allocate) -> dict[Kind, Tensor]:
+def _allocate_memory(tensors: Sequence[Tensor]) -> dict[Kind, Tensor]:
     """Return for each dtype and device a vector with room for any buckets of the `tensors`."""
     lengths: dict[Kind, int] = {}
     for tensor in tensors:
         kind = (tensor.dtype, tensor.device)
         lengths[kind] = lengths.get(kind, 0) + tensor.numel() + ALIGNMENT
-    return {kind: allocate(length, *kind) for kind, length in lengths.items()}
+    return {
+        (dtype, device): torch.empty(length, dtype=dtype, device=device)
+        for (dtype, device), length in lengths.items()
+    }
 
 
 def _changed_graph(name: str, how: str) -> RuntimeError:

@@ -42,7 +42,7 @@ from course_lib.ddp.buffers import (
     verify_same_model,
 )
 from course_lib.ddp.hooks import CommHook
-from course_lib.ddp.reducer import Allocate, Reducer, allocate_empty, rank_error
+from course_lib.ddp.reducer import Reducer, rank_error
 from course_lib.ddp.uneven_inputs import Activity
 
 ACCEPTED = {
@@ -100,9 +100,6 @@ class DistributedDataParallel(nn.Module):
             caller must ensure this.
         ignored: names of parameters and buffers that are neither averaged nor broadcast. Names set
             with PyTorch's `_set_params_and_buffers_to_ignore_for_model` are ignored as well.
-        allocate: `allocate(numel, dtype, device)` makes the memory that holds all gradients of a
-            dtype and device. Use it for special memory that collectives work on directly, such as
-            `empty` of a `peer_memory.SharedMemory`.
 
     Attributes:
         module: the module that was wrapped, for `state_dict()` and the like.
@@ -130,7 +127,6 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool | None = True,
         init_sync: bool = True,
         ignored: Collection[str] = (),
-        allocate: Allocate = allocate_empty,
         **pytorch: Any,
     ) -> None:
         super().__init__()
@@ -159,16 +155,16 @@ class DistributedDataParallel(nn.Module):
         self.require_backward_grad_sync = True
         cap = _cap(bucket_cap_mb)
         self._options = (cap, first_bucket_mb, find_unused_parameters, static_graph)
-        self._hook_in(allocate)
+        self._hook_in()
         if comm_hook is not None:
             pair = comm_hook if isinstance(comm_hook, tuple) else (self.group, comm_hook)
             self.register_comm_hook(*pair)
 
-    def _hook_in(self, allocate: Allocate) -> None:
+    def _hook_in(self) -> None:
         named = named_parameters(self.module, self._ignored)
         trained = [(name, param) for name, param in named if param.requires_grad]
         # A copy may have only frozen parameters.
-        self._reducer = Reducer(trained or named, self.group, *self._options, allocate)
+        self._reducer = Reducer(trained or named, self.group, *self._options)
         self._buffers_kept = Buffers(self.module, self._ignored, self.group)
         self._frozen = [(name, param) for name, param in named if not param.requires_grad]
         self._activity: Activity | None = None
@@ -179,7 +175,7 @@ class DistributedDataParallel(nn.Module):
         return dist.group.WORLD if self.group is None else self.group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy or a pickle, without hooks and special memory.
+        """Return the state for a copy or a pickle, without hooks.
 
         A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
@@ -190,7 +186,7 @@ class DistributedDataParallel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"group": None, "device_mesh": None, **state})  # type: ignore[no-untyped-call]
-        self._hook_in(allocate_empty)
+        self._hook_in()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
         twin = memo[id(self)] = type(self).__new__(type(self))

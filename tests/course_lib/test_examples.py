@@ -7,7 +7,6 @@ every rank then holds the sum, is tested afterwards.
 
 import ast
 import doctest
-import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -25,15 +24,14 @@ Names = dict[str, Any]
 
 # Parts that other parts call, and people do not.
 INSIDE = {
-    *("ddp.reducer", "peer_memory.shared_pages"),
-    *("pipeline_parallel.messages", "pipeline_parallel.tied", "fully_sharded.unit"),
+    *("ddp.reducer", "fully_sharded.unit"),
+    *("pipeline_parallel.messages", "pipeline_parallel.tied"),
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
     "sharded_optimizer.partial_gradients",
     *("mesh.divide", "mesh.states"),
     "compression.triton_kernels",
     *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),
 }
-GPU = "course_lib.peer_memory.symmetric_memory"
 
 
 def module_of(path: Path) -> str:
@@ -65,8 +63,8 @@ def is_rung(name: str) -> bool:
 
 
 EXAMPLES = {name: text for name, text in docstrings_by_name().items() if ">>>" in text}
-OF_RUNGS = sorted(name for name in EXAMPLES if is_rung(name) and name != GPU)
-OTHERS = sorted(set(EXAMPLES) - set(OF_RUNGS) - {GPU})
+OF_RUNGS = sorted(name for name in EXAMPLES if is_rung(name))
+OTHERS = sorted(set(EXAMPLES) - set(OF_RUNGS))
 
 
 def gradient_of(rank: int) -> Tensor:
@@ -163,12 +161,6 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     "ddp.minimal": alike("weights"),
     "ddp.buffers": alike("weights"),
     "ddp.uneven_inputs": alike("weights"),
-    "peer_memory": wrapped_by("torch.nn.parallel"),
-    "peer_memory.one_and_two_shot": lambda *ranks: all(
-        torch.equal(each["result"], gradient_of(0) + gradient_of(1)) for each in ranks
-    ),
-    "peer_memory.shared_memory": sum_everywhere,
-    "peer_memory.process_group": wrapped_by("course_lib.ddp"),
     "pipeline_parallel": lambda first, second: first["loss"] is None and second["loss"] > 0,
     "pipeline_parallel.pipeline": lambda first, second: (
         first["loss"] is None and second["loss"] > 0
@@ -208,40 +200,6 @@ def test_the_examples_of_a_notebook_do_what_they_say(name):
     }
     afterwards = run_lines(EXAMPLES[name], names, name)
     assert afterwards.get("results", [0, 1, 2, 3]) == [0, 1, 2, 3]
-
-
-def test_the_example_for_gpus_names_what_there_is():
-    look_up(EXAMPLES[GPU], {"gradient": gradient_of(0)})
-
-
-def look_up(text: str, names: Names) -> None:
-    """Import what the examples import; find their names, attributes and arguments; call nothing."""
-
-    def value_of(node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            return names[node.id]
-        if isinstance(node, ast.Attribute):
-            return getattr(value_of(node.value), node.attr)
-        assert isinstance(node, ast.Call), f"look_up does not know {ast.unparse(node)}"
-        called = value_of(node.func)
-        arguments = [value_of(each) for each in node.args]
-        options = {str(each.arg): value_of(each.value) for each in node.keywords}
-        inspect.signature(called).bind(*arguments, **options)
-        return object.__new__(called) if isinstance(called, type) else None
-
-    for example in doctest.DocTestParser().get_examples(text):
-        for line in ast.parse(example.source).body:
-            if isinstance(line, ast.Import | ast.ImportFrom):
-                exec(ast.unparse(line), names)
-            elif isinstance(line, ast.Assign):
-                (target,) = line.targets
-                assert isinstance(target, ast.Name)
-                names[target.id] = value_of(line.value)
-            else:
-                assert isinstance(line, ast.Expr)
-                value_of(line.value)
 
 
 def test_every_rung_shows_its_call():

@@ -58,5 +58,3 @@ def test_mistakes_are_named():
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(repeats=0))
     with pytest.raises(RankError, match="at least one size"):
         Ranks(2, on="simulated").run(lambda: TunedAllReduce(sizes=()))
-    with pytest.raises(RankError, match="no formula predicts the time of memory"):
-        Ranks(2, on="simulated").run(lambda: TunedAllReduce(network=LINK, also={"memory": print}))
