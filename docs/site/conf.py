@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from folding import answers, only_draws  # noqa: E402
+from folding import answers, only_draws, only_prepares  # noqa: E402
 from mathml import mathml  # noqa: E402
 
 project = "From mini-batch SGD to DDP"
@@ -117,7 +117,8 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
 def _fold(app: Any, docname: str, source: list[str]) -> None:
     """Fold what answers a question, and code that only draws; mark diagrams.
 
-    The notebook has no tags for it: whoever works through it runs one cell after the other.
+    The notebook has no tags for it: whoever works through it runs one cell after the other. On
+    paper (`pdf.py`) answers are open, and code that only draws or imports is not there.
     """
     if not (ROOT / f"{docname}.ipynb").is_file():
         return
@@ -125,10 +126,16 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
     cells = notebook["cells"]
     for cell in cells:
         cell["source"] = "".join(cell["source"])
+    on_paper = app.builder.name == "singlehtml"
     answering = answers(cells)
     for place, cell in enumerate(cells):
         tags = cell["metadata"].setdefault("tags", [])
-        if cell["cell_type"] == "code" and only_draws(cell):
+        code = cell["cell_type"] == "code"
+        if on_paper:
+            drop = code and ("hide-input" in tags or only_draws(cell) or only_prepares(cell))
+            tags[:] = ["remove-input"] if drop else []
+            continue
+        if code and only_draws(cell):
             tags.append("hide-input")
         if place in answering:
             tags.append("hide-output")
