@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from autograder.course import handed_out
 from course_lib.checking import Case, Check, run_check
 from course_lib.checking.local import load_checks, load_module
-from course_lib.checking.on_ranks.wire import Plain
+from course_lib.ranks.wire import Plain
 
 
 def _rank(rank: int, world_size: int, folder: str) -> None:

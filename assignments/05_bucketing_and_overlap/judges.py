@@ -19,7 +19,7 @@ from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equal
 from course_lib.checking.answers import Judge
 from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
-from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
 from course_lib.checking.traffic import operations, told
 from course_lib.ranks import Network, Trace, compute

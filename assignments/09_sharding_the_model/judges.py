@@ -20,8 +20,9 @@ from course_lib.checking.answers import ANYTHING, WHOLE, Judge, Kind, ListOf, se
 from course_lib.checking.compare import describe
 from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
-from course_lib.checking.on_ranks.effects import aspects, tensors_in
+from course_lib.checking.on_ranks.effects import aspects
 from course_lib.checking.on_ranks.held import held_by
+from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.checking.task import Inputs
 from course_lib.ranks import Network, Trace, compute

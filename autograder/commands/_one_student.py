@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 
 from autograder.course import Folders, find_sources, load_config
-from autograder.examination.node import On
+from autograder.examination.case import On
 from autograder.examination.submission import Submission, Taken
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook
@@ -20,10 +20,10 @@ from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
 from autograder.settings import Settings
 from course_lib.checking import Case, Check, Observed
-from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.wire import Plain
 
 
 class _Watched(Submission):

@@ -1,4 +1,4 @@
-"""Exchange frames with one student process, within deadlines that the process cannot move."""
+"""Exchange messages with one student process, within deadlines that the process cannot move."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from autograder.examination.budget import LOOK_EVERY, Deadline
-from course_lib.checking.on_ranks.frames import Frame, FrameReader, header
-from course_lib.checking.on_ranks.wire import WireError
+from course_lib.ranks.wire import PIECE, Reader, WireError, encode
 
 MAX_ANSWER = 64 * 2**20
 START_SECONDS = 60.0
 """Seconds that one of our processes may take to start. They never count as a student's time."""
 SHORTEST_WAIT = 0.01
 """Seconds of the shortest wait, because a deadline may move further away after it was read."""
-_PIECE = 1 << 20
+
+Message = tuple[str, Any]
+"""What a message is, and its value."""
 
 
 def wait_at_most(left: float) -> float:
@@ -29,7 +31,7 @@ class Channel:
 
     Attributes:
         socket: the socket, to register with a selector.
-        frames: frames that have arrived and are not processed yet.
+        messages: messages that have arrived and are not processed yet.
         ready: whether the process has started; before that, no student code has run.
         ended: whether the other end has closed the connection.
 
@@ -37,27 +39,58 @@ class Channel:
 
     def __init__(self, sock: socket.socket, max_answer: int = MAX_ANSWER) -> None:
         self.socket = sock
-        self.frames: list[tuple[int, bytes]] = []
+        self.messages: list[Message] = []
         self.ready = False
         self.ended = False
         sock.setblocking(False)
-        self._reader = FrameReader(max_answer)
+        self._reader = Reader(max_answer)
         self._error: WireError | None = None
         self._outgoing: list[memoryview] = []
 
-    def queue(self, kind: Frame, payload: bytes) -> None:
-        """Add a frame to the queue of frames to send."""
-        self._outgoing.append(memoryview(header(kind, payload)))
-        if payload:
-            self._outgoing.append(memoryview(payload))
+    def queue(self, kind: str, value: Any) -> None:
+        """Add a message to those that are to be sent."""
+        self.queue_encoded(encode((kind, value)))
+
+    def queue_encoded(self, message: bytes) -> None:
+        """Add a message that may be shared with other channels."""
+        self._outgoing.append(memoryview(message))
 
     @property
     def events(self) -> int:
         """The events to select for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
 
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are not completely received or sent."""
+        return self._reader.held + sum(map(len, self._outgoing))
+
     def serve(self) -> None:
         """Write as much as the socket accepts, and read the data that has arrived."""
+        self.write()
+        try:
+            data = self.socket.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.ended = True
+        elif self._error is None:
+            try:
+                for message in self._reader.feed(data):
+                    match message:
+                        case (str(kind), value):
+                            self.messages.append((kind, value))
+                        case _:
+                            raise WireError("a message without a kind")
+            except WireError as error:
+                self._error = error
+            if not self.ready and self.messages and self.messages[0][0] == "ready":
+                self.ready = bool(self.messages.pop(0))
+
+    def write(self) -> None:
+        """Write as much as the socket accepts."""
         try:
             while self._outgoing:
                 sent = self.socket.send(self._outgoing[0])
@@ -68,40 +101,24 @@ class Channel:
             pass
         except OSError:
             self._outgoing.clear()
-        try:
-            data = self.socket.recv(_PIECE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.ended = True
-        elif self._error is None:
-            try:
-                for frame in self._reader.feed(data):
-                    self.frames.append(frame)
-            except WireError as error:
-                self._error = error
-            if not self.ready and self.frames and self.frames[0][0] == Frame.READY:
-                self.ready = bool(self.frames.pop(0))
 
-    def take(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the frames that have arrived, and forget them.
+    def take(self) -> Iterator[Message]:
+        """Yield the messages that have arrived, and forget them.
 
         Raises:
-            WireError: after the last frame, data has arrived that is no frame, or too long. Student
+            WireError: after the last message, data has arrived that is none, or too long. Student
                 code has sent it, because our own processes send a correct sign of readiness first.
 
         """
-        while self.frames:
-            yield self.frames.pop(0)
+        while self.messages:
+            yield self.messages.pop(0)
         if self._error is not None:
             raise self._error
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> bool:
-        """Send queued frames until the process has started; return whether it did so in time.
+        """Send what is queued until the process has started; return whether it did so in time.
 
-        Frames that arrive after the sign of readiness are kept for the next caller.
+        Messages that arrive after the sign of readiness are kept for the next caller.
         """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -114,19 +131,19 @@ class Channel:
                 selector.modify(self.socket, self.events)
         return self.ready
 
-    def ask(self, deadline: Deadline, look: Callable[[], object]) -> tuple[int, bytes]:
-        """Send queued frames and return the next frame that arrives; call `look` now and then.
+    def ask(self, deadline: Deadline, look: Callable[[], object]) -> Message:
+        """Send what is queued and return the next message; call `look` now and then.
 
         Raises:
-            TimeoutError: the frame has not arrived completely by `deadline`.
+            TimeoutError: the message has not arrived completely by `deadline`.
             EOFError: the other end closed the connection before.
-            WireError: the data is no frame, or too long.
+            WireError: the data is no message, or too long.
 
         """
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
-            while not self.frames:
+            while not self.messages:
                 if self._error is not None:
                     raise self._error
                 if self.ended:
@@ -140,7 +157,7 @@ class Channel:
                     looked = time.monotonic()
                     look()
                 selector.modify(self.socket, self.events)
-        return self.frames.pop(0)
+        return self.messages.pop(0)
 
     def close(self) -> None:
         """Close the connection."""

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autograder.examination.budget import OutOfTime
-from autograder.examination.case import OverMemory, SubmissionError
-from autograder.examination.node import On
+from autograder.examination.case import On, OverMemory, SubmissionError
 from autograder.examination.submission import MEMORY, TIME, Submission, Taken
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, CaseResult, Check, CheckReport, run_check
 from course_lib.checking.local import WORDS
-from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.run_check import Runner
 from course_lib.ranks.explain.errors import (
     DeadlockError,
@@ -28,6 +26,7 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankTimeout,
 )
+from course_lib.ranks.wire import Plain
 
 CARRIED = "the grader's network"
 

@@ -1,7 +1,7 @@
 """One submission under examination: its notebook process, and its ranks case by case.
 
 This is the examiner's side. It never runs or unpickles anything that a student made. It gets only
-frames of plain bytes, the exit status of processes, and the messages that the fabric carries.
+plain values, the exit status of processes, and the messages that the fabric carries.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.examination._channel import Channel
+from autograder.examination._channel import Channel, Message
 from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
-from autograder.examination.case import CaseRanks, SubmissionError
-from autograder.examination.node import NodeRanks, On
+from autograder.examination.case import CaseRanks, On, SubmissionError
 from autograder.sandbox.place import Cell, SandboxedPlace
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import MAX_TEXT, seconds_of
-from course_lib.checking.on_ranks.frames import Frame
-from course_lib.checking.on_ranks.wire import Plain, WireError, decode, encode
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.wire import Plain, WireError
 
 BRIEFLY = 1.0
 """Seconds that a cell may take after all time for exploration is used up."""
@@ -35,6 +33,9 @@ MAX_FUNCTIONS = 192 * 2**20
 TIME, MEMORY = "time", "memory"
 """The limits that a submission may reach."""
 
+_UNREADABLE = (
+    "the notebook's process gave an answer that could not be read, so the grader ended that process"
+)
 Taken = bytes | SubmissionError
 """A function as the notebook handed it over, or why it did not."""
 
@@ -123,7 +124,7 @@ class Submission:
             deadline = budget.of(seconds)
             request: dict[str, Plain] = {"source": source, "number": number}
             try:
-                answer = self._answer_to(Frame.CELL, request, budget, deadline)
+                answer = self._told(self._ask("run", request, budget, deadline))
             except _TookTooLong as late:
                 answer = self._interrupt(late)
                 interrupted = f"{late}, so it was interrupted"
@@ -146,7 +147,7 @@ class Submission:
             self._stopped.append((number, source, error))
         return CellOutcome(*said, error, trace)
 
-    def _interrupt(self, late: _TookTooLong) -> dict[str, Any]:
+    def _interrupt(self, late: _TookTooLong) -> dict[Any, Any]:
         """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
 
         Raises:
@@ -159,7 +160,7 @@ class Submission:
         cell.interrupt()
         try:
             with self.budget:
-                return self._read(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look)[1])
+                return self._told(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look))
         except (TimeoutError, WireError, EOFError, OutOfTime):
             self._end_notebook()
             raise late from None
@@ -167,33 +168,17 @@ class Submission:
             self._end_notebook()
             raise
 
-    def _answer_to(
-        self, kind: Frame, request: dict[str, Plain], budget: Budget, deadline: Deadline
-    ) -> dict[str, Any]:
-        kind_of_answer, payload = self._ask(kind, request, budget, deadline)
-        if kind_of_answer == Frame.FUNCTION:
-            return {"function": payload}
-        return self._read(payload)
+    def _told(self, message: Message) -> dict[Any, Any]:
+        match message:
+            case ("ran", {**told}):
+                return told
+        self._end_notebook()
+        raise _NotebookEnded(_UNREADABLE)
 
-    def _read(self, payload: bytes) -> dict[str, Any]:
-        try:
-            answer = decode(payload)
-            if not isinstance(answer, dict):
-                raise WireError("not a dict")
-        except WireError:
-            self._end_notebook()
-            raise _NotebookEnded(
-                "the notebook's process gave an answer that could not be read, so the grader ended "
-                "that process"
-            ) from None
-        return answer
-
-    def _ask(
-        self, kind: Frame, request: dict[str, Plain], budget: Budget, deadline: Deadline
-    ) -> tuple[int, bytes]:
+    def _ask(self, kind: str, request: Plain, budget: Budget, deadline: Deadline) -> Message:
         channel, cell = self._notebook or self._start_notebook(budget)
         self._place.watch_memory()
-        channel.queue(kind, encode(request))
+        channel.queue(kind, request)
         try:
             with budget:
                 return channel.ask(deadline, self._look)
@@ -233,7 +218,7 @@ class Submission:
         for number, source in self._cells:
             deadline = budget.of(budget.limits.cell)
             try:
-                self._ask(Frame.CELL, {"source": source, "number": number}, budget, deadline)
+                self._ask("run", {"source": source, "number": number}, budget, deadline)
             except _TookTooLong:
                 self._end_notebook()
                 raise
@@ -279,35 +264,27 @@ class Submission:
             self._end_notebook()
             deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
             self._place.watch_memory()
-            if on is not None:
-                k = case.world_size
-                with NodeRanks(self._place, k, program, function, on) as real:
-                    return Observed(self._outputs(real, inputs, deadline))
-            computes = [check.computes(mine) for mine in inputs] if check.computes else ()
-
-            def answers(rank: int, question: bytes) -> tuple[bytes, float]:
-                assert check.answers is not None
-                answer, seconds = check.answers(inputs[rank], decode(question))
-                return encode(answer), seconds
-
+            computes = [check.computes(own) for own in inputs] if check.computes else ()
+            answers = None
+            if check.answers is not None:
+                of = check.answers
+                answers = lambda rank, question: of(inputs[rank], question)
             with CaseRanks(
-                *(self._place, case, program, function, case.network, computes),
-                None if check.answers is None else answers,
-                check.only_on,
+                *(self._place, case, program, function, on, computes, answers),
+                only_on=check.only_on,
             ) as ranks:
                 try:
-                    shown = [check.for_the_rank(mine) for mine in inputs]
+                    shown = [check.for_the_rank(own) for own in inputs]
                     outputs = self._outputs(ranks, shown, deadline)
                 except RanksError as error:
                     error.trace = ranks.trace  # type: ignore[attr-defined]
                     raise
-                return Observed(outputs, ranks.trace, case.network, ranks.touched)
+                network = case.network if on is None else None
+                return Observed(outputs, ranks.trace, network, ranks.touched)
 
         return run
 
-    def _outputs(
-        self, ranks: CaseRanks | NodeRanks, inputs: Sequence[Plain], deadline: Deadline
-    ) -> list[Any]:
+    def _outputs(self, ranks: CaseRanks, inputs: Sequence[Plain], deadline: Deadline) -> list[Any]:
         """Run a case; the student's clock runs only while the student's code runs."""
         ranks.start(inputs)
         try:
@@ -341,7 +318,7 @@ class Submission:
     def _asked_for(self, function: str) -> Taken:
         try:
             deadline = self.budget.of(self.budget.limits.cell)
-            answer = self._answer_to(Frame.TAKE, {"name": function}, self.budget, deadline)
+            told = self._ask("take", function, self.budget, deadline)
         except OutOfTime as over:
             return SubmissionError(over.summary)
         except _NotebookEnded as ended:
@@ -351,17 +328,20 @@ class Submission:
                 f"{function} could not be read from the notebook: {why}. All global names that the "
                 "function uses are read with it, so keep no large objects in them."
             )
-        packed = answer.get("function")
-        if isinstance(packed, bytes):
-            self._room -= len(packed)
-            if self._room >= 0:
-                return packed
-            return SubmissionError(
-                f"{function} could not be kept: the functions of this notebook, with all global "
-                f"names that they use, are larger than {MAX_FUNCTIONS // 2**20} MiB together."
-            )
-        why = _text(answer.get("error")) or f"{function} could not be read from the notebook"
-        return SubmissionError(f"{why}{self._cell_that_should_define(function)}")
+        match told:
+            case ("function", bytes(packed)):
+                self._room -= len(packed)
+                if self._room >= 0:
+                    return packed
+                return SubmissionError(
+                    f"{function} could not be kept: the functions of this notebook, with all "
+                    f"global names that they use, are larger than {MAX_FUNCTIONS // 2**20} MiB "
+                    "together."
+                )
+            case ("refused", str(why)):
+                return SubmissionError(f"{_text(why)}{self._cell_that_should_define(function)}")
+        self._end_notebook()
+        return SubmissionError(f"{function} could not be read from the notebook: {_UNREADABLE}.")
 
     def _cell_that_should_define(self, function: str) -> str:
         """Return a sentence on the last failed cell whose source names the function."""

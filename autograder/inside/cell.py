@@ -11,7 +11,6 @@ This file needs Linux, the standard library and `scratch` only.
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import fcntl
 import importlib
@@ -68,7 +67,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 
     A child that `Forker` forked calls this. `config` also has ``uid``, the user to become;
     ``root``, whether we are root; ``limits``, for `resource.setrlimit`; ``tmp`` and ``shm``, sizes
-    in bytes; and ``seccomp``, the filter in Base64.
+    in bytes; and ``seccomp``, the filter as bytes.
     """
     try:
         _call("unshare", _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_NET)
@@ -131,7 +130,7 @@ def _give_up_everything(config: dict[str, Any]) -> None:
     _drop_capabilities()
     _call("prctl", _DUMPABLE, 1, 0, 0, 0)
     _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _filter_calls(base64.b64decode(config["seccomp"]))
+    _filter_calls(config["seccomp"])
     _make_sure()
 
 

@@ -33,25 +33,27 @@ import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
 
 from autograder.inside import cell, handover, scratch
-from course_lib.checking.on_ranks.frames import Frame, recv_frame, send_frame
-from course_lib.checking.on_ranks.wire import decode, encode
+from autograder.inside.fabric_client import FabricClient, FabricStopped
 from course_lib.learner.no_display import without_display
+from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.for_graders import (
     WIDE,
-    FabricClient,
-    FabricStopped,
-    cell_sources,
     collapse,
-    fabric_rank,
-    install_sources,
+    lone_rank,
     redirect_output,
     serve,
 )
+from course_lib.ranks.wire import decode, encode, receive, send
 
 MAX_TEXT = 64 * 1024
-_REPORTING = ("course_lib.checking.on_ranks", "autograder.inside")
-_REPORTERS = (("course_lib.checking", "on_ranks"), ("autograder", "inside"))
+MAX_TOUCHED = 100
+_REPORTERS = (
+    ("course_lib.checking", "on_ranks"),
+    ("autograder", "inside"),
+    ("course_lib.ranks", "wire"),
+)
+"""Package and name of our code that reports on the student's code."""
 
 
 class CappedText(io.StringIO):
@@ -82,21 +84,20 @@ def serve_notebook(fds: list[int], config: dict[str, Any]) -> None:
     shell = _shell()
     sys.path.insert(0, "")  # as in a kernel: find modules in the notebook's folder
     usual_path = list(sys.path)
-    send_frame(channel, Frame.READY, b"")
+    send(channel, ("ready", None))
     while True:
         try:
-            kind, payload = recv_frame(channel)
+            kind, request = receive(channel)
         except (EOFError, OSError):
             return
-        request: Any = decode(payload)
-        if kind == Frame.CELL:
-            send_frame(channel, Frame.DONE, encode(_run_cell(shell, **request)))
-        elif kind == Frame.TAKE:
+        if kind == "run":
+            send(channel, ("ran", _run_cell(shell, **request)))
+        elif kind == "take":
             try:
-                function = handover.pack(shell.user_ns, request["name"], usual_path)
-                send_frame(channel, Frame.FUNCTION, function)
+                function = handover.pack(shell.user_ns, request, usual_path)
+                send(channel, ("function", function))
             except handover.Refused as refused:
-                send_frame(channel, Frame.DONE, encode({"error": str(refused)[:MAX_TEXT]}))
+                send(channel, ("refused", _clean(str(refused)[:MAX_TEXT])))
 
 
 def _shell() -> InteractiveShell:
@@ -136,31 +137,23 @@ def _run_cell(shell: InteractiveShell, source: str, number: int) -> dict[str, An
 
 
 def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
-    """Run one case's program as one rank. `fds`: channel, network."""
+    """Run one case's program as one rank, whose only connection is its channel to the examiner."""
     silence()
     channel = socket.socket(fileno=fds[0])
     torch.set_num_threads(1)
     work = receive_work(channel)
     labels: dict[str, str] = {}
-    network = socket.socket(fileno=fds[1])
     rank, world_size = config["rank"], config["world_size"]
-    with suppress(FabricStopped), fabric_rank(network, rank, world_size, labels=labels) as client:
-        send_frame(channel, Frame.READY, b"")
+    client = FabricClient(channel, rank)
+    with suppress(FabricStopped), lone_rank(client, rank, world_size, labels) as context:
+        wait_for_go(channel)
         reply = do_work(work, labels)
         with suppress(OSError):
-            send_frame(channel, Frame.TOUCHED, encode(_touched(client)))
-            send_frame(channel, *reply)
-        if reply[0] == Frame.FAILURE:
-            raise FabricStopped
+            touched = [_clean(each.words) for each in context.handles.found if each.did]
+            send(channel, ("touched", touched[:MAX_TOUCHED]))
+            send(channel, reply)
     with suppress(OSError):
         channel.recv(1)  # stay alive until the examiner ends the case
-
-
-def _touched(client: FabricClient) -> list[list[str]]:
-    """Return the buffers that were used too early, as texts."""
-    assert client.context is not None
-    found = [each for each in client.context.handles.found if each.did]
-    return [list(map(_clean, (e.what, e.did, e.launched, e.where))) for e in found]
 
 
 class Work(NamedTuple):
@@ -170,21 +163,24 @@ class Work(NamedTuple):
     """
 
     program: Callable[..., Any]
-    mine: Any
+    own: Any
     function: bytes
 
 
 def receive_work(channel: socket.socket) -> Work:
     """Return the work that the examiner sends to a rank. No student code has run before this."""
-    packed: dict[int, bytes] = {}
-    while Frame.INPUT not in packed:
-        kind, packed[kind] = recv_frame(channel)
-    program = cloudpickle.loads(packed[Frame.PROGRAM])
-    return Work(program, decode(packed[Frame.INPUT]), packed[Frame.FUNCTION])
+    (_, work), (_, own) = receive(channel), receive(channel)
+    return Work(cloudpickle.loads(work["program"]), own, work["function"])
 
 
-def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
-    """Run the program; return the frame that reports the result.
+def wait_for_go(channel: socket.socket) -> None:
+    """Tell the examiner that this rank is ready, and wait until all ranks are."""
+    send(channel, ("ready", None))
+    receive(channel)
+
+
+def do_work(work: Work, labels: dict[str, str]) -> tuple[str, Any]:
+    """Run the program; return the message that reports the result.
 
     Args:
         work: the result of `receive_work`.
@@ -200,13 +196,13 @@ def do_work(work: Work, labels: dict[str, str]) -> tuple[Frame, bytes]:
             labels.update(sources.labels)
         printed = CappedText()
         with redirect_stdout(printed), redirect_stderr(printed):
-            output = _run(work.program, function, work.mine)
-        return Frame.OUTPUT, encode(output)
+            output = _run(work.program, function, work.own)
+        return "output", encode(output)
     except FabricStopped:
         raise
     except BaseException as error:
         failure = _described(error, labels)
-        return Frame.FAILURE, encode({**_texts(failure), "mismatch": failure.mismatch})
+        return "failure", {**_texts(failure), "mismatch": failure.mismatch}
 
 
 def _hide_our_code() -> None:
@@ -214,10 +210,10 @@ def _hide_our_code() -> None:
 
     An import then gives the student new copies, which nobody uses.
     """
-    for name in [name for name in sys.modules if name.startswith(_REPORTING)]:
-        del sys.modules[name]
-    for package, name in _REPORTERS:
-        vars(sys.modules[package]).pop(name, None)
+    for package, reporter in _REPORTERS:
+        for name in [name for name in sys.modules if name.startswith(f"{package}.{reporter}")]:
+            del sys.modules[name]
+        vars(sys.modules[package]).pop(reporter, None)
     sys.modules["__main__"] = ModuleType("__main__")
 
 
@@ -280,7 +276,7 @@ def warm_up() -> None:
     PyTorch uses one thread for operators here, so it starts no threads that the forks would lose.
     """
     near, far = socket.socketpair()
-    with far, fabric_rank(near, 0, 1):
+    with near, far, lone_rank(FabricClient(near, 0), 0, 1):
         pass
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.ones(2, 3, dtype=dtype)

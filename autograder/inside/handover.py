@@ -21,8 +21,8 @@ from typing import Any
 import cloudpickle
 
 from autograder.inside.scratch import HOME, is_own
+from course_lib.ranks.calls import Sources, cell_sources
 from course_lib.ranks.explain.pickling import Pickler, dumps
-from course_lib.ranks.for_graders import Sources, cell_sources
 
 MAX_FILES = 1000
 MAX_FILE_BYTES = 16 * 2**20

@@ -6,7 +6,6 @@ mistake.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -15,16 +14,17 @@ from contextlib import suppress
 from typing import Any
 
 from autograder.inside.scratch import HOME
+from course_lib.ranks.wire import send
 
 _ENOUGH = 3
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
-    """Send the first paths that cannot be read, and the problem with `HOME`, as JSON."""
+    """Send the first paths that cannot be read, and the problem with `HOME`."""
     hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
     told = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
-        channel.sendall(json.dumps(told).encode())
+        send(channel, told)
 
 
 def _needed() -> Iterator[str]:

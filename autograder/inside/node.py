@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autograder.inside.examinee import do_work, receive_work, silence
-from course_lib.checking.on_ranks.frames import Frame, send_frame
-from course_lib.checking.on_ranks.wire import encode
+from autograder.inside.examinee import do_work, receive_work, silence, wait_for_go
+from course_lib.ranks.wire import send
 
 _PORT = 29400
 _NO_LIMIT = timedelta(days=1)  # the examiner decides when a case has taken too long
@@ -45,8 +44,7 @@ def serve_node(fds: list[int], config: dict[str, Any]) -> None:
         if pid in running:
             channel = channels[running.pop(pid)]
             with suppress(OSError):
-                told = os.waitstatus_to_exitcode(status)
-                send_frame(channel, Frame.DONE, encode({"status": told}))
+                send(channel, ("ended", os.waitstatus_to_exitcode(status)))
             channel.close()
 
 
@@ -54,6 +52,7 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
     status = 1
     try:
         torch.set_num_threads(1)
+        work = receive_work(channel)
         device = config["devices"][rank]
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
@@ -68,9 +67,10 @@ def _be_rank(channel: socket.socket, rank: int, world_size: int, config: dict[st
             world_size=world_size,
             timeout=_NO_LIMIT,
         )
-        send_frame(channel, Frame.READY, b"")
+        # A rank that ends early would keep the others from connecting, so none runs before all do.
+        wait_for_go(channel)
         with suppress(OSError):
-            send_frame(channel, *do_work(receive_work(channel), {}))
+            send(channel, do_work(work, {}))
             channel.recv(1)  # stay alive for other ranks' messages until the examiner ends the case
         status = 0
     finally:

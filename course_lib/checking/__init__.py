@@ -7,7 +7,7 @@ Read in this order:
 - `compare`: functions with which a judge compares values
 - `answers`: the form of an answer; a judge sees an answer only if it has the right form
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
-  what a call leaves behind, how much memory it holds, and plain values as bytes
+  what a call leaves behind, and how much memory it holds
 - `side_effects`: what a function must not change, compared where the verdict is made
 - `rounding`: the error that the arithmetic of a case allows
 - `judges`: the common judges

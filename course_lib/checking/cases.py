@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from course_lib.checking.on_ranks.wire import Plain
 from course_lib.ranks import Network, Trace
+from course_lib.ranks.wire import Plain
 
 NETWORK = Network(latency=20e-6, bandwidth=10e9)
 """The network of a check on simulated ranks, here and in the grader: 20 µs and 10 GB/s. A send

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _LEFT_OUT = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
-from course_lib.checking.on_ranks.wire import ARRAY, leaves
+from course_lib.checking.on_ranks.leaves import ARRAY, leaves
 
 
 def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:

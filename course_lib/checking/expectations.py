@@ -13,7 +13,7 @@ from typing import Any
 
 from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import numbers_apart
-from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.traffic import name_of, operations, received, sent, told
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside

@@ -17,7 +17,7 @@ from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.causes import cause_of
 from course_lib.checking.compare import differs, expect_equal
 from course_lib.checking.on_ranks.given import Program, RankProgram
-from course_lib.checking.on_ranks.wire import leaves
+from course_lib.checking.on_ranks.leaves import leaves
 from course_lib.checking.rounding import rounding_errors
 from course_lib.checking.side_effects import same
 from course_lib.ranks import Ranks, per_rank

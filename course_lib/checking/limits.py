@@ -1,15 +1,13 @@
 """The limits of a case: one table for a check in a notebook and for the grader.
 
 The limits are far above what the course's own solutions need; the largest need of a solution is in
-brackets. They are far below what would harm the process that carries the messages of untrusted
-ranks.
+brackets. What the ranks of a case may ask of the grader's network has its own limits,
+`autograder.examination.fabric.Bounds`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from course_lib.ranks.for_graders import Bounds
 
 if TYPE_CHECKING:  # `cases` imports torch, which the limits do not need
     from course_lib.checking.cases import Check
@@ -26,20 +24,6 @@ MAX_TEXT = 64 * 1024
 """Characters of one text from a process that runs student code: an output or a traceback."""
 MAX_DETAIL = 16 * 1024
 """Characters of a report's text about one case."""
-MAX_ANSWERS = 128 * 2**20
-"""Bytes of all values that the ranks of a case return, together (1 MB)."""
-
-CARRIED = Bounds(
-    frame=64 * 2**20,
-    held=256 * 2**20,
-    open=4096,
-    operations=20_000,
-    frames=100_000,
-    groups=256,
-    text=256,
-)
-"""Limits of the messages that the examiner carries for the ranks in one case. (8.3 MB at once. One
-rank has 601 operations, 28 of them at once; it sends 1212 frames and makes 3 groups.)"""
 
 
 def seconds_of(check: Check, case_seconds: float = CASE_SECONDS) -> float:

@@ -19,13 +19,13 @@ import cloudpickle
 from course_lib import diary
 from course_lib.checking.cases import Case, Check
 from course_lib.checking.compare import describe
-from course_lib.checking.on_ranks.wire import Plain
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.report_html import html_of
 from course_lib.checking.run_check import Runner, run_check
 from course_lib.checking.runners import LocalRunner
 from course_lib.installed import find_course
 from course_lib.ranks.explain.words import counted
+from course_lib.ranks.wire import Plain
 
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 

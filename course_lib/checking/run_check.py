@@ -23,12 +23,12 @@ from course_lib.checking.cases import (
 )
 from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
 from course_lib.checking.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
-from course_lib.checking.on_ranks.wire import NotPlainError, Plain
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.checking.traffic import after_the_barrier, name_of
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, format_states
 from course_lib.ranks.trace.timeline import unit_of
+from course_lib.ranks.wire import NotPlainError, Plain
 
 Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
 """Runs a case's program on its ranks. It returns what was observed, or only a list with one output

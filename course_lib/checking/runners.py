@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import seconds_of
-from course_lib.checking.on_ranks.wire import Plain, decode, encode
 from course_lib.ranks import (
     MisuseWarning,
     Ranks,
@@ -27,8 +26,11 @@ from course_lib.ranks import (
     Trace,
     per_rank,
 )
+from course_lib.ranks.calls import pack_call
 from course_lib.ranks.explain.failure import timed_out
-from course_lib.ranks.for_graders import end_soon, pack, pack_call, preload
+from course_lib.ranks.for_graders import end_soon, preload
+from course_lib.ranks.memory import pack
+from course_lib.ranks.wire import Plain, decode, encode
 
 Place = Literal["simulated", "cpu", "gpu"]
 _MAX_PRINTED = 20_000

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Wrong
-from course_lib.checking.on_ranks.effects import states_from, tensors_in
+from course_lib.checking.on_ranks.effects import states_from
+from course_lib.checking.on_ranks.leaves import tensors_in
 
 SENTENCES = {
     "changed": (

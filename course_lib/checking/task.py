@@ -27,10 +27,10 @@ from course_lib.checking.answers import Judge, Test, expect_form
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
 from course_lib.checking.causes import degenerate
 from course_lib.checking.judges import form_of
-from course_lib.checking.on_ranks.effects import tensors_in
 from course_lib.checking.on_ranks.given import Program, RankProgram
-from course_lib.checking.on_ranks.wire import encode
+from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.side_effects import effects_of, raise_first
+from course_lib.ranks.wire import encode
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
 

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from course_lib.checking.answers import Kind, sees
 from course_lib.checking.cases import Case, Check, Form, Wrong
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.on_ranks.wire import decode, encode
 from course_lib.checking.task import task
+from course_lib.ranks.wire import decode, encode
 
 MOST = 3
 """Ranks on which a solution can be run."""

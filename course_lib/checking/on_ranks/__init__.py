@@ -5,5 +5,5 @@ other part: no case, no judge, no oracle.
 
 - `given`: what a check's program gets on a rank, and the forms of a function's arguments
 - `effects`, `held`: what a call leaves behind, and how much memory it holds
-- `wire`, `frames`: plain values, as bytes, to and from untrusted ranks
+- `leaves`: the places in a plain value
 """

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from course_lib.checking.on_ranks.wire import NotPlainError, encode
+from course_lib.checking.on_ranks.leaves import tensors_in
+from course_lib.ranks.wire import NotPlainError, encode
 
 
 class Watch:
@@ -108,18 +109,6 @@ def _of_parameters(parameters: Sequence[Tensor], values: bool) -> dict[str, Any]
         "hooks": sum(map(_hooks_on, parameters)),
         "inference": any(map(_beyond_autograd, parameters)),
     }
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a plain value."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def aspects(module: nn.Module) -> dict[str, Any]:

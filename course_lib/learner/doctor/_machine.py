@@ -151,7 +151,7 @@ def gpus() -> Finding:
     try:
         import torch
 
-        from course_lib.ranks.for_graders import nccl_version, share
+        from course_lib.ranks.placement import nccl_version, share
     except ImportError:
         return Finding("GPUs", "PyTorch is missing", "see PyTorch above")
     count = torch.cuda.device_count()

@@ -26,7 +26,7 @@ from course_lib.ranks.costs.network import Device
 class _Local(threading.local):
     compute: Callable[[float, float], None] | None = None
     clock: Callable[[], float] | None = None
-    ask: Callable[[bytes], bytes] | None = None
+    ask: Callable[[Any], Any] | None = None
 
 
 _local = _Local()
@@ -63,7 +63,7 @@ def is_simulated() -> bool:
     return _local.clock is not None
 
 
-def examiner() -> Callable[[bytes], bytes] | None:
+def examiner() -> Callable[[Any], Any] | None:
     """Return the function that asks the examiner; None if this rank has none.
 
     The examiner computes the answer, and lets its virtual time pass on this rank.
@@ -74,7 +74,7 @@ def examiner() -> Callable[[bytes], bytes] | None:
 def enter_rank(
     spend: Callable[[float, float], None],
     now: Callable[[], float],
-    ask: Callable[[bytes], bytes] | None = None,
+    ask: Callable[[Any], Any] | None = None,
 ) -> None:
     """Make this thread a simulated rank: `compute` then calls `spend`, and `clock` calls `now`."""
     _local.compute, _local.clock, _local.ask = spend, now, ask

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from course_lib.ranks.sockets import JsonLines
+from course_lib.ranks import wire
 from course_lib.ranks.stopping import uninterrupted
 
 _UNREADABLE = "the process that starts the ranks sent an unreadable answer. Run the call again"
-_MAX_LINE = 1 << 16
+_MAX_ANSWER = 1 << 16
 
 NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
 """Modules that a rank needs in any case."""
@@ -99,7 +99,7 @@ class ForkServer:
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self.socket = ours
-        self._lines = JsonLines(ours, _MAX_LINE)
+        self._reader = wire.Reader(_MAX_ANSWER)
         self._news = select.poll()
         self._news.register(ours, select.POLLIN)
         with theirs:
@@ -115,7 +115,7 @@ class ForkServer:
             if self._ready_until is None:
                 return
             try:
-                self._wait_line("ready", max(self._ready_until, time.monotonic() + 60))
+                self._wait_for("ready", max(self._ready_until, time.monotonic() + 60))
             except KeyboardInterrupt:
                 raise  # the server goes on loading, so the next call waits less
             except BaseException:
@@ -130,7 +130,7 @@ class ForkServer:
             if new := [name for name in names if name not in self._loaded]:
                 self._loaded.update(new)
                 with suppress(OSError):  # the server has ended; the next `fork` reports it
-                    self._lines.send({"load": new})
+                    wire.send(self.socket, {"load": new})
 
     def fork(
         self, function: str, config: dict[str, Any], fds: Sequence[int], early: bool = False
@@ -144,22 +144,22 @@ class ForkServer:
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
             try:
-                self._lines.send(request, fds)
+                wire.send(self.socket, request, fds)
             except OSError as error:
                 raise ForkServerError(
                     "the process that starts the ranks has ended. Run the call again: it starts "
                     "a new process"
                 ) from error
-            pid = int(self._wait_line("pid", time.monotonic() + 30)["pid"])
+            pid = int(self._wait_for("pid", time.monotonic() + 30)["pid"])
             self._alive.add(pid)
             self._exits.pop(pid, None)  # drop the status of an earlier process with this pid
             return pid
 
     def signal(self, pids: Sequence[int], number: int) -> None:
         """Send a signal to the children in `pids` that are alive."""
-        request = {"signal": number, "pids": list(pids)}
+        request = {"signal": int(number), "pids": list(pids)}
         with self._lock, suppress(OSError):
-            self._lines.send(request)
+            wire.send(self.socket, request)
 
     def kill(self, pids: Sequence[int]) -> None:
         """End these children with SIGKILL and wait until they are gone."""
@@ -202,8 +202,8 @@ class ForkServer:
             request = {"ping": self._pings, "of": list(pids)}
             deadline = time.monotonic() + timeout
             try:
-                self._lines.send(request)
-                while (answer := self._wait_line("pong", deadline))["pong"] != self._pings:
+                wire.send(self.socket, request)
+                while (answer := self._wait_for("pong", deadline))["pong"] != self._pings:
                     pass  # a late answer to an earlier ping, which is no longer needed
                 return [int(pid) for pid in answer["running"]]
             except (OSError, ForkServerError):
@@ -239,11 +239,11 @@ class ForkServer:
             self.process.kill()
             self.process.wait()
 
-    def _wait_line(self, key: str, deadline: float) -> dict[str, Any]:
+    def _wait_for(self, key: str, deadline: float) -> dict[str, Any]:
         while True:
-            line = self._read(deadline)
-            if key in line:
-                return line
+            answer = self._read(deadline)
+            if key in answer:
+                return answer
 
     def _read(self, deadline: float) -> dict[str, Any]:
         while not self._came:
@@ -257,10 +257,10 @@ class ForkServer:
                     "happens again, restart the kernel"
                 )
             try:
-                there = self._lines.read()
-                self._came.extend(message for message, _ in self._lines.take())
+                there = self.socket.recv(wire.PIECE)
+                self._came.extend(self._reader.feed(there))
             except ConnectionError:  # the server ended before it had read all requests
-                there = False
+                there = b""
             except ValueError:
                 raise ForkServerError(_UNREADABLE) from None
             if not there:
@@ -271,6 +271,8 @@ class ForkServer:
                 )
         message = self._came.popleft()
         try:
+            if not isinstance(message, dict):
+                raise TypeError("no message")
             if "exit" in message and message["exit"] in self._alive:
                 self._alive.discard(message["exit"])
                 self._exits[message["exit"]] = int(message["status"])

@@ -4,7 +4,7 @@ A fresh Python needs seconds to import torch; a fork of this process needs milli
 to fork because it has one thread, has run no tensor operation (that would start OpenMP's threads,
 which a fork loses) and has not touched CUDA (a context cannot be forked).
 
-It runs only the code of this file. Its parent talks to it over a socket, in lines of JSON:
+It runs only the code of this file. Its parent talks to it over a socket, in values of `wire`:
 
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
@@ -42,9 +42,10 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
-from course_lib.ranks.sockets import JsonLines
+from course_lib.ranks import wire
 
-_MAX_LINE = 1 << 20
+_MAX_REQUEST = 1 << 20
+_MAX_FDS = 64
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 _MOMENT = 0.05
@@ -84,7 +85,7 @@ def serve(
     needed, waiting = list(soon), list(later)
     pause = _MOMENT
     children: set[int] = set()
-    lines = JsonLines(control, _MAX_LINE, takes_fds=True)
+    reader, held = wire.Reader(_MAX_REQUEST), list[int]()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -115,10 +116,10 @@ def serve(
             os.setpgid(pid, pid)
         for fd in fds:
             os.close(fd)
-        lines.send({"pid": pid})
+        wire.send(control, {"pid": pid})
 
     try:
-        lines.send({"ready": os.getpid()})
+        wire.send(control, {"ready": os.getpid()})
         while True:
             rests = not waiting and (bool(children) or not gathers)
             limit = pause if needed else None if rests else _IDLE
@@ -136,21 +137,23 @@ def serve(
                     os.read(wake_read, 4096)
                 for pid, status in _reap():
                     children.discard(pid)
-                    lines.send({"exit": pid, "status": status})
+                    wire.send(control, {"exit": pid, "status": status})
             if control in ready:
-                if not lines.read():
+                piece, fds, _, _ = socket.recv_fds(control, wire.PIECE, _MAX_FDS)
+                if not piece:
                     return
-                for request, fds in lines.take():
+                held += fds
+                for request in reader.feed(piece):
                     if "ping" in request:
                         running = [pid for pid in request["of"] if _is_running(pid)]
-                        lines.send({"pong": request["ping"], "running": running})
+                        wire.send(control, {"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
                         _load_ahead(name)
                     # Signal only children that were not reaped: their pids cannot be reused yet.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
                     if "fork" in request:
-                        fork(request, fds)
+                        fork(request, [held.pop(0) for _ in range(request["fds"])])
     except (BrokenPipeError, ConnectionResetError, ValueError):
         return
     finally:

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from course_lib.ranks.memory import Packed, map_file, unpack
-from course_lib.ranks.sockets import receive_exactly
 from course_lib.ranks.trace.event import Event
+from course_lib.ranks.wire import receive_exactly
 
 _COUNT = struct.Struct("<B")  # number of objects in the message
 _HEADER = struct.Struct("<QI?")  # of an object: total bytes, number of parts, whether in a file

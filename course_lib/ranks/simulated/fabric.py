@@ -5,7 +5,7 @@ fabric lets them happen in the order of their times, and only when no rank can s
 one. So the outcome depends on what the ranks do, and not on which of them this computer ran first.
 
 The fabric knows no threads, no processes and no process groups: `simulated.baton` drives it with
-threads, `simulated.socket_server` with processes at the other end of a socket.
+threads, the grader with processes at the other end of a socket.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from course_lib.ranks.explain.errors import (
     DeadlockError,
@@ -145,30 +145,26 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
         MisuseError: there are mistakes and the policy is ``"error"``.
 
     """
-    text = explain_misuse(found)
+    text = explain_misuse((each.rank, each.words) for each in found)
     if text and policy == "error":
         raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
-        touched = explain_misuse([each for each in found if each.did]).splitlines()
+        touched = explain_misuse((e.rank, e.words) for e in found if e.did).splitlines()
         # The warning names no line of the notebook and is shown each time. Python would show a
         # normal warning only once.
         warning = MisuseWarning(text, touched)
         warnings.warn_explicit(warning, MisuseWarning, "ranks", 0, registry={})
 
 
-def explain_misuse(found: Sequence[Misuse]) -> str:
-    """Return mistakes with handles in words; equal mistakes of several ranks share one line."""
-    together: dict[tuple[str, ...], list[int]] = {}
-    for each in found:
-        together.setdefault(each[1:], []).append(each.rank)
-    lines = []
-    for (what, did, launched, where), ranks in together.items():
-        who, at = names(sorted(set(ranks))), f" ({launched})" if launched else ""
-        if did:
-            lines.append(f"{who} {did} the buffer of {what}{at} before its wait(): {where}.")
-        else:
-            lines.append(f"{who} never waited for {what}{at}: keep the handle and call its wait().")
-    return "\n".join(lines)
+def explain_misuse(found: Iterable[tuple[int, str]]) -> str:
+    """Return mistakes with handles in words; ranks with equal mistakes share one line.
+
+    `found`: pairs of a rank and what it did, see `Misuse.words`.
+    """
+    together: dict[str, list[int]] = {}
+    for rank, words in found:
+        together.setdefault(words, []).append(rank)
+    return "\n".join(f"{names(sorted(set(ranks)))} {words}" for words, ranks in together.items())
 
 
 def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:

@@ -44,6 +44,14 @@ class Misuse(NamedTuple):
     where: str
     """The line of the mistake."""
 
+    @property
+    def words(self) -> str:
+        """What the rank did, as the end of a sentence."""
+        at = f" ({self.launched})" if self.launched else ""
+        if not self.did:
+            return f"never waited for {self.what}{at}: keep the handle and call its wait()."
+        return f"{self.did} the buffer of {self.what}{at} before its wait(): {self.where}."
+
 
 class _Buffer(NamedTuple):
     operation: Operation

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from course_lib.ranks._torch.collective_table import KINDS, sent_to_others, signature_of
+from course_lib.ranks._torch.collective_table import (
+    COLLECTIVES,
+    KINDS,
+    MONITORED_BARRIER,
+    sent_to_others,
+    signature_of,
+    why_not,
+)
+from course_lib.ranks._torch.this_thread import unseen
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 
@@ -76,6 +85,12 @@ class Operation:
         kind = KINDS.get(self.kind)
         return self.outputs if kind and kind.sized_by_what_it_gets else self.inputs
 
+    def write(self, values: Iterable[torch.Tensor]) -> None:
+        """Write the results, flat, into the outputs; for the network, not for the rank."""
+        with torch.no_grad(), unseen():
+            for target, value in zip(self.outputs, values, strict=True):
+                target.detach().copy_(value.reshape(target.shape))
+
     def signature(self) -> str:
         """Return, in words, what must be equal on all ranks of a collective."""
         return signature_of(self.kind, self.op, self.peer, self.sizing)
@@ -134,6 +149,31 @@ def check_tensors(operation: Operation) -> None:
             f"{name} on {counted(k, 'rank')} needs {needs}; on this rank the input tensors have "
             f"{puts} elements and the output tensors {gets}"
         )
+
+
+def check_operation(operation: Operation) -> None:
+    """Check an operation that a rank which is not trusted has described.
+
+    Raises:
+        ValueError: there is no such operation, or its rank may not post it.
+
+    """
+    members, peer = operation.members, operation.peer
+    if operation.rank not in members or (peer is not None and peer not in members):
+        raise ValueError("an operation names a rank outside its group")
+    check_tensors(operation)
+    kind = KINDS[operation.kind]
+    if kind.reduces:
+        known = not why_not(operation.op, operation.sizing[0].dtype) if operation.sizing else False
+    else:
+        known = operation.op in _VARIANTS
+    to_itself = kind.name in ("send", "recv") and peer == operation.rank
+    to_nobody = peer is None and (kind.to_one or kind.name == "send")
+    if not known or to_itself or to_nobody:
+        raise ValueError("the arguments of an operation do not fit together")
+
+
+_VARIANTS = {each.variant for each in (*COLLECTIVES, MONITORED_BARRIER)}
 
 
 def stream_of(operation: Operation) -> tuple[bool, str]:

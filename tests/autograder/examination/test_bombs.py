@@ -22,28 +22,25 @@ PROCESSOR = 12.0
 
 CLIENT = """
 import gc, os, socket, sys, time, torch, torch.distributed as dist
-def client():
-    return next(o for o in gc.get_objects() if type(o).__name__ == "FabricClient")
+def found(name):
+    return next(o for o in gc.get_objects() if type(o).__name__ == name)
 def lines(n, text="x" * 4000):
-    context = client().context
+    context = found("SimulatedRank")
     context.locate = lambda: text
     context.handles._watched = False
 def raw(*data):
     try:
-        for each in data: client()._channel.sendall(each)
+        for each in data: found("FabricClient")._channel.sendall(each)
     except OSError:
         time.sleep(99)
-def ours(name):
-    import importlib
-    return importlib.import_module("course_lib.checking.on_ranks." + name)
-def answers(kind, value):
-    ours("wire").MAX_KEY = 10**9
-    data = ours("wire").encode(value)
+def encode(kind, value):
+    from course_lib.ranks import wire
+    wire.MAX_KEY = 10**9
+    return wire.encode((kind, value))
+def says(kind, value):
     for fd in range(3, 64):
-        try: ours("frames").send_frame(socket.socket(fileno=os.dup(fd)), kind, data)
+        try: socket.socket(fileno=os.dup(fd)).sendall(encode(kind, value))
         except OSError: pass
-def frames():
-    return sys.modules["course_lib.ranks.simulated.socket_frames"]
 ---
 """
 
@@ -62,7 +59,7 @@ BOMBS = {
         "def f(x):\n    big = torch.zeros(60_000_000)\n"
         "    works = [dist.isend(big, 1 - dist.get_rank() % 2) for _ in range(4)]\n"
         "    [work.wait() for work in works]",
-        "its next message has 240,000,060 bytes; the limit for a message is 67,108,864",
+        "bytes is too large; the limit is 33,554,432",
     ),
     "many smaller ones": Bomb(
         "def f(x):\n    big = torch.zeros(1_000_000)\n    lines(0)\n"
@@ -71,16 +68,16 @@ BOMBS = {
         "under way at once; the limit for a rank is 67,108,864",
     ),
     "half a frame": Bomb(
-        "def f(x):\n    fr = frames()\n"
-        "    raw(fr.HEADER.pack(b'FAB1', 3, 0, 67_000_000), bytes(66_000_000))\n    time.sleep(99)",
+        "def f(x):\n    raw(encode('post', torch.zeros(8_000_000))[:-1])\n    time.sleep(99)",
         "longer than",
     ),
     "what it does not read": Bomb(
-        "def f(x):\n    lines(0)\n    big = torch.zeros(8_000_000)\n    fr = frames()\n"
+        "def f(x):\n    lines(0)\n    big = torch.zeros(8_000_000)\n"
         "    for i in range(5):\n"
         "        work = dist.isend(big, 1) if dist.get_rank() == 0 else dist.irecv(big, 0)\n"
-        "        raw(fr.wait(fr.Type.WAIT, i + 1)), time.sleep(2.5)\n"
-        "        dist.get_rank() == 0 and client()._receive()\n    time.sleep(99)",
+        "        raw(encode('wait', i + 1)), time.sleep(2.5)\n"
+        "        dist.get_rank() == 0 and found('FabricClient')._receive('done')\n"
+        "    time.sleep(99)",
         "under way at once; the limit for a rank is 134,217,728",
         2,
     ),
@@ -97,13 +94,12 @@ BOMBS = {
     ),
     "questions": Bomb(
         "def f(x):\n    lines(0)\n    work = dist.irecv(x, (dist.get_rank() + 1) % 4)\n"
-        "    fr = frames()\n    while True: work.is_completed()",
+        "    while True: work.is_completed()",
         "sent 25,001 requests to the network",
     ),
     "groups": Bomb(
-        "def f(x):\n    fr = frames()\n    ranks = tuple(range(4))\n"
-        "    for i in range(1, 60_000): raw(fr.group(i, 'g' * 250, ranks))",
-        "it would have 65 process groups; the limit for a rank is 64",
+        "def f(x):\n    lines(0)\n    for i in range(60_000): dist.new_group([0, 1, 2, 3])",
+        "it would have started 5,001 operations; the limit for a rank is 5,000",
     ),
     "tensors without numbers": Bomb(
         "def f(x):\n    big = torch.empty(1 << 47, device='meta')\n"
@@ -114,24 +110,24 @@ BOMBS = {
         "def f(x):\n    return torch.zeros(12_000_000)", "an answer that cannot be read", 8
     ),
     "a long exception": Bomb(
-        "def f(x):\n    answers(7, {'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', "
+        "def f(x):\n    says('failure', {'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', "
         "'trace': 't'})\n    time.sleep(99)",
         "raised E",
     ),
     "a key that is long, with many items": Bomb(
-        "def f(x):\n    answers(6, {'k' * 10_000: [0] * 200_000})\n    time.sleep(99)",
+        "def f(x):\n    says('touched', {'k' * 10_000: [0] * 200_000})\n    time.sleep(99)",
         "a dict with a bad, long or repeated key",
     ),
     "buffers that were touched": Bomb(
-        "def f(x):\n    found = client().context.handles.found\n"
+        "def f(x):\n    misuses = found('SimulatedRank').handles.found\n"
         "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
         "    for i in range(1500):\n"
-        "        found.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
+        "        misuses.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
         "    return x",
         "before its wait()",
     ),
     "a cell that says too much": Bomb(
-        "answers(3, {'stdout': 'o' * 900_000, 'stderr': '', 'error': None})",
+        "says('ran', {'stdout': 'o' * 900_000, 'stderr': '', 'error': None})",
         "f could not be read from the notebook",
     ),
     "functions that carry much": Bomb(

@@ -69,15 +69,15 @@ def f(number):
     if dist.get_rank() == 0:
         client().spend(number * 1e-3)
     dist.barrier()
-    return number if dist.get_rank() == 0 else round(client().clock * 1e3)
+    return number if dist.get_rank() == 0 else round(client().now() * 1e3)
 """,
-    "frames": """
+    "messages": """
 def f(number):
-    from course_lib.ranks.simulated import socket_frames as frames
+    from course_lib.ranks import wire
     if dist.get_rank() == 0:
-        client()._channel.sendall(frames.compute(number * 1e-3))
+        wire.send(client()._channel, ("compute", number * 1e-3))
     dist.barrier()
-    return number if dist.get_rank() == 0 else round(client().clock * 1e3)
+    return number if dist.get_rank() == 0 else round(client().now() * 1e3)
 """,
     "polls": """
 def f(number):
@@ -218,7 +218,7 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize("noise", ["b'garbage of more than sixteen bytes'", "b'DDPf' * 99"])
+@pytest.mark.parametrize("noise", ["b'garbage of more than sixteen bytes'", "b'DDPv' * 99"])
 def test_what_a_rank_sends_right_after_its_start_is_the_students(
     place: SandboxedPlace, noise: str
 ) -> None:

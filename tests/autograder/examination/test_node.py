@@ -12,9 +12,9 @@ import torch
 
 from autograder.commands.demo import ASSIGNMENT
 from autograder.examination.budget import Limits
+from autograder.examination.case import On
 from autograder.examination.check import Examined, examine
 from autograder.examination.gpus import GpusUnavailable, gpu_access
-from autograder.examination.node import On
 from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
 from course_lib.checking.local import load_checks, load_module

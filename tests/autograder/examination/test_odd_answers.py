@@ -50,18 +50,17 @@ ANSWERS = {
         "average_gradients",
         average(
             "for fd in range(3, 64):\n"
-            "        try: os.write(fd, b'DDPf' + os.urandom(100))\n        except OSError: pass"
+            "        try: os.write(fd, b'DDPv' + os.urandom(100))\n        except OSError: pass"
         ),
     ),
     "hangs up": loses("average_gradients", average("os.closerange(0, 64)")),
     "a frame of its own": loses(
         "average_gradients",
-        "from course_lib.checking.on_ranks.frames import header\n"
-        "from course_lib.checking.on_ranks.wire import encode\n"
+        "from course_lib.ranks.wire import encode\n"
         + average(
             "answer = encode({'value': {'gradient of parameter {}': 2**1000}, 'left': [[1]]})\n"
             "    for fd in range(3, 64):\n"
-            "        try: os.write(fd, header(6, answer) + answer)\n        except OSError: pass"
+            "        try: os.write(fd, encode(('output', answer)))\n        except OSError: pass"
         ),
     ),
     "closes what it has open": honest("import os\nos.closerange(3, 64)"),

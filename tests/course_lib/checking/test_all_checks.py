@@ -10,7 +10,7 @@ import torch
 
 from course_lib.checking.cases import Case, Check, Form, case_generator
 from course_lib.checking.causes import degenerate
-from course_lib.checking.on_ranks.effects import tensors_in
+from course_lib.checking.on_ranks.leaves import tensors_in
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable
 

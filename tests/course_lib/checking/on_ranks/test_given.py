@@ -11,7 +11,7 @@ import torch
 from course_lib.checking import Wrong
 from course_lib.checking.compare import expect_equal
 from course_lib.checking.on_ranks.given import simple
-from course_lib.checking.on_ranks.wire import ARRAY
+from course_lib.checking.on_ranks.leaves import ARRAY
 
 
 @pytest.mark.parametrize(

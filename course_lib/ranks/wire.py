@@ -1,53 +1,67 @@
-"""Encode plain values as bytes; student code can send nothing else to the examiner.
+"""Plain values as bytes on a socket: the format between processes that do not trust each other.
 
-This does not use pickle, because reading bytes must never run code. A value becomes a JSON
-skeleton, followed by the bytes of the tensors. In the skeleton, each tensor is written as its dtype
-and shape; the bytes have the same order. There are no offsets, so nothing can point outside the
-message or overlap::
+Reading these bytes never runs code, as reading a pickle would. A message is a value: a JSON
+skeleton, followed by the bytes of the tensors and of byte strings. In the skeleton, a tensor is
+written as its dtype and shape; the bytes have the same order. There are no offsets, so nothing can
+point outside the message or overlap::
 
-    magic | skeleton length, 4 bytes | skeleton, JSON in UTF-8 | tensor bytes, little-endian
+    magic | skeleton length, 4 bytes | length of the rest, 8 bytes | skeleton, JSON | the rest
 
-``encode`` runs in the process of student code and explains what it cannot send. ``decode`` runs in
-the process that decides a grade and trusts nothing. For any bytes, it returns plain values or
-raises ``WireError``, and builds nothing larger than a small multiple of what it was given.
+``encode`` may run in the process of student code and explains what it cannot send. ``decode`` and
+`Reader` may run in the process that decides a grade and trust nothing. For any bytes, they return
+plain values or raise ``WireError``. They check all lengths before they hold anything, and build
+nothing larger than a small multiple of what they were given.
+
+Who uses it: the fork server, and the examiner with the processes of a sandbox. Between a notebook
+and its own ranks, which trust each other, `processes.object_pipe` carries any object.
+
+PyTorch is imported only with the first tensor: the fork server must start before it.
 """
 
+from __future__ import annotations
+
+import functools
 import json
 import math
+import socket
 import struct
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Plain: TypeAlias = (
-    "bool | int | float | str | torch.Tensor"
+    "bool | int | float | str | bytes | torch.Tensor"
     " | list[Plain] | tuple[Plain, ...] | dict[str, Plain] | None"
 )
 
-ARRAY = "a NumPy array"
-"""Key of the dict that stands for an array; its value is a tensor with the array's numbers."""
-MAX_BYTES = 256 * 2**20  # of one message or frame, if the reader gives no other limit
+MAX_BYTES = 256 * 2**20  # of one message, if the reader gives no other limit
 MAX_SKELETON = 2**20  # bytes of JSON: an object costs about 30 times its JSON in memory
 MAX_DEPTH = 64
 MAX_KEY = 200  # characters of a key of a dict
-MAX_NAME = 400  # characters of the name of a place: a value has many places, each with a name
+MAX_NAME = 400  # characters of the name of a place in an error: a value has many places
 MAX_INT_BITS = 1024  # the range of a float; prevents slow parsing of a million digits
 MAX_DIMS = 64
 MAX_EXTENT = 2**62  # product of the non-zero sizes: strides must fit 64 bits, even if empty
 
-_VALUE = struct.Struct("<4sI")
-_VALUE_MAGIC = b"DDPv"
+_HEADER = struct.Struct("<4sIQ")
+_MAGIC = b"DDPv"
+PIECE = 1 << 18
+"""How many bytes are read at once."""
 
-_DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
+
+@functools.cache
+def dtypes() -> dict[str, torch.dtype]:
+    """Return name → dtype, of all tensors that can be sent."""
+    import torch
+
+    kinds = (
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
         *(torch.complex64, torch.complex128),
     )
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+    return {str(dtype).removeprefix("torch."): dtype for dtype in kinds}
 
 
 class NotPlainError(TypeError):
@@ -55,7 +69,7 @@ class NotPlainError(TypeError):
 
 
 class WireError(ValueError):
-    """Received bytes are not what ``encode`` or ``send_frame`` would have sent."""
+    """Received bytes are not what ``encode`` would have sent."""
 
 
 def encode(value: object, name: str = "result") -> bytes:
@@ -73,7 +87,8 @@ def encode(value: object, name: str = "result") -> bytes:
     ).encode()
     if len(skeleton) > MAX_SKELETON:
         raise NotPlainError(f"{name} holds too many separate values; return them as one tensor")
-    return b"".join([_VALUE.pack(_VALUE_MAGIC, len(skeleton)), skeleton, *blobs])
+    size = sum(map(len, blobs))
+    return b"".join([_HEADER.pack(_MAGIC, len(skeleton), size), skeleton, *blobs])
 
 
 def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> Any:
@@ -96,9 +111,9 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
                 f"{path} is text with half of a surrogate pair in it; return valid Unicode text"
             )
         return value
-    if isinstance(value, torch.Tensor):
-        blobs.append(_tensor_bytes(value, path))
-        return {"tensor": [_NAMES[value.dtype], list(value.shape)]}
+    if type(value) is bytes:
+        blobs.append(value)
+        return {"bytes": len(value)}
     if isinstance(value, list | tuple):
         items = [_to_skeleton(v, f"{path}[{i}]", depth + 1, blobs) for i, v in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
@@ -119,6 +134,11 @@ def _to_skeleton(value: object, path: str, depth: int, blobs: list[bytes]) -> An
                 for k, v in value.items()
             ]
         }
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        blobs.append(_tensor_bytes(value, path))
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     hint = ""
     if type(value).__module__ == "numpy":
         hint = "; convert it with torch.as_tensor(...) to a tensor, or with .item() to a number"
@@ -137,10 +157,12 @@ def _is_unicode(text: str) -> bool:
 
 
 def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
+    import torch
+
     if tensor.layout != torch.strided or tensor.is_nested:
         raise NotPlainError(f"{path} is not a dense tensor; return its .to_dense()")
-    if tensor.dtype not in _NAMES:
-        raise NotPlainError(f"{path} is a tensor of {tensor.dtype}; return one of {[*_DTYPES]}")
+    if tensor.dtype not in dtypes().values():
+        raise NotPlainError(f"{path} is a tensor of {tensor.dtype}; return one of {[*dtypes()]}")
     if tensor.dim() > MAX_DIMS:
         raise NotPlainError(
             f"{path} is a tensor of {tensor.dim()} dimensions: at most {MAX_DIMS} can be sent"
@@ -171,29 +193,120 @@ def decode(data: bytes | bytearray | memoryview, max_bytes: int = MAX_BYTES) -> 
         WireError: ``data`` is longer than ``max_bytes`` or is not the bytes of a value.
     """
     view = memoryview(data).cast("B")
-    if len(view) > max_bytes:
-        raise WireError(
-            f"a value of {len(view)} bytes is too large: at most {max_bytes} are accepted"
-        )
-    if len(view) < _VALUE.size:
-        raise WireError(f"a value of {len(view)} bytes is too short for its header")
-    magic, length = _VALUE.unpack_from(view)
-    if magic != _VALUE_MAGIC:
-        raise WireError("the bytes do not begin with the header of a value")
-    if length > min(MAX_SKELETON, len(view) - _VALUE.size):
-        raise WireError(f"a skeleton of {length} bytes does not fit")
-    body = view[_VALUE.size :]
+    text, size = _lengths(view, max_bytes)
+    if len(view) != size:
+        raise WireError(f"a value of {size} bytes does not fit into {len(view)} bytes")
     try:
-        skeleton = json.loads(str(body[:length], "utf-8"), parse_int=_parse_int)
+        skeleton = json.loads(
+            str(view[_HEADER.size : _HEADER.size + text], "utf-8"), parse_int=_parse_int
+        )
     except RecursionError:
         raise WireError("nested too deeply") from None
     except ValueError as error:
         raise WireError(f"the skeleton is not JSON: {error}") from None
-    blobs = _Blobs(body[length:])
+    blobs = _Blobs(view[_HEADER.size + text :])
     value = _from_skeleton(skeleton, 0, blobs)
     if len(blobs.rest):
         raise WireError(f"{len(blobs.rest)} bytes belong to no tensor")
     return value
+
+
+def _lengths(start: bytes | bytearray | memoryview, max_bytes: int) -> tuple[int, int]:
+    """Return the length of the skeleton and of the whole message that begins like this."""
+    if len(start) < _HEADER.size:
+        raise WireError(f"a message of {len(start)} bytes is too short for its header")
+    magic, text, rest = _HEADER.unpack_from(start)
+    if magic != _MAGIC:
+        raise WireError("the bytes do not begin with the header of a message")
+    size = _HEADER.size + text + rest
+    if size > max_bytes:
+        raise WireError(f"a message of {size:,} bytes is too large; the limit is {max_bytes:,}")
+    if text > MAX_SKELETON:
+        raise WireError(f"a skeleton of {text:,} bytes is too large; the limit is {MAX_SKELETON:,}")
+    return text, size
+
+
+class Reader:
+    """Reads the messages of a stream that arrives in pieces.
+
+    A reader never holds more than one message of `max_bytes` and the last piece. After a
+    ``WireError`` the stream has no meaning any more, and every further `feed` raises the error
+    again.
+
+    Attributes:
+        held: bytes of the message that has begun and not ended.
+
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._error: WireError | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Add the next piece of the stream; yield the values that are complete now.
+
+        Raises:
+            WireError: after the last value, what arrived is no message, or a too large one.
+        """
+        if self._error is not None:
+            raise self._error
+        self._buffer += data
+        try:
+            while len(self._buffer) >= _HEADER.size:
+                _, size = _lengths(self._buffer, self._max_bytes)
+                if len(self._buffer) < size:
+                    break
+                message = self._buffer[:size]
+                del self._buffer[:size]
+                yield decode(message, self._max_bytes)
+        except WireError as error:
+            self._error = error
+            self._buffer.clear()
+            raise
+
+
+def send(sock: socket.socket, value: object, fds: Sequence[int] = ()) -> None:
+    """Write one message to a blocking stream socket, with copies of these descriptors."""
+    data = encode(value)
+    if fds:
+        data = data[socket.send_fds(sock, [data], list(fds)) :]
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket, max_bytes: int = MAX_BYTES) -> Any:
+    """Read one message from a blocking stream socket, and nothing after it.
+
+    Raises:
+        EOFError: the other end closed the stream.
+        WireError: what arrived is no message, or a too large one.
+    """
+    header = receive_exactly(sock, _HEADER.size)
+    _, size = _lengths(header, max_bytes)
+    return decode(header + receive_exactly(sock, size - _HEADER.size), max_bytes)
+
+
+def receive_exactly(sock: socket.socket, size: int) -> bytearray:
+    """Wait until `size` bytes have arrived and return them.
+
+    Raises:
+        EOFError: the other end has closed the connection.
+
+    """
+    data, filled = bytearray(size), 0
+    while filled < size:
+        try:
+            count = sock.recv_into(memoryview(data)[filled:])
+        except ConnectionError:
+            count = 0
+        if not count:
+            raise EOFError("the other end is gone")
+        filled += count
+    return data
 
 
 def _parse_int(digits: str) -> int:
@@ -202,7 +315,7 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def _from_skeleton(node: Any, depth: int, blobs: "_Blobs") -> Plain:
+def _from_skeleton(node: Any, depth: int, blobs: _Blobs) -> Plain:
     if depth > MAX_DEPTH:
         raise WireError("nested too deeply")
     if isinstance(node, str) and not _is_unicode(node):
@@ -227,66 +340,41 @@ def _from_skeleton(node: Any, depth: int, blobs: "_Blobs") -> Plain:
                         raise WireError("a dict with a bad, long or repeated key")
             return entries
         case {"tensor": [str(dtype), [*shape]], **rest} if not rest:
-            return blobs.take(dtype, shape)
+            return blobs.tensor(dtype, shape)
+        case {"bytes": int(size), **rest} if not rest and size >= 0:
+            return bytes(blobs.take(size))
     keys = [key[:20] for key in node][:5]
     raise WireError(f"an object with the keys {keys} is not of this format")
 
 
 class _Blobs:
-    """The bytes of all tensors; each tensor takes the next of them."""
+    """The bytes of all tensors and byte strings; each takes the next of them."""
 
     def __init__(self, rest: memoryview) -> None:
         self.rest = rest
 
-    def take(self, name: str, shape: list[Any]) -> torch.Tensor:
-        dtype = _DTYPES.get(name)
+    def take(self, size: int) -> memoryview:
+        if size > len(self.rest):
+            raise WireError(f"a tensor needs {size} bytes, {len(self.rest)} are left")
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return taken
+
+    def tensor(self, name: str, shape: list[Any]) -> torch.Tensor:
+        import torch
+
+        dtype = dtypes().get(name)
         if dtype is None:
             raise WireError(f"a tensor of unknown dtype {name[:40]!r}")
         if len(shape) > MAX_DIMS or not all(type(n) is int and n >= 0 for n in shape):
             raise WireError("a tensor's shape is not a list of sizes")
         if math.prod(max(n, 1) for n in shape) > MAX_EXTENT:
             raise WireError("a tensor's shape is too large")
-        size = math.prod(shape) * dtype.itemsize
-        if size > len(self.rest):
-            raise WireError(f"a tensor needs {size} bytes, {len(self.rest)} are left")
-        if size == 0:
+        taken = bytearray(self.take(math.prod(shape) * dtype.itemsize))
+        if not taken:
             return torch.empty(shape, dtype=dtype)
-        chunk, self.rest = bytearray(self.rest[:size]), self.rest[size:]
-        if dtype is torch.bool and chunk.strip(b"\0\1"):
+        if dtype is torch.bool and taken.strip(b"\0\1"):
             raise WireError("a bool that is neither 0 nor 1")
-        return torch.frombuffer(chunk, dtype=dtype).reshape(shape)
-
-
-def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, numbers, texts and Nones of a plain value, each with a name for its place.
-
-    If `like` has a leaf at a place, the value there is yielded as a whole, even if it is a list.
-    Of a name, only the first `MAX_NAME` characters are kept; no check asks for a longer one.
-    """
-    name = name[:MAX_NAME]
-    if like is not None and not isinstance(like, dict | list | tuple):
-        yield name, value
-    elif isinstance(value, dict):
-        below = like if isinstance(like, dict) else {}
-        for key, item in value.items():
-            yield from leaves(item, f"{name} {key}".strip(), below.get(key))
-    elif isinstance(value, list | tuple):
-        rows = like if isinstance(like, list | tuple) else ()
-        for i, item in enumerate(value):
-            place = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
-            yield from leaves(item, place, rows[i] if i < len(rows) else None)
-    else:
-        yield name, value
-
-
-def without_numbers(place: str) -> str:
-    """Return the name, without ``{}``, of a value that should be a list and is not.
-
-    Such a value has no items that could be numbered. For example, `leaves` gives the name
-    ``weights of pull 0, parameter {}`` to the value of a pull that is not a list.
-    """
-    before, braces, _ = place.partition("{}")
-    return (before.rpartition(", ")[0] or before.strip()) if braces else place
+        return torch.frombuffer(taken, dtype=dtype).reshape(shape)
 
 
 def _type(value: object) -> str:

@@ -14,15 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.checking.on_ranks import wire
-from course_lib.checking.on_ranks.wire import (
-    NotPlainError,
-    WireError,
-    decode,
-    encode,
-    leaves,
-    without_numbers,
-)
+from course_lib.checking.on_ranks.leaves import leaves, without_numbers
+from course_lib.ranks import wire
+from course_lib.ranks.wire import NotPlainError, WireError, decode, encode
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -1,0 +1,234 @@
+"""The grader's network cannot be harmed by ranks that break the rules."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autograder.examination.fabric import Bounds, ExaminersFabric, ProtocolError
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RankError, RankTimeout
+from course_lib.ranks.wire import encode, receive, send
+from tests.helpers.carried_ranks import Carrying
+
+NETWORK = Network(1.3e-3, 7e6)
+X = torch.arange(4, dtype=torch.float32)
+
+
+def post(number: int, kind: str = "send", **more: Any) -> tuple[str, Any]:
+    described: dict[str, Any] = {
+        "number": number,
+        "kind": kind,
+        "group": "0",
+        "members": [0, 1, 2],
+        "peer": 0,
+        "op": "",
+        "tag": 0,
+        "where": "here",
+        "inputs": [X] if kind == "send" else [],
+        "outputs": [] if kind == "send" else [4],
+        "dtype": "float32",
+    }
+    return "post", {**described, **more}
+
+
+class Served:
+    """Three ranks' connections to the grader's network, which a thread serves."""
+
+    def __init__(self, seconds: float = 20.0, **more: Any) -> None:
+        pairs = [socket.socketpair() for _ in range(3)]
+        self.ranks = [theirs for _, theirs in pairs]
+        self._carrying = Carrying([ours for ours, _ in pairs], NETWORK, seconds, **more)
+        for rank in self.ranks:
+            rank.settimeout(20)
+            assert receive(rank) == ("go", None)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._carrying.error
+
+    def talk(self) -> None:
+        """Let the good ranks 0 and 1 pass a message and end."""
+        send(self.ranks[0], post(1, peer=1))
+        send(self.ranks[1], post(1, "recv", peer=0))
+        for rank in (0, 1):
+            send(self.ranks[rank], ("wait", 1))
+        for rank, outputs in ((0, []), (1, [X.tolist()])):
+            kind, told = receive(self.ranks[rank])
+            assert (kind, told["number"]) == ("done", 1)
+            assert [each.tolist() for each in told["outputs"]] == outputs
+            send(self.ranks[rank], ("output", encode(None)))
+
+    def join(self) -> None:
+        self._carrying.join(30)
+        assert not self._carrying.is_alive()
+        for rank in self.ranks:
+            rank.close()
+
+
+def hung_up(channel: socket.socket) -> bool:
+    try:
+        return channel.recv(1) == b""
+    except ConnectionResetError:  # what was sent last was not even read
+        return True
+
+
+WRONG = {
+    "unknown kind of message": [("shout", 1)],
+    "a message of the grader": [("done", {"number": 1, "peer": None, "outputs": []})],
+    "no operation": [("post", {"number": 1})],
+    "unknown operation": [post(1, "dance", inputs=[], outputs=[])],
+    "unknown dtype": [post(1, dtype="float31")],
+    "peer outside": [post(1, peer=7)],
+    "peer itself": [post(1, peer=2)],
+    "to nobody": [post(1, peer=None)],
+    "unknown reduction": [post(1, "all_reduce", peer=None, outputs=None, inputs=[X], op="magic")],
+    "two dtypes": [post(1, "all_gather", inputs=[X], outputs=[4] * 3, dtype="int8", peer=None)],
+    "no tensor": [post(1, inputs=[[1.0]])],
+    "result too large": [post(1, "recv", outputs=[1 << 20])],
+    "result of less than nothing": [post(1, "recv", outputs=[-4])],
+    "wait for nothing": [("wait", 5)],
+    "twice the same number": [post(1), post(1)],
+    "a message while it waits": [post(1), ("wait", 1), ("test", 1)],
+    "group of nobody": [post(1, members=[0, 2, 9])],
+    "group of others": [post(1, members=[0, 1])],
+    "group with a rank twice": [post(1, members=[0, 2, 2])],
+    "a new group of others": [("new_group", {"made": "x", **post(1, members=[0, 1])[1]})],
+    "a question": [("ask", 1)],
+}
+
+
+@pytest.mark.parametrize("messages", WRONG.values(), ids=WRONG.keys())
+def test_a_message_against_the_rules_ends_its_rank_only(messages: list[Any]) -> None:
+    served = Served(bounds=Bounds(message=3 << 20))
+    with contextlib.suppress(OSError):
+        for message in messages:
+            send(served.ranks[2], message)
+    assert hung_up(served.ranks[2])
+    served.talk()
+    served.join()
+    assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 7])
+def test_time_that_was_not_declared_does_not_pass(seconds: float) -> None:
+    fabric = ExaminersFabric(1, NETWORK, lambda *_: None, computes=[{1.0: 1}])
+    for each in (seconds, 1.0, 1.0):
+        fabric.handle(0, "compute", each)
+    assert fabric.fabric.clock == [1.0]
+
+
+@pytest.mark.parametrize(
+    "noise", [b"\x93" * 4000, encode(1), encode(("post", 1))[:-1] + b"}", b"DDPv" + b"\xff" * 99]
+)
+def test_noise_is_told_of_its_rank(noise: bytes) -> None:
+    served = Served(seconds=5.0)
+    served.ranks[2].sendall(noise)
+    served.join()
+    assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+def test_a_rank_that_hangs_up_is_named() -> None:
+    for data in (b"", encode(post(1))[:7], encode(post(1))[:40]):
+        served = Served()
+        served.ranks[2].sendall(data)
+        served.ranks[2].close()
+        served.join()
+        assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+def test_those_who_wait_for_a_broken_rank_are_told() -> None:
+    served = Served()
+    waiting, other, bad = served.ranks
+    for message in (post(1, "recv", peer=2), ("wait", 1)):
+        send(waiting, message)
+    send(other, ("output", encode(None)))
+    send(bad, ("shout", 1))
+    kind, reason = receive(waiting)
+    assert kind == "stop" and "rank 2" in reason
+    served.join()
+    assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+def test_half_a_message_and_nothing_meet_the_time_limit_of_their_own_run() -> None:
+    for data in (b"", encode(post(1))[:9], encode(post(1))[:50]):
+        served = Served(seconds=1.0)
+        served.ranks[2].sendall(data)
+        send(served.ranks[0], ("output", encode(None)))
+        served.join()
+        assert isinstance(served.error, RankTimeout)
+        doing = [state.doing for state in served.error.states]
+        assert doing == ["finished", "running", "running"]
+
+
+FLOODS: dict[str, list[Any]] = {
+    "groups": [("new_group", {"made": f"g{i}", **post(1)[1], "inputs": []}) for i in range(1000)],
+    "sends": [post(i) for i in range(1000)],
+    "questions": [post(1), *[("test", 1)] * 1000],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
+def test_a_million_tiny_messages_hurt_nobody(flood: list[Any]) -> None:
+    served, data = Served(seconds=60), b"".join(map(encode, flood))
+
+    def pour() -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                served.ranks[2].sendall(data)
+
+    thread = threading.Thread(target=pour, daemon=True)
+    thread.start()
+    served.talk()
+    thread.join(20)
+    assert not thread.is_alive()
+    served.join()
+    assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+def test_what_is_not_over_has_a_limit() -> None:
+    served = Served(bounds=Bounds(held=30_000))
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            send(served.ranks[2], post(number))
+    assert hung_up(served.ranks[2])
+    served.talk()
+    served.join()
+    assert isinstance(served.error, RankError) and "limit for a rank is 10,000" in str(served.error)
+
+
+def test_no_memory_of_the_grader_reaches_a_rank() -> None:
+    """The result of an operation is zeros until it is written, also after other use of memory."""
+    dirty = [torch.full((n,), 7.0) for n in (3, 100, 10_000)]
+    del dirty
+    fabric = ExaminersFabric(3, NETWORK, lambda *_: None)
+    for number, n in enumerate((3, 100, 10_000)):
+        fabric.handle(2, *post(number, "recv", outputs=[n]))
+    assert not any(output.any() for each in fabric.fabric.unserved() for output in each.outputs)
+
+
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(X)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner)),
+    max_leaves=6,
+)
+
+
+@given(field=st.sampled_from(sorted(post(1)[1])), value=plain)
+def test_no_value_makes_the_fabric_fail_otherwise(field: str, value: Any) -> None:
+    """A message with one damaged field gives a `ProtocolError` or is done, and nothing else."""
+    fabric = ExaminersFabric(3, NETWORK, lambda *_: None)
+    for kind, message in (post(1), post(2, "recv")):
+        with contextlib.suppress(ProtocolError):
+            fabric.handle(2, kind, {**message, field: value})
+    for kind in ("wait", "test", "compute", "new_group", "post"):
+        with contextlib.suppress(ProtocolError):
+            fabric.handle(2, kind, value)
+    fabric.settle()

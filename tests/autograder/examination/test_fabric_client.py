@@ -1,0 +1,139 @@
+"""Ranks that are processes, on the grader's network, do what those that are threads do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autograder.inside.fabric_client import FabricStopped
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankTimeout
+from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.simulated.operation import Operation
+from tests.helpers import collectives_by_hand as by_hand
+from tests.helpers.carried_ranks import CarriedRanks, Carrying, rank_on
+from tests.helpers.every_operation import assert_same, everything
+from tests.helpers.student_bugs import BUGS, Bug
+from tests.helpers.training import train_ddp
+
+NETWORK = Network(1.3e-3, 7e6)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[dict[int, Ranks]]:
+    pools = {k: Ranks(k, on="cpu", metered=False) for k in (1, 2, 3, 4)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_every_operation(processes: dict[int, Ranks], k: int) -> None:
+    ours = CarriedRanks(processes[k]).run(everything, 5)
+    theirs = Ranks(k, on="simulated").run(everything, 5)
+    for rank in range(k):
+        assert ours[rank].keys() == theirs[rank].keys()
+        for name in ours[rank]:
+            assert_same(ours[rank][name], theirs[rank][name], name)
+
+
+def _on_tensor(fn: Callable[..., None], n: int, *args: Any) -> torch.Tensor:
+    x = torch.arange(n, dtype=torch.float32) + dist.get_rank()
+    fn(x, *args)
+    return x
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
+    network = Network(1.3e-3, 7e6, jitter=0.5, seed=3)
+    ours, theirs = CarriedRanks(processes[k], network), Ranks(k, on="simulated", network=network)
+    calls: list[tuple[Any, ...]] = [
+        (by_hand.central, 100),
+        (by_hand.tree, 101),
+        (by_hand.ring, 103),
+        (by_hand.halving_doubling, 107),
+        (by_hand.pipelined_broadcast, 109, 4),
+        (by_hand.blocking_broadcast, 109, 4),
+    ]
+    for call in calls:
+        assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
+        assert ours.trace.events == theirs.trace.events
+
+
+def test_ddp(processes: dict[int, Ranks]) -> None:
+    ours = CarriedRanks(processes[3]).run(train_ddp, True, False)
+    theirs = Ranks(3, on="simulated").run(train_ddp, True, False)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+COMMUNICATE = [
+    bug
+    for bug in BUGS
+    if bug.error in (DeadlockError, MismatchError) and not bug.differs and "DDP" not in bug.what
+]
+
+
+@pytest.mark.parametrize(
+    "bug", COMMUNICATE, ids=[bug.what.replace(" ", "_") for bug in COMMUNICATE]
+)
+def test_found_and_explained(processes: dict[int, Ranks], bug: Bug) -> None:
+    ranks = CarriedRanks(processes[4])
+    with pytest.raises(bug.error) as caught:  # at the time limit it would be a `RankTimeout`
+        ranks.run(bug.fn)
+    for word in bug.words:
+        assert word.lower() in str(caught.value).lower()
+    assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if "new_group" in bug.words], ids=lambda b: b.what
+)
+def test_groups_are_made_by_all_ranks_together(processes: dict[int, Ranks], bug: Bug) -> None:
+    with pytest.raises(bug.error, match="new_group") as caught:
+        CarriedRanks(processes[4]).run(bug.fn)
+    with pytest.raises(bug.error) as simulated:
+        Ranks(4, on="simulated").run(bug.fn)
+    assert caught.value.summary == simulated.value.summary
+
+
+def test_a_rank_cannot_talk_to_itself_and_its_computation_counts_if_it_was_declared() -> None:
+    (near, own), (far, theirs) = socket.socketpair(), socket.socketpair()
+    carrying = Carrying([near, far], NETWORK, computes=[{2.0: 1}, {}])
+    with theirs, own:
+        theirs.sendall(b"")
+        with rank_on(own, 0, 2) as client:
+            x = torch.ones(2)
+            with pytest.raises(ValueError, match="cannot send to itself"):
+                client.post(Operation(0, "send", "", (0, 1), [x], [], peer=0))
+            with pytest.raises(NotImplementedError, match="has no values"):
+                dist.send(torch.empty(3, device="meta"), 1)
+            client.spend(2.0)
+            client.spend(2.0)
+            client.spend(1.0)
+            assert client.now() == 5.0
+        theirs.close()
+        carrying.join(30)
+    assert carrying.fabric.fabric.clock == [2.0, 0.0]
+
+
+def test_a_fabric_that_is_gone_stops_its_rank() -> None:
+    (near, own), (far, silent) = socket.socketpair(), socket.socketpair()
+    carrying = Carrying([near, far], NETWORK, seconds=0.3)
+    stopped = []
+    with silent, own:
+        with rank_on(own, 0, 2):
+            try:
+                dist.recv(torch.empty(1), src=1)
+            except FabricStopped as error:
+                stopped.append(str(error))
+                raise
+        carrying.join(30)
+    assert isinstance(carrying.error, RankTimeout)
+    assert "closed the connection" in stopped[0]

@@ -1,0 +1,119 @@
+"""Ranks that are processes, on the grader's network: `run` and `trace` as those of `Ranks`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autograder.examination._channel import Channel
+from autograder.examination.budget import Budget, Deadline, Limits
+from autograder.examination.exchange import Exchange
+from autograder.examination.fabric import ExaminersFabric
+from autograder.inside.fabric_client import FabricClient, FabricStopped
+from course_lib.ranks.calls import per_rank
+from course_lib.ranks.costs.network import Network
+from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.for_graders import lone_rank
+from course_lib.ranks.ranks import Ranks
+from course_lib.ranks.trace.trace import Trace
+from course_lib.ranks.wire import encode, receive, send
+
+
+class Carrying(threading.Thread):
+    """A thread that carries the messages of a run; `error` is the run's error."""
+
+    def __init__(
+        self, ends: Sequence[socket.socket], network: Network, seconds: float = 300, **more: Any
+    ) -> None:
+        super().__init__(daemon=True)
+
+        def tell(rank: int, kind: str, value: Any) -> None:
+            if channels[rank].socket.fileno() >= 0:
+                channels[rank].queue(kind, value)
+                channels[rank].write()
+
+        self.fabric = ExaminersFabric(len(ends), network, tell, **more)
+        channels = [Channel(end, self.fabric.bounds.message) for end in ends]
+        self._channels, self._seconds = channels, seconds
+        self.exchange = Exchange(channels, self.fabric)
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with Budget(Limits(submission=1000)) as budget:
+                self.exchange.run(Deadline(budget, self._seconds))
+        except BaseException as error:
+            self.error = error
+        finally:
+            for channel in self._channels:
+                channel.close()
+
+
+@contextlib.contextmanager
+def rank_on(channel: socket.socket, rank: int, world_size: int) -> Any:
+    """Be a rank of the grader's network, and tell the grader how it ends."""
+    client = FabricClient(channel, rank)
+    with contextlib.suppress(FabricStopped), lone_rank(client, rank, world_size):
+        send(channel, ("ready", None))
+        receive(channel)
+        told: Any = "output", encode(None)
+        try:
+            yield client
+        except Exception as error:
+            told = "failure", {"kind": type(error).__name__, "message": str(error)}
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                send(channel, told)
+
+
+def on_rank(path: str, world_size: int, rank: int, fn: Callable[..., Any], *args: Any) -> Any:
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(path)
+        channel.sendall(bytes([rank]))
+        result = None
+        with rank_on(channel, rank, world_size):
+            result = fn(*args)
+        return result
+
+
+class CarriedRanks:
+    def __init__(self, processes: Ranks, network: Network | None = None) -> None:
+        self._processes = processes
+        self._k = processes.world_size
+        self._network = network or Network(20e-6, 10e9)
+        self.trace = Trace([], self._k)
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        carrying: list[Carrying] = []
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            path = str(Path(folder) / "fabric")
+            listener.bind(path)
+            listener.listen(self._k)
+
+            def accept() -> None:
+                ends = [listener.accept()[0] for _ in range(self._k)]
+                ends.sort(key=lambda end: end.recv(1))
+                carrying.append(Carrying(ends, self._network))
+
+            accepting = threading.Thread(target=accept, daemon=True)
+            accepting.start()
+            ranks, failure = per_rank(range(self._k)), None
+            try:
+                results = self._processes.run(on_rank, path, self._k, ranks, fn, *args)
+            except RanksError as error:
+                failure = error
+            accepting.join(30)
+        carrying[0].join(30)
+        if carrying[0].error is not None:
+            raise carrying[0].error from failure
+        if failure is not None:
+            raise failure
+        self.trace = Trace(carrying[0].fabric.fabric.events, self._k)
+        return results
