@@ -10,12 +10,12 @@ from pathlib import Path
 
 from autograder.commands import _one_student, grade
 from autograder.course import Folders
-from autograder.examination.check import AuthorError
 from autograder.examination.verdict import Verdict
 from autograder.pool import phases
 from autograder.pool.book import current
 from autograder.pool.worker import Outcome
 from autograder.sandbox.place import MachineFailure
+from course_lib.checking.cases import AuthorError
 
 DESCRIPTION = (
     "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "

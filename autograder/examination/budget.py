@@ -43,6 +43,12 @@ STANDSTILL = 60.0
 class OutOfTime(RanksError):
     """The submission, or one check of it, has used up its time; nothing more is run."""
 
+    limit = "time"
+
+    @property
+    def in_short(self) -> str:  # type: ignore[override]
+        return self.summary
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -27,9 +27,15 @@ On = Literal["cpu", "gpu"]
 class SubmissionError(RanksError):
     """The submission's own code prevented a case from being run at all."""
 
+    @property
+    def in_short(self) -> str:  # type: ignore[override]
+        return self.summary
+
 
 class OverMemory(RanksError):
     """The submission's processes together took more memory than they may."""
+
+    limit = "memory"
 
 
 class CaseRanks:

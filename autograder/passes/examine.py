@@ -22,7 +22,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.collection import repair
 from autograder.course import Folders, handed_out
 from autograder.examination.budget import Limits
-from autograder.examination.check import Examined, examine
+from autograder.examination.check import examine, for_the_student, limits_of, notes_on
 from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.seed import assignment_secret, submission_seed
 from autograder.examination.submission import CellOutcome, Submission, Taken
@@ -221,11 +221,11 @@ def examine_cells(
     verdict.timings["cells"] = time.monotonic() - start
     for cell, taken in tests:
         start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
-        examined = _examine(name, taken, checks, hidden, submission, verdict, log)
+        report = _examine(name, taken, checks, hidden, submission, verdict, log)
         points = float(cell.metadata.nbgrader.points)
-        verdict.checks.append(CheckVerdict.of(examined.report, points))
+        verdict.checks.append(CheckVerdict.of(report, points))
         score = verdict.checks[-1].score
-        cell.outputs = graded_outputs(examined.told, score, cell.execution_count)
+        cell.outputs = graded_outputs(for_the_student(report), score, cell.execution_count)
         verdict.timings[name] = verdict.timings.get(name, 0.0) + time.monotonic() - start
 
 
@@ -237,10 +237,10 @@ def _examine(
     submission: Submission,
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
-) -> Examined:
+) -> CheckReport:
     name = f"{verdict.assignment}/{short}"
     log.info("Examining %s", name)
-    examined = examine(
+    report = examine(
         name,
         checks[short],
         submission,
@@ -252,11 +252,11 @@ def _examine(
             "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
         ),
     )
-    for note in examined.notes:
+    for note in notes_on(report):
         log.error("%s", note)
         verdict.notes.append(note)
-    verdict.limits += examined.limits
-    return examined
+    verdict.limits += limits_of(report)
+    return report
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}

@@ -28,12 +28,12 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
-from autograder.examination.check import AuthorError
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, all_filled_in, examine_notebook
 from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.settings import Settings
 from course_lib.checking import Case
+from course_lib.checking.cases import AuthorError
 from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.failure import exit_reason
 

@@ -24,7 +24,6 @@ import nbformat
 
 from autograder.collection.repair import vet
 from autograder.course import Folders, load_config
-from autograder.examination.check import AuthorError
 from autograder.files import write_whole
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import rebuilt
@@ -32,6 +31,7 @@ from autograder.passes.self_test import SelfTest
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
+from course_lib.checking.cases import AuthorError
 
 MACHINE, AUTHOR = "the machine failed", "the check is broken"
 _PR_SET_PDEATHSIG = 1

@@ -32,6 +32,10 @@ waits for its receive, so a program that may deadlock always does."""
 VALUES, COMMUNICATION = "values", "communication"
 
 
+class AuthorError(RuntimeError):
+    """A check itself is broken, so no student may lose points for it."""
+
+
 class Wrong(Exception):
     """A judge's finding: what is wrong, and a hint about the likely mistake.
 

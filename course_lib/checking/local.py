@@ -21,7 +21,7 @@ from course_lib.checking.cases import Case, Check
 from course_lib.checking.compare import describe
 from course_lib.checking.report import CheckFailed, CheckReport
 from course_lib.checking.report_html import html_of
-from course_lib.checking.run_check import Runner, run_check
+from course_lib.checking.run_check import Runner, run_on_each
 from course_lib.checking.runners import LocalRunner
 from course_lib.installed import find_course
 from course_lib.ranks.explain.words import counted
@@ -144,27 +144,19 @@ def examine(
         }
         for run in runners.values():
             run.start(check)  # real ranks start on a core that simulated ranks leave idle
-        places: tuple[str, ...] = ()
-        for place, run in runners.items():
-            places = (*places, WORDS[place])
-            told = _telling(run, say, WORDS[place])
-            report = replace(run_check(name, check, told, seed="public"), places=places)
-            if not report.passed:
-                # A function that fails only on real ranks failed there, so name only these ranks.
-                return replace(report, places=places[-1:])
-            run.end()
-        return report
+        announced = {WORDS[on]: _announcing(run, say, WORDS[on]) for on, run in runners.items()}
+        return run_on_each(name, check, announced, seed="public")
 
 
-def _telling(run: Runner, say: Callable[[str], None], where: str) -> Runner:
+def _announcing(run: Runner, say: Callable[[str], None], where: str) -> Runner:
     """Return a runner that announces each case before it runs the case."""
 
-    def told(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
+    def announced(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
         number = next(i for i, each in enumerate(check.cases, 1) if each is case)
         say(f"{where}, case {number} of {len(check.cases)}: {case.name}")
         return run(check, case, inputs)
 
-    return told
+    return announced
 
 
 class _Shown:

@@ -33,6 +33,10 @@ class CaseResult:
     """Part of the points → whether this case grants it; for a part not listed, `passed` decides."""
     ran: bool = True
     """Whether the case was run at all; if it was not, `reason` says why."""
+    in_short: str = ""
+    """If the ranks failed: why, without anything that could reveal the case's inputs."""
+    limit: str = ""
+    """The limit that the case reached, ``time`` or ``memory``; else empty."""
     trouble: str = ""
     """For the author: the traceback of an unexpected exception in a judge; else empty."""
     summary: str = ""

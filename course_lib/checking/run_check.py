@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
 from collections import Counter
@@ -15,6 +14,7 @@ import torch
 from course_lib.checking.cases import (
     COMMUNICATION,
     VALUES,
+    AuthorError,
     Case,
     Check,
     Observed,
@@ -49,6 +49,36 @@ _PROGRAMS_OWN = (
 )
 
 
+def run_on_each(
+    name: str,
+    check: Check,
+    runners: Mapping[str, Runner],
+    *,
+    seed: str,
+    hidden: Iterable[Case] = (),
+    progress: Callable[[CaseResult], None] = lambda _: None,
+) -> CheckReport:
+    """Run a check on one kind of ranks after the other, until it fails; return the last report.
+
+    Args:
+        name: see `run_check`, as for the other arguments.
+        check: the check.
+        runners: the kind of ranks in words, for the report → runs one case on such ranks.
+        seed: the inputs are drawn from it.
+        hidden: further cases.
+        progress: called after every case.
+
+    """
+    places: tuple[str, ...] = ()
+    for place, run in runners.items():
+        report = run_check(name, check, run, seed=seed, hidden=hidden, progress=progress)
+        # A function that fails only on these ranks failed there, so name only these ranks.
+        places = (*places, place) if report.passed else (place,)
+        if not report.passed:
+            break
+    return replace(report, places=tuple(filter(None, places)))
+
+
 def run_check(
     name: str,
     check: Check,
@@ -69,6 +99,9 @@ def run_check(
         progress: called with the result after every case, before a case is tried with more seeds;
             see `MORE_SEEDS`. This result names no known mistake yet,
             because the mistake is chosen only after all cases have run.
+
+    Raises:
+        AuthorError: the inputs of a case could not be drawn.
 
     """
     results: list[CaseResult] = []
@@ -134,10 +167,17 @@ def _refuted(
     return {
         cause
         for case in passed
-        for cause in check.refutes(
-            case, check.inputs(case, case_generator(seed, name, case)), causes
-        )
+        for cause in check.refutes(case, _drawn(name, check, case, seed), causes)
     }
+
+
+def _drawn(name: str, check: Check, case: Case, seed: str) -> Sequence[Plain]:
+    try:
+        return check.inputs(case, case_generator(seed, name, case))
+    except Exception as error:
+        raise AuthorError(
+            f"{name}: the inputs of the case {case.name!r} could not be made"
+        ) from error
 
 
 def _is_named(wrong: Wrong, refuted: set[str]) -> bool:
@@ -192,13 +232,12 @@ class _Examination:
         self._granted: set[str] = set()
 
     def _inputs(self) -> Sequence[Plain]:
-        generator = case_generator(self._seed, self._name, self._case)
-        return self._check.inputs(self._case, generator)
+        return _drawn(self._name, self._check, self._case, self._seed)
 
     def result(self, hidden: bool) -> CaseResult:
         inputs = self._inputs()
         start = time.monotonic()
-        reason = detail = summary = expected = got = ""
+        reason = detail = summary = expected = got = in_short = limit = ""
         try:
             observed = self._run(self._check, self._case, inputs)
             self._judge(observed if isinstance(observed, Observed) else Observed(observed))
@@ -207,9 +246,11 @@ class _Examination:
             detail, expected, got = wrong.detail, wrong.expected, wrong.got
         except RanksError as error:
             self.timed_out = isinstance(error, RankTimeout)
+            in_short, limit = error.in_short, error.limit
             self.trace = getattr(error, "trace", None)
-            reason, detail = _in_one_line(error), _explanation(error)
-            summary = error.summary + _beside_pytorch(error.summary)
+            if hint := _copies(self._case, error):
+                error.add_detail(hint)
+            reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
             if _not_written(error):
                 place = f" ({error.where})" if error.where else ""
                 reason, detail, summary = f"not written yet: NotImplementedError{place}", "", ""
@@ -228,6 +269,8 @@ class _Examination:
             time.monotonic() - start,
             hidden,
             parts,
+            in_short=in_short,
+            limit=limit,
             trouble=self._trouble,
             summary=_cut(summary, MAX_REASON),
             expected=_cut(expected, MAX_REASON),
@@ -386,34 +429,25 @@ def _expect_all_waited_for(trace: Trace) -> None:
             )
 
 
-_BESIDE_PYTORCH = {
-    "view size is not compatible": " (.reshape works, and makes a copy: to change such a tensor "
-    "in place, write the result back with tensor.copy_.)",
-}
-"""Words of a PyTorch message → text to add, because PyTorch's advice leads to the next mistake."""
-
-
-_LENGTHS = re.compile(
-    r"[Rr]ank \d+ sends (\d+) elements? of (\w+), but rank \d+ receives them as (?!\1 )\d+ "
-    r"elements? of \2\b"
-)
-_OTHER_PIECE = (
-    " The sender and the receiver mean different pieces: in each step, a rank must send the piece "
-    "that its receiver expects in that step."
-)
-
-
-def _beside_pytorch(summary: str) -> str:
-    more = "".join(more for words, more in _BESIDE_PYTORCH.items() if words in summary)
-    return more + (_OTHER_PIECE if _LENGTHS.search(summary) else "")
-
-
 def _in_one_line(error: RanksError) -> str:
     """Return the error in one line; if no rank failed, with what the ranks wait for."""
-    waiting = [f"Rank {s.rank} {s.doing}" for s in error.states if s.doing.startswith("waits in")]
+    waiting = [
+        f"Rank {s.rank} {s.doing}" for s in error.states if s.seconds is not None and not s.running
+    ]
     if isinstance(error, RankError) or not waiting:
-        return error.summary + _beside_pytorch(error.summary)
-    return f"{error.summary}{_beside_pytorch(error.summary)} {'. '.join(waiting)}."
+        return error.summary
+    return f"{error.summary} {'. '.join(waiting)}."
+
+
+def _copies(case: Case, error: RanksError) -> str:
+    """Return what to know about tensors of this layout, if PyTorch may have refused a view."""
+    layout = case.form.layout
+    if layout not in case.name or getattr(error, "kind", "") != RuntimeError.__name__:
+        return ""
+    return (
+        f"The tensors of this case are {layout}: .view fails; .reshape works, and makes a copy. To "
+        "change such a tensor in place, write the result back with tensor.copy_."
+    )
 
 
 def _explanation(error: RanksError) -> str:

@@ -45,7 +45,7 @@ def main() -> None:
             examine("t/f", check, submission, seed="s")
             before, processor, start = peak(), time.process_time(), time.monotonic()
             outcomes = [submission.run_cell(cell) for cell in sys.stdin.read().split("\n---\n")]
-            report = examine("t/f", check, submission, seed="s").report
+            report = examine("t/f", check, submission, seed="s")
     (result,) = report.results
     written = len(str(report)) + len(result.detail) + sum(len(str(each)) for each in outcomes)
     cost = {

@@ -58,6 +58,11 @@ class RanksError(RuntimeError):
 
     """
 
+    in_short = "The ranks did not run to their end."
+    """What happened, for readers who must not learn anything about the inputs."""
+    limit = ""
+    """The limit that was reached, ``time`` or ``memory``; else empty."""
+
     def __init__(self, summary: str, states: Sequence[RankState] = (), detail: str = "") -> None:
         self.summary = summary
         self.states = tuple(states)
@@ -108,6 +113,7 @@ class RankError(RanksError):
 
     """
 
+    in_short = "A rank raised an exception, or its process ended."
     kind = message = where = undefined = ""
 
     def __init__(
@@ -127,6 +133,8 @@ class RankError(RanksError):
 class DeadlockError(RanksError):
     """Ranks wait for one another and none of them can go on."""
 
+    in_short = "The ranks wait for one another, or did not finish a communication."
+
 
 class MismatchError(RanksError):
     """Ranks take part in one collective with different operations, sizes, dtypes or roots.
@@ -134,9 +142,14 @@ class MismatchError(RanksError):
     On simulated ranks it is also raised if a send and its receive differ in size or dtype.
     """
 
+    in_short = "The ranks called operations that do not fit together."
+
 
 class RankTimeout(RanksError):
     """The call ran past its time limit."""
+
+    in_short = "The ranks took longer than their limit."
+    limit = "time"
 
 
 class MisuseError(RanksError):

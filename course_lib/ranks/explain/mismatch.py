@@ -90,6 +90,13 @@ def collective_mismatch(
     )
 
 
+PIECES = (
+    "A send and its receive must have the same number of elements and the same dtype: in each "
+    "step, a rank must send the piece that its receiver expects in that step."
+)
+"""What to know if a send and its receive differ."""
+
+
 def message_mismatch(
     sender: int,
     sent: tuple[int, str],
@@ -102,5 +109,5 @@ def message_mismatch(
         f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
         f"receives them as {counted(received[0], 'element')} of {received[1]}.",
         states,
-        "A send and its receive must have the same number of elements and the same dtype.",
+        PIECES,
     )

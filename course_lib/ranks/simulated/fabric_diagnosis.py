@@ -13,7 +13,7 @@ from course_lib.ranks.explain.errors import (
     RanksError,
     RankState,
 )
-from course_lib.ranks.explain.mismatch import collective_mismatch, unfinished
+from course_lib.ranks.explain.mismatch import PIECES, collective_mismatch, unfinished
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
 from course_lib.ranks.explain.words import counted, names
 from course_lib.ranks.simulated.fabric import Fabric, Phase
@@ -186,5 +186,5 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     return MismatchError(
         mismatch.summary,
         states,
-        "A send and its receive must have the same number of elements and the same dtype.",
+        PIECES,
     )

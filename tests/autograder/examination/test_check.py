@@ -13,10 +13,12 @@ import pytest
 
 from autograder.examination.budget import OutOfTime
 from autograder.examination.case import OverMemory, SubmissionError
-from autograder.examination.check import MEMORY, TIME, AuthorError, Examined, examine
+from autograder.examination.check import examine, for_the_student, limits_of, notes_on
+from autograder.examination.submission import MEMORY, TIME
 from autograder.sandbox.place import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
-from course_lib.checking import Case, Check, Observed, Wrong
+from course_lib.checking import Case, Check, CheckReport, Observed, Wrong
+from course_lib.checking.cases import AuthorError
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
@@ -69,14 +71,16 @@ def fails(error: BaseException, only: Case | None = None) -> Answer:
     return answer
 
 
-def run(carried: Answer, real: Answer | None = None, check: Check = CHECK, **more: Any) -> Examined:
+def run(
+    carried: Answer, real: Answer | None = None, check: Check = CHECK, **more: Any
+) -> CheckReport:
     on = None if real is None else "cpu"
     submission: Any = Ran(carried, real)
     return examine("02/f", check, submission, seed="1", hidden=[HIDDEN], on=on, **more)
 
 
-def passed(examined: Examined) -> list[bool]:
-    return [result.passed for result in examined.report.results]
+def passed(report: CheckReport) -> list[bool]:
+    return [result.passed for result in report.results]
 
 
 @pytest.mark.parametrize(
@@ -84,19 +88,20 @@ def passed(examined: Examined) -> list[bool]:
     [
         (fails(DeadlockError("Ranks 0 and 1 wait.")), "The ranks wait for one another"),
         (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
-        (fails(RankTimeout("It took 9 s.")), "The case took longer than its limit"),
+        (fails(RankTimeout("It took 9 s.")), "The ranks took longer than their limit"),
         (fails(RankError("Rank 0 raised 1.5.", rank=0)), "A rank raised an exception"),
-        (fails(RanksError("1.5 is left.")), "The case did not run to its end"),
+        (fails(RanksError("1.5 is left.")), "The ranks did not run to their end"),
         (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
 def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:
     examined = run(lambda case, mine: answer(case, mine) if case == HIDDEN else mine)
     assert passed(examined) == [True, False]
-    reason = examined.told.results[1].reason
+    shown = for_the_student(examined)
+    reason = shown.results[1].reason
     assert told in reason
-    assert "1.5" not in f"{examined.told} {reason} {examined.told.results[1].detail}"
-    assert examined.report.results[1].reason != reason  # the instructor reads all of it
+    assert "1.5" not in f"{shown} {reason} {shown.results[1].detail}"
+    assert examined.results[1].reason != reason  # the instructor reads all of it
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,7 @@ def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told:
 )
 def test_what_is_the_submissions_alone_is_told_as_it_is(error: RanksError) -> None:
     examined = run(fails(error, HIDDEN))
-    assert examined.told.results[1].reason == error.summary
+    assert for_the_student(examined).results[1].reason == error.summary
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_what_is_the_submissions_alone_is_told_as_it_is(error: RanksError) -> No
     ],
 )
 def test_a_limit_that_was_met_is_kept(error: RanksError, limits: list[str]) -> None:
-    assert run(fails(error, PUBLIC)).limits == limits
+    assert limits_of(run(fails(error, PUBLIC))) == limits
 
 
 def test_an_accident_of_the_graders_costs_nobody_points() -> None:
@@ -132,7 +137,7 @@ def test_a_judge_that_breaks_costs_that_case_and_somebody_is_told() -> None:
 
     examined = run(right, check=replace(CHECK, judge=breaks))
     assert passed(examined) == [False, True]
-    assert "in the judge" in examined.notes[0]
+    assert "in the judge" in notes_on(examined)[0]
 
 
 @pytest.mark.parametrize("error", [MachineFailure("it ended"), SandboxUnavailable("no bwrap")])
@@ -174,7 +179,7 @@ CARRIED, REAL = "the grader's network", "CPU ranks"
     [
         (right, right, [True, True], (CARRIED, REAL)),
         (right, fails(RankError("Rank 0 raised.", rank=0), PUBLIC), [False, True], (REAL,)),
-        (wrong, right, [False, False], ()),  # wrong is wrong: real ranks are not asked
+        (wrong, right, [False, False], (CARRIED,)),  # wrong is wrong: real ranks are not asked
     ],
 )
 def test_what_is_right_runs_once_more_on_real_ranks(
@@ -182,4 +187,4 @@ def test_what_is_right_runs_once_more_on_real_ranks(
 ) -> None:
     examined = run(carried, real)
     assert passed(examined) == cases
-    assert examined.report.places == places
+    assert examined.places == places

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from autograder.examination.case import CaseRanks
-from autograder.examination.check import Examined, examine
+from autograder.examination.check import examine, notes_on
 from autograder.examination.submission import Submission
 from autograder.passes.examine import masked_from
 from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking import Case, Check, equals, sends_at_most, task, time_within
+from course_lib.checking import Case, Check, CheckReport, equals, sends_at_most, task, time_within
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -27,12 +27,12 @@ from tests.helpers.solutions import checks_of, hidden_of
 SETUP = "import ctypes, fcntl, gc, mmap, os, sys, time, torch, torch.distributed as dist"
 
 
-def examined(place: SandboxedPlace, check: Check, *cells: str) -> Examined:
+def examined(place: SandboxedPlace, check: Check, *cells: str) -> CheckReport:
     with Submission(place) as submission:
         for cell in (SETUP, *cells):
             assert not submission.run_cell(cell).error
         found = examine("forged/f", check, submission, seed="forged")
-    assert not found.notes
+    assert not notes_on(found)
     return found
 
 
@@ -156,7 +156,7 @@ SHARED = task(
 
 
 def test_the_kernel_refuses_what_cells_share(place: SandboxedPlace) -> None:
-    report = examined(place, SHARED, REFUSED).report
+    report = examined(place, SHARED, REFUSED)
     assert report.passed, str(report)
 
 
@@ -173,7 +173,7 @@ def test_ranks_have_no_notebook_to_talk_to(
 
     monkeypatch.setattr(CaseRanks, "run", counted)
     source = "import subprocess\nsubprocess.Popen(['sleep', '99'])\ndef f():\n    pass"
-    assert examined(place, TIMED, source).report.passed
+    assert examined(place, TIMED, source).passed
     assert cells == [2] * len(TIMED.cases)
 
 
@@ -202,10 +202,10 @@ def test_a_tensor_without_values_brings_no_memory_of_the_examiner(
         "def f(x):\n    me, big = dist.get_rank(), torch.zeros(10**6)\n"
         f"    empty = torch.empty(10**6, device='meta')\n    {call}\n    return x.clone()"
     )
-    reason = examined(place, EXCHANGED, source).report.reason
+    reason = examined(place, EXCHANGED, source).reason
     assert "on the device meta has no values" in reason or "Rank 0 raised" in reason, reason
     honest = source.replace(", device='meta'", "")
-    assert examined(place, EXCHANGED, honest).report.passed
+    assert examined(place, EXCHANGED, honest).passed
 
 
 NOISY = """
@@ -226,20 +226,20 @@ def test_what_a_rank_sends_right_after_its_start_is_the_students(
         "import os\nfor fd in range(3, 32):\n    try: os.write(fd, " + noise + ")\n"
         "    except OSError: pass"
     )
-    report = examined(place, EXCHANGED, NOISY.format(said=said)).report
+    report = examined(place, EXCHANGED, NOISY.format(said=said))
     assert "cannot be read" in report.reason or "Rank 0 ended" in report.reason, str(report)
-    assert examined(place, EXCHANGED, "def f(x):\n    return x.clone()").report.passed
+    assert examined(place, EXCHANGED, "def f(x):\n    return x.clone()").passed
 
 
 @pytest.mark.parametrize("source", IN_TIME.values(), ids=IN_TIME.keys())
 def test_no_number_travels_for_nothing(place: SandboxedPlace, source: str) -> None:
-    report = examined(place, TOLD, FIND + source).report
+    report = examined(place, TOLD, FIND + source)
     assert report.reason.startswith("rank 1: rank 0's number: expected"), str(report)
 
 
 def test_empty_messages_are_few(place: SandboxedPlace) -> None:
     check = replace(TOLD, cases=(Case("2 ranks", 2, {"below": 2**40}),))
-    report = examined(place, check, BIT_BY_BIT).report
+    report = examined(place, check, BIT_BY_BIT)
     assert "operations that carry nothing" in report.reason, str(report)
 
 
@@ -273,7 +273,7 @@ def f():
 
 @pytest.mark.parametrize("source", [LAZY, NEGLIGENT], ids=["LAZY", "NEGLIGENT"])
 def test_what_a_program_computes_must_be_there(place: SandboxedPlace, source: str) -> None:
-    report = examined(place, TIMED, FIND + source).report
+    report = examined(place, TIMED, FIND + source)
     assert not report.passed
     assert report.reason.startswith("rank 0 computes for only 1 of the 3 ms"), report.reason
 
@@ -325,7 +325,7 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
                 ),
             },
         }.items():
-            report = examined(masked, check, FIND + LATE.format(**lines)).report
+            report = examined(masked, check, FIND + LATE.format(**lines))
             fractions[name] = report.fraction
             print(name, report.fraction, report.reason)
     assert fractions["control"] == 0.6
@@ -374,7 +374,7 @@ def test_nobody_says_of_himself_that_he_has_no_effects(place: SandboxedPlace, an
     lying = SILENT.replace("{answer}", answer)
     for body in list(CHANGES.values())[:2]:
         source = f"{lying}\ndef f(x):\n    silence()\n    {body}"
-        report = examined(place, EFFECTS, source).report
+        report = examined(place, EFFECTS, source)
         assert not report.passed, body
 
 
@@ -409,4 +409,4 @@ def test_effects_are_not_hidden_by_patching_our_code(
     hidden = f"{HIDES}\ndef f(x):\n    hide()\n    {body}\n    return (2 * x).detach()"
     control = hidden.replace("    hide()\n", "")
     for source in (control, hidden):
-        assert words in examined(place, WITH_PARAMETER, source).report.reason
+        assert words in examined(place, WITH_PARAMETER, source).reason

@@ -13,10 +13,11 @@ import torch
 from autograder.commands.demo import ASSIGNMENT
 from autograder.examination.budget import Limits
 from autograder.examination.case import On
-from autograder.examination.check import Examined, examine
+from autograder.examination.check import examine
 from autograder.examination.gpus import GpusUnavailable, gpu_access
 from autograder.examination.submission import Submission
 from autograder.sandbox.place import SandboxedPlace
+from course_lib.checking import CheckReport
 from course_lib.checking.local import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
@@ -50,7 +51,7 @@ def open_place() -> Iterator[SandboxedPlace]:
 
 def examined(
     place: SandboxedPlace, source: str, task: str, on: On | None, limits: Limits | None = None
-) -> Examined:
+) -> CheckReport:
     folder = SOURCES / ASSIGNMENT
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
     hidden = load_module(folder / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN[task]
@@ -65,9 +66,9 @@ def examined(
 def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -> None:
     carried = examined(open_place, mutant.source, mutant.task, None)
     real = examined(open_place, mutant.source, mutant.task, "cpu")
-    assert real.report.fraction == carried.report.fraction
-    assert real.report.reason == carried.report.reason
-    assert real.report.passed == (mutant.reason is None), str(real.report)
+    assert real.fraction == carried.fraction
+    assert real.reason == carried.reason
+    assert real.passed == (mutant.reason is None), str(real)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_what_fails_on_real_ranks_alone_fails_there(
 ) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")
-    assert examined(open_place, source, "average_gradients", None).report.passed
-    report = examined(open_place, source, "average_gradients", "cpu").report
+    assert examined(open_place, source, "average_gradients", None).passed
+    report = examined(open_place, source, "average_gradients", "cpu")
     assert report.fraction == 0
     assert report.places == ("CPU ranks",)
     assert words in " ".join(str(report).split()), str(report)
@@ -99,7 +100,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: Sandb
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
     )
-    report = examined(open_place, source, "average_gradients", "cpu", Limits(case=2.0)).report
+    report = examined(open_place, source, "average_gradients", "cpu", Limits(case=2.0))
     reasons = [result.reason for result in report.results]
     assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
     assert "not run, because 2 earlier cases" in reasons[3]

@@ -76,7 +76,7 @@ def results() -> dict[str, CaseResult]:
         for name, (cell, _) in CELLS.items():
             with Submission(place) as submission:
                 submission.run_cell(cell)
-                (found[name],) = examine("t/f", CHECK, submission, seed="s").report.results
+                (found[name],) = examine("t/f", CHECK, submission, seed="s").results
     return found
 
 

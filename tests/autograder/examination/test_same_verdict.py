@@ -80,7 +80,7 @@ def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:
     exec(source, namespace)
     with Submission(place) as submission:
         assert not submission.run_cell(source).error
-        ours = examine("t/f", check, submission, seed="same").report
+        ours = examine("t/f", check, submission, seed="same")
     with LocalRunner(namespace["f"], echo=None) as run:
         theirs = run_check("t/f", check, run, seed="same")
     assert told(ours) == told(theirs)
