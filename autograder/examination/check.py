@@ -47,7 +47,7 @@ def examine(
 
     """
     runners = {"": submission.runner(taken=taken)}
-    if on is not None and check.answers is None:
+    if on is not None and check.answers is None and not check.only_on:
         runners = {CARRIED: runners[""], WORDS[on]: submission.runner(on, taken)}
     try:
         report = run_on_each(

@@ -34,7 +34,7 @@ class CaseResult:
     ran: bool = True
     """Whether the case was run at all; if it was not, `reason` says why."""
     in_short: str = ""
-    """If the ranks failed: why, without anything that could reveal the case's inputs."""
+    """Why it may have failed, without anything that could reveal the case's inputs; or empty."""
     limit: str = ""
     """The limit that the case reached, ``time`` or ``memory``; else empty."""
     trouble: str = ""

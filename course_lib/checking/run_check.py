@@ -269,7 +269,7 @@ class _Examination:
             time.monotonic() - start,
             hidden,
             parts,
-            in_short=in_short,
+            in_short=in_short or self._case.told,
             limit=limit,
             trouble=self._trouble,
             summary=_cut(summary, MAX_REASON),

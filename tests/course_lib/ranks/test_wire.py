@@ -3,8 +3,11 @@
 import contextlib
 import json
 import math
+import os
 import random
+import socket
 import struct
+import threading
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -16,7 +19,15 @@ from hypothesis import strategies as st
 
 from course_lib.checking.on_ranks.leaves import leaves, without_numbers
 from course_lib.ranks import wire
-from course_lib.ranks.wire import NotPlainError, WireError, decode, encode
+from course_lib.ranks.wire import (
+    NotPlainError,
+    Reader,
+    WireError,
+    decode,
+    encode,
+    receive,
+    send,
+)
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -58,7 +69,8 @@ tensors = st.builds(
     st.integers(0, 2**31),
 )
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), tensors
+    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+    *(st.binary(max_size=9), tensors),
 )
 plain = st.recursive(
     scalars,
@@ -163,7 +175,6 @@ class Sly(float):
         ([np.ones(2)], r"result\[0\] is of type numpy.ndarray;.*as_tensor"),
         ({1: 2}, r"result has a key of type int;"),
         ({"a": print}, r"result\['a'\] is of type"),
-        ([b"bytes"], r"result\[0\] is of type bytes;"),
         (1j, "complex"),
         (["\ud800"], r"result\[0\] is text with half of a surrogate"),
         ({"\udfff": 1}, "result has a key"),
@@ -187,8 +198,12 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         encode(loop)
 
 
+def header(skeleton: int, blobs: int = 0) -> bytes:
+    return struct.pack("<4sIQ", b"DDPv", skeleton, blobs)
+
+
 def message(skeleton: bytes, blobs: bytes = b"") -> bytes:
-    return struct.pack("<4sI", b"DDPv", len(skeleton)) + skeleton + blobs
+    return header(len(skeleton), len(blobs)) + skeleton + blobs
 
 
 def test_the_handmade_messages_below_differ_from_a_good_one_only_in_their_fault() -> None:
@@ -205,7 +220,10 @@ def test_the_handmade_messages_below_differ_from_a_good_one_only_in_their_fault(
         message(b""),
         message(b"{"),
         message(b"1", b"\0"),
-        struct.pack("<4sI", b"DDPv", 2**32 - 1) + b"1",
+        header(2**32 - 1) + b"1",
+        header(1, 2**63) + b"1",
+        message(b'{"bytes":3}', b"ab"),
+        message(b'{"bytes":-1}'),
         message(b"1" * 10**6),
         message(b"[" * 100_000),
         message(b"[" * 100 + b"]" * 100),
@@ -225,7 +243,7 @@ def test_the_handmade_messages_below_differ_from_a_good_one_only_in_their_fault(
         message(b'{"tensor":["bool",[2]]}', b"\1\2"),
         message(b'[{"tensor":["uint8",[2]]},{"tensor":["uint8",[2]]}]', b"abc"),
     ],
-    ids=lambda data: repr(data[8:60]),
+    ids=lambda data: repr(data[16:60]),
 )
 def test_malformed_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
@@ -235,7 +253,7 @@ def test_malformed_bytes_are_refused(data: bytes) -> None:
 def test_a_value_larger_than_the_cap_is_refused() -> None:
     data = encode(torch.zeros(100))
     decode(data, max_bytes=len(data))
-    with pytest.raises(WireError, match=f"at most {len(data) - 1}"):
+    with pytest.raises(WireError, match=f"limit is {len(data) - 1}"):
         decode(data, max_bytes=len(data) - 1)
 
 
@@ -251,7 +269,7 @@ def test_random_bytes_only_ever_raise_wire_error(data: bytes) -> None:
 
 
 nodes = st.recursive(
-    st.one_of(scalars.filter(lambda v: not isinstance(v, torch.Tensor)), st.integers(0, 9)),
+    st.one_of(scalars.filter(lambda v: not isinstance(v, torch.Tensor | bytes)), st.integers(0, 9)),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.builds(lambda k, v: {k: v}, st.sampled_from(["tuple", "dict", "tensor", "x"]), inner),
@@ -288,6 +306,58 @@ def test_truncations_and_bit_flips_only_ever_raise_wire_error() -> None:
         wire_error_or_value(broken)
 
 
+# On a stream ----------------------------------------------------------------------------------
+
+
+@given(st.lists(plain, max_size=4), st.data())
+def test_a_reader_finds_the_same_values_however_the_stream_is_cut(
+    values: list[Any], data: st.DataObject
+) -> None:
+    stream, reader, found = b"".join(map(encode, values)), Reader(), list[Any]()
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += reader.feed(stream[:size])
+        stream = stream[size:]
+    assert same(found, values) and not reader.held
+
+
+@pytest.mark.parametrize("start", [header(1, 99), header(2**24), b"DDPx" + bytes(12)])
+def test_what_is_too_large_is_refused_before_it_arrives_and_a_reader_stays_broken(
+    start: bytes,
+) -> None:
+    reader = Reader(max_bytes=100)
+    for data in (start, encode(1)):
+        with pytest.raises(WireError):
+            list(reader.feed(data))
+    assert not reader.held
+
+
+@given(st.lists(st.binary(max_size=40), max_size=10))
+def test_random_streams_only_ever_raise_wire_error(pieces: list[bytes]) -> None:
+    reader = Reader(max_bytes=100)
+    with contextlib.suppress(WireError):
+        for piece in pieces:
+            list(reader.feed(piece))
+
+
+def test_a_message_arrives_whole_with_its_descriptors_and_its_end_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    value = {"large": torch.arange(10**6), "bytes": bytes(10)}
+    with ours, theirs, open(__file__) as file:
+        writer = threading.Thread(target=send, args=(theirs, value))
+        writer.start()
+        assert same(receive(ours), value)
+        writer.join()
+        send(theirs, 1, [file.fileno()])
+        data, (got,), _, _ = socket.recv_fds(ours, 1000, 4)
+        assert list(Reader().feed(data)) == [1] and os.fstat(got) == os.fstat(file.fileno())
+        os.close(got)
+        theirs.sendall(encode(value)[:40])
+        theirs.close()
+        with pytest.raises(EOFError):
+            receive(ours)
+
+
 def test_the_largest_skeleton_is_read_in_seconds() -> None:
     inner = (wire.MAX_SKELETON - 3) // 3
     decode(message(b"[" + b"[]," * inner + b"1]"))
@@ -309,6 +379,6 @@ def test_the_names_of_many_places_stay_short() -> None:
     value: Any = [1] * 100_000
     for _ in range(60):
         value = {"k" * wire.MAX_KEY: value}
-    assert all(len(name) < 2 * wire.MAX_NAME for name, _ in wire.leaves(decode(encode(value))))
+    assert all(len(name) < 2 * wire.MAX_NAME for name, _ in leaves(decode(encode(value))))
     with pytest.raises(NotPlainError, match="a key of 201 characters"):
         encode({"k" * (wire.MAX_KEY + 1): 1})
