@@ -159,6 +159,8 @@ def _is_unicode(text: str) -> bool:
 def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
     import torch
 
+    from course_lib.ranks._torch.this_thread import without_overrides
+
     if tensor.layout != torch.strided or tensor.is_nested:
         raise NotPlainError(f"{path} is not a dense tensor; return its .to_dense()")
     if tensor.dtype not in dtypes().values():
@@ -171,7 +173,7 @@ def _tensor_bytes(tensor: torch.Tensor, path: str) -> bytes:
         raise NotPlainError(f"{path} is a tensor of shape {tuple(tensor.shape)}: too large to send")
     try:
         # A subclass may override any operation: take the data without calling its overrides.
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
             # A tensor of one element may have the stride 0 and still counts as contiguous.
             flat = plain.contiguous().as_strided((plain.numel(),), (1,))

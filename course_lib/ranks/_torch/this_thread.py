@@ -17,6 +17,11 @@ def unseen() -> Any:
     return torch._C._DisableTorchDispatch()
 
 
+def without_overrides() -> Any:
+    """Return a context manager in which subclasses of tensors behave as plain tensors."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 def watch_with(mode: Any) -> None:
     """Put a dispatch mode below this thread's other modes, unless it is already there.
 
