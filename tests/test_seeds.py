@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from course_lib.checking import Case, Form, equals, run_check, task
+from course_lib.checking.cases import case_generator
 from course_lib.checking.rounding import rounding_errors
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.seeds import HALVES, cases_of, findings, right_solutions
-from tests.helpers.solutions import checks_of, readable, solution_of
+from tests.helpers.solutions import checks_of, readable
 
 READABLE = readable(assignments(SOURCES))
 
@@ -34,14 +36,47 @@ def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
                 assert wrong is None, f"{words}, {case.name}, seed {seed}: {wrong}"
 
 
-@needs_sources
-def test_a_seed_in_which_roundings_of_bfloat16_add_up() -> None:
-    folder = next(each for each in READABLE if each.name.startswith("02"))
-    step = "data_parallel_step"
-    check, name = checks_of(folder)[step], f"{folder.name}/{step}"
-    (case,) = (each for each in check.cases if each.form.dtype == "bfloat16")
-    seeds = ["2e2bf00eadc1cfd8"]
-    assert [w for _, w in findings(name, check, case, solution_of(folder, step), seeds)] == [None]
+@pytest.mark.parametrize("dtype", HALVES)
+def test_numbers_of_half_precisions_add_up_without_rounding(dtype: str) -> None:
+    def drawn(case: Case, generator: torch.Generator) -> list[Any]:
+        return [{"x": 300 * torch.randn(9, 5, generator=generator)} for _ in range(4)]
+
+    check = task("total", inputs=drawn, program=lambda *_: None, judges=[], cases=[])
+    inputs = check.inputs(Case("4 ranks", 4, form=Form(dtype=dtype)), torch.Generator())
+    values = [each["own"]["x"] for each in inputs]
+    exact = sum(value.double() for value in values)
+    for order in itertools.permutations(values):
+        assert torch.equal(sum(order).double(), exact)
+    assert len(torch.cat(values).unique()) > 20
+
+
+def test_where_terms_cancel_a_right_answer_may_differ_by_more() -> None:
+    def drawn(case: Case, generator: torch.Generator) -> list[Any]:
+        return [{"x": torch.randn(4, 1024, generator=generator)}]
+
+    def product(inputs: Any) -> Any:
+        x = inputs[0]["x"]
+        return {"product": x.double().prod(0).sum().to(x.dtype)}
+
+    def rounded_in_each_step(x: torch.Tensor) -> torch.Tensor:
+        a, b, c, d = x
+        return (a * b * c * d).sum()
+
+    check = task(
+        "product",
+        inputs=drawn,
+        program=lambda function, mine, given: {"product": function(mine["x"])},
+        judges=[equals(lambda case, inputs, me: product(inputs))],
+        cases=[Case("1 rank", 1, form=Form(dtype="bfloat16"))],
+    )
+    (case,), apart = check.cases, 0
+    for seed in range(40):
+        inputs = check.inputs(case, case_generator(str(seed), "t/product", case))
+        answer = check.program(rounded_in_each_step, inputs[0])
+        right = product([inputs[0]["own"]])["product"]
+        apart += not torch.allclose(answer["value"]["product"], right, rtol=3e-2, atol=3e-3)
+        check.judge(case, inputs, [answer])
+    assert apart
 
 
 def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:

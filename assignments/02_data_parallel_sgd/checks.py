@@ -274,7 +274,7 @@ CHECKS = {
                 *(2, {"rows": [4, 4], "lr": 0.1, "loss": "mse_loss"}),
             ),
             Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3], "lr": 0.6}),
-            Case("4 ranks, 5, 1, 2 and 8 rows, in two groups", 4, {"rows": [5, 1, 2, 8]}),
+            Case("4 ranks, 1, 6, 2 and 9 rows, in two groups", 4, {"rows": [1, 6, 2, 9]}),
             Case("3 ranks, smooth error", 3, {"rows": [2, 5, 3], "loss": "smooth_l1_loss"}),
             Case(
                 "3 ranks, one alone",

@@ -58,7 +58,8 @@ def task(
         function: name of the student's function.
         inputs: ``inputs(case, generator)`` draws one plain value per rank, usually a dict. It draws
             in float64; then floating-point tensors are converted to the case's dtype. So they use
-            all bits of this dtype, and an answer that went through a narrower dtype is wrong.
+            all bits of this dtype, and an answer that went through a narrower dtype is wrong. For
+            half precisions, numbers that do not fit are made coarse; see `_coarse`.
         program: ``program(function, mine, given)`` runs on every rank.
         judges: look at the values of all ranks, one judge after the other; the first finding
             counts. A `Judge` sees only answers of its form; a plain function sees anything.
@@ -144,12 +145,27 @@ def _in_float64() -> Iterator[None]:
 
 def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        if not value.is_floating_point():
+            return value
+        converted = value.to(dtype)
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        return _coarse(value).to(dtype) if is_half and (converted != value).any() else converted
     if isinstance(value, dict):
         return {key: _as_dtype(item, dtype) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_as_dtype(item, dtype) for item in value)
     return value
+
+
+def _coarse(drawn: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in multiples of a sixteenth of the power of two above the largest one.
+
+    A half precision adds such numbers of some ranks without rounding. So right answers are near
+    each other in every order of the additions, and wrong ones are far from them.
+    """
+    _, exponent = torch.frexp(drawn[drawn.isfinite()].abs().max())
+    unit = 2.0 ** (int(exponent) - 4)
+    return (drawn / unit).round() * unit
 
 
 @dataclass(frozen=True)
