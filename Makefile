@@ -109,13 +109,13 @@ endif
 # lookup, not one per package; pip then goes on with what PyPI or a local folder offers. One retry:
 # a lookup that fails by bad luck would fetch the CUDA wheel.
 	@echo "  1/2 $(TORCH)"
-	@$(PIP) --quiet --retries 1 --no-deps '$(TORCH)' $(INDEX)
+	@$(PIP) --retries 1 --no-deps '$(TORCH)' $(INDEX)
 	@if [ -n "$(INDEX)" ] && [ "$$(uname)" = Linux ] && \
 	  grep -qE '^Requires-Dist: (nvidia|cuda)-' .venv/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
 	  echo "  No torch for the CPU came from $(CPU_WHEELS)." >&2; \
 	  echo "  PyPI's torch, which comes next, brings 5 GB of CUDA libraries. To avoid them, stop" >&2; \
 	  echo "  with Ctrl-C and name another index: make CPU_WHEELS=ADDRESS" >&2; fi
 	@echo "  2/2 JupyterLab, nbgrader, the course and its tests"
-	@$(PIP) -qq --editable '.[test]'
+	@$(PIP) --editable '.[test]'
 	@rm -f .venv/building && echo "$(BUILT_FROM)" > $@
 	@echo "  done"

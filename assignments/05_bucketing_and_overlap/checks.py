@@ -6,7 +6,7 @@ The gradients come from a chain of layers whose backward takes time on the virtu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from course_lib.checking import (
     time_within,
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
+from course_lib.ranks.explain.words import format_table
 
 from .judges import (
     AS_COMPUTED,
@@ -53,7 +54,7 @@ from .judges import (
 
 
 def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `asked` describes them.
+    """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `cut` describes them.
 
     The function is called twice, and the first call must not affect the second.
     """
@@ -84,9 +85,31 @@ _BUCKETS = ListOf(ListOf(Kind("an index", WHOLE.test, "indices"), most=100), mos
 
 
 @sees(_BUCKETS)
-def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+def right_buckets(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    """Judge the buckets. If they are wrong, show the parameters and the buckets expected."""
+    try:
+        every_parameter_once(case, values[0])
+        well_cut(case, values[0])
+    except Wrong as wrong:
+        raise Wrong(wrong.message, wrong.hint, table(case.parameters)) from None
+
+
+def table(asked: Mapping[str, Any]) -> str:
+    """Return the arguments of a call and the buckets expected, as text."""
+    rows, names = [("position", "bytes", "dtype", "")], [tensor[0] for tensor in asked["tensors"]]
+    for i, (name, elements, dtype, trainable) in enumerate(asked["tensors"]):
+        first = names.index(name)
+        special = "" if trainable else "frozen"
+        special = f"the same tensor as {first}" if first < i else special
+        size = elements * getattr(torch, dtype).itemsize
+        rows.append((str(i), str(size), dtype, special))
+    told = f"{format_table(rows)}\ncap = {asked['cap']} B, first_cap = {asked['first_cap']} B"
+    return f"{told}\nExpected: {asked['expected']}" if "expected" in asked else told
+
+
+def every_parameter_once(case: Case, buckets: Any) -> None:
     """Judge whether each parameter that needs a gradient is in one bucket, once."""
-    tensors, buckets = case.parameters["tensors"], values[0]
+    tensors = case.parameters["tensors"]
     flat, names = [i for bucket in buckets for i in bucket], [tensor[0] for tensor in tensors]
     if not all(0 <= i < len(tensors) for i in flat):
         raise Wrong(
@@ -109,11 +132,9 @@ def every_parameter_once(case: Case, inputs: Sequence[Any], values: Sequence[Any
         raise Wrong(f"no bucket has parameter {lost[0]}: the buckets are {buckets}")
 
 
-@sees(_BUCKETS)
-def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+def well_cut(case: Case, buckets: Any) -> None:
     """Judge dtypes, order and sizes of the buckets."""
     tensors, cap, first_cap = (case.parameters[key] for key in ("tensors", "cap", "first_cap"))
-    buckets = values[0]
     sizes = [elements * getattr(torch, dtype).itemsize for _, elements, dtype, _ in tensors]
     last: dict[str, tuple[Any, int]] = {}  # dtype → its last bucket so far, and that bucket's limit
     for bucket in buckets:
@@ -151,21 +172,24 @@ def well_cut(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         )
 
 
-def asked(
-    cap: int,
-    first_cap: int,
-    *sizes: int,
+def cut(
+    name: str,
+    caps: tuple[int, int],
+    sizes: Sequence[int],
+    expected: Sequence[Sequence[int]],
+    *,
     dtypes: Sequence[str] = (),
     frozen: Sequence[int] = (),
     same: Sequence[tuple[int, int]] = (),
     gradients: bool = False,
-) -> dict[str, Any]:
-    """Return the parameters of a case: caps in bytes, and tensors with these numbers of elements.
+) -> Case:
+    """Return a case of `assign_buckets`.
 
     Args:
-        cap: cap of every bucket except the first.
-        first_cap: cap of the first bucket.
-        *sizes: numbers of elements of the parameters.
+        name: the case's name.
+        caps: bytes of every bucket except the first, and of the first.
+        sizes: numbers of elements of the parameters.
+        expected: the buckets, which are shown if others are returned.
         dtypes: dtypes of the first parameters; the others are float32.
         frozen: positions of parameters that need no gradient.
         same: pairs of positions (i, j), i < j, that have the same tensor.
@@ -175,7 +199,8 @@ def asked(
     names = {j: i for i, j in same}
     kinds = [*dtypes, *["float32"] * (len(sizes) - len(dtypes))]
     tensors = [(f"w{names.get(i, i)}", n, kinds[i], i not in frozen) for i, n in enumerate(sizes)]
-    return {"cap": cap, "first_cap": first_cap, "tensors": tensors, "gradients": gradients}
+    call = {"cap": caps[0], "first_cap": caps[1], "tensors": tensors, "gradients": gradients}
+    return Case(name, 1, {**call, "expected": expected})
 
 
 FACTOR = 3  # times faster than one all-reduce per parameter if each hook waits for its all-reduce
@@ -229,28 +254,41 @@ BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
 CHECKS = {
     "assign_buckets": task(
         "assign_buckets",
-        inputs=lambda case, generator: [dict(case.parameters)],
+        inputs=lambda case, generator: [
+            {key: value for key, value in case.parameters.items() if key != "expected"}
+        ],
         program=assign_program,
-        judges=[every_parameter_once, well_cut],
+        judges=[right_buckets],
         cases=in_many_forms(
-            Case("six of one size", 1, asked(32, 16, 4, 4, 4, 4, 4, 4)),
-            Case("other sizes", 1, asked(40, 8, 3, 5, 1, 9, 2, 1)),
-            Case("one larger than the cap", 1, asked(24, 12, 1, 30, 1, 1)),
-            Case("the last is larger than the cap", 1, asked(24, 8, 3, 3, 3, 30, gradients=True)),
-            Case("two are frozen", 1, asked(24, 24, 2, 3, 2, 3, frozen=(1, 3))),
-            Case("the last is the first", 1, asked(24, 8, 2, 3, 2, same=[(0, 2)])),
-            Case("the first is there twice", 1, asked(20, 20, 1, 2, 1, 2, same=[(0, 2)])),
-            Case(
-                "two dtypes", 1, asked(16, 8, 2, 2, 1, 1, 1, 1, dtypes=["float32", "float64"] * 3)
+            cut("six of one size", (32, 16), [4] * 6, [[5], [4, 3], [2, 1], [0]]),
+            cut("other sizes", (40, 8), [3, 5, 1, 9, 2, 1], [[5], [4], [3, 2], [1, 0]]),
+            cut("one larger than the cap", (24, 12), [1, 30, 1, 1], [[3, 2], [1], [0]]),
+            cut(
+                "the last is larger than the cap",
+                *((24, 8), [3, 3, 3, 30], [[3], [2, 1], [0]]),
+                gradients=True,
             ),
-            Case(
+            cut("two are frozen", (24, 24), [2, 3, 2, 3], [[2, 0]], frozen=(1, 3)),
+            cut("the last is the first", (24, 8), [2, 3, 2], [[1], [0]], same=[(0, 2)]),
+            cut("the first is there twice", (20, 20), [1, 2, 1, 2], [[3, 1, 0]], same=[(0, 2)]),
+            cut(
+                "two dtypes",
+                *((16, 8), [2, 2, 1, 1, 1, 1], [[5], [3], [4, 2], [1], [0]]),
+                dtypes=["float32", "float64"] * 3,
+            ),
+            cut(
                 "one dtype between another",
-                *(1, asked(64, 64, 1, 1, 1, 1, 1, 1, dtypes=["float32"] * 3 + ["float64"] * 2)),
+                *((64, 64), [1] * 6, [[4, 3], [5, 2, 1, 0]]),
+                dtypes=["float32"] * 3 + ["float64"] * 2,
             ),
-            Case("two bytes each", 1, asked(11, 4, 1, 2, 1, 3, 1, 1, dtypes=["bfloat16"] * 6)),
-            Case("two are empty", 1, asked(16, 16, 0, 2, 0, 2)),
-            Case("the last is empty", 1, asked(8, 8, 2, 2, 0)),
-            Case("first_cap above cap", 1, asked(8, 64, 1, 1, 1, 1)),
+            cut(
+                "two bytes each",
+                *((11, 4), [1, 2, 1, 3, 1, 1], [[5, 4], [3, 2], [1, 0]]),
+                dtypes=["bfloat16"] * 6,
+            ),
+            cut("two are empty", (16, 16), [0, 2, 0, 2], [[3, 2, 1, 0]]),
+            cut("the last is empty", (8, 8), [2, 2, 0], [[2, 1], [0]]),
+            cut("first_cap above cap", (8, 64), [1] * 4, [[3, 2], [1, 0]]),
         ),
         in_turn=[(1, 0)],
     ),

@@ -14,6 +14,7 @@ from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.compare import describe
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.sums import EXACT, in_calls, numel
+from course_lib.ranks.explain.words import counted
 
 # Bytes on the wire --------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ def expect_wire(value: Any, nbytes: int, formula: str, what: str, known: Mapping
         )
     if value.numel() != nbytes:
         raise Wrong(
-            f"{what} has {value.numel()} bytes, expected {nbytes}: {formula}",
+            f"{what} has {counted(value.numel(), 'byte')}, expected {nbytes}: {formula}",
             known.get(value.numel(), ""),
         )
 

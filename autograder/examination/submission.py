@@ -21,13 +21,10 @@ from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.limits import MAX_TEXT, seconds_of
 from course_lib.checking.program import pack_program
 from course_lib.checking.run_check import Runner
+from course_lib.learner.limits import BRIEFLY, INTERRUPT_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.wire import Plain, WireError
 
-BRIEFLY = 1.0
-"""Seconds that a cell may take after all time for exploration is used up."""
-INTERRUPT_SECONDS = 2.0
-"""Seconds in which an interrupted cell must end."""
 MAX_FUNCTIONS = 192 * 2**20
 """Bytes of all functions that a notebook hands over."""
 TIME, MEMORY = "time", "memory"

@@ -115,7 +115,8 @@ class CheckReport:
         good = sum(result.passed for result in self.results)
         where = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
-        return f"{self.name}: {good} of {len(self.results)} cases passed{where}{alone}"
+        of = counted(len(self.results), "case")
+        return f"{self.name}: {good} of {of} passed{where}{alone}"
 
     @property
     def only(self) -> str:

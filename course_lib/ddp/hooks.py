@@ -187,8 +187,8 @@ def launch(hook: tuple[Any, CommHook], bucket: GradBucket) -> Callable[[], None]
         reduced = first_tensor(future.wait()).detach()
         if reduced.numel() != gradients.numel():
             raise ValueError(
-                f"a comm hook's future holds {reduced.numel()} numbers, but the bucket has "
-                f"{gradients.numel()} gradients: the future must hold the reduced bucket"
+                f"a comm hook's future holds a tensor of size {reduced.numel()}, but the bucket "
+                f"has size {gradients.numel()}: the future must hold the reduced bucket"
             )
         if reduced.data_ptr() != gradients.data_ptr():
             gradients.copy_(reduced.reshape(-1))

@@ -1,24 +1,26 @@
 """A fresh process that runs a notebook's cells and checks: started by ``course check``.
 
-It reads one line of JSON and runs the cells in IPython, as a notebook would. It writes one line per
-check to a separate file descriptor, and the cells print to the terminal. It ends when the process
-that started it ends, because its standard input then closes.
+It reads one line of JSON and runs the cells in IPython, as a notebook would. To a separate file
+descriptor it writes a line before each cell with a time limit, and a line after it. The cells
+print to the terminal. The process ends when the one that started it ends, because its
+standard input then closes.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
 import tempfile
 import threading
-import time
 from typing import IO, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from course_lib.learner.limits import clock_of, limit_of
 from course_lib.learner.no_display import without_display
 
 INTERRUPTED = 130
@@ -31,6 +33,7 @@ def main() -> int:
     # As in the grader, input() and breakpoint() find nobody who types.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(plan["folder"])
+    importlib.import_module("course_lib.checking")  # as in the grader, imports take no cell's time
     with (
         tempfile.TemporaryDirectory(prefix="course-check-") as home,  # without the user's settings
         os.fdopen(plan["results"], "w") as results,
@@ -42,28 +45,47 @@ def main() -> int:
         _be_quiet_about_failed_checks(shell)
         shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
         for step in plan["steps"]:
-            if _run(shell, step, results) == INTERRUPTED:
+            outcome = _run(shell, step, plan["left"], results)
+            if outcome is None:
                 return INTERRUPTED
+            _write(results, outcome)
     return 0
 
 
-def _run(shell: Any, step: dict[str, Any], results: IO[str]) -> int:
-    """Run one cell; if it is a check, write its outcome to `results`."""
-    start = time.monotonic()
-    shell.execution_count = step["number"]  # tracebacks say: Cell In[…]
-    done = shell.run_cell(step["source"])
-    error = done.error_before_exec or done.error_in_exec
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    if "check" not in step:
-        results.write(json.dumps({"cell": step["number"], "seconds": _since(start)}) + "\n")
-        results.flush()
-    else:
-        told = _told(getattr(error, "report", done.result), error)
-        results.write(json.dumps({**told, "check": step["check"], "seconds": _since(start)}) + "\n")
-        results.flush()
+def _run(
+    shell: Any, step: dict[str, Any], left: dict[str, float], results: IO[str]
+) -> dict[str, Any] | None:
+    """Run one cell and return its time, and its outcome if it is a check.
+
+    Return None if a person interrupted it. If it lasts longer than its limit, the process that
+    started this one interrupts it.
+    """
+    kind, number, pid = step.get("kind"), step["number"], os.getpid()
+    limit = None if kind is None else limit_of(kind, left[kind])
+    start, seconds, error = clock_of(pid), 0.0, None
+    if limit:
+        _write(results, {"cell": number, "kind": kind, "seconds": limit})
+    if limit != 0:
+        shell.execution_count = number  # tracebacks say: Cell In[…]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        done = shell.run_cell(step["source"])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt that comes late
+        error = done.error_before_exec or done.error_in_exec
+        seconds = clock_of(pid) - start
+    is_late = limit is not None and seconds >= limit
+    if isinstance(error, KeyboardInterrupt) and not is_late:
+        return None
+    if kind is None:
         print(flush=True)
-    return 0
+        told = _told(getattr(error, "report", done.result), error)
+        return {**told, "check": step["check"], "seconds": round(seconds, 1)}
+    left[kind] -= seconds
+    return {"cell": number, "kind": kind, "seconds": seconds, "is_late": is_late}
+
+
+def _write(results: IO[str], line: dict[str, Any]) -> None:
+    results.write(json.dumps(line) + "\n")
+    results.flush()
 
 
 def _be_quiet_about_failed_checks(shell: Any) -> None:
@@ -83,10 +105,6 @@ def _told(report: Any, error: BaseException | None) -> dict[str, Any]:
     if error is not None:
         return {"fraction": 0.0, "reason": f"{type(error).__name__}: {error}"}
     return {"fraction": 0.0, "reason": "the cell of this check does not call check any more"}
-
-
-def _since(start: float) -> float:
-    return round(time.monotonic() - start, 1)
 
 
 def _end_with_parent(pipe: int) -> None:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,14 @@ from nbformat import NotebookNode
 from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner._course import Task
-from course_lib.learner.limits import CELL_SECONDS, CELLS_SECONDS
+from course_lib.learner.limits import (
+    CELL_SECONDS,
+    CELLS_SECONDS,
+    INTERRUPT_SECONDS,
+    OTHERS,
+    SOLUTIONS,
+    clock_of,
+)
 from course_lib.learner.start import add_desk, desk_of
 from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild
 
@@ -90,9 +101,9 @@ def check_notebook(
     }
     status, notes = 0, list(rebuilt.metadata.get("rebuild", ()))
     if any("check" in step for step in written):
-        status, found, slow = run_steps(written, notebook.resolve().parent)
+        status, found, late = run_steps(written, notebook.resolve().parent)
         outcomes |= found
-        notes += slow
+        notes += late
     return status, outcomes, notes
 
 
@@ -125,7 +136,8 @@ def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> l
         elif is_run(cell):
             if cell.source.strip() not in given:
                 written |= names_defined(cell.source) | stubs.get(grade_id(cell), set())
-            steps.append({"source": cell.source, "number": number})
+            kind = SOLUTIONS if _course.role(cell).get("solution") else OTHERS
+            steps.append({"source": cell.source, "number": number, "kind": kind})
     return steps
 
 
@@ -141,10 +153,33 @@ def _functions_of_tasks(released: NotebookNode) -> dict[str, set[str]]:
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], list[str]]:
-    """Run the steps in a new process; return its exit status, each check's outcome, and warnings.
+    """Run the steps in a new process; return its exit status, each check's outcome, and notes.
 
-    The process has its own session, so that this process decides how an interrupt at the terminal
-    reaches it. It ends when this process ends, for any reason.
+    A cell that lasts longer than its limit is interrupted. If it does not end, its process is
+    ended, and a new one runs the other cells and the checks that are left.
+    """
+    outcomes: dict[str, Any] = {}
+    left, notes = {SOLUTIONS: CELLS_SECONDS, OTHERS: CELLS_SECONDS}, list[str]()
+    while True:
+        status, stuck = _run_once(steps, folder, left, outcomes, notes)
+        if stuck is None:
+            return status, outcomes, notes
+        notes.append(f"cell {stuck} could not be interrupted, so it was left out")
+        steps = [s for s in steps if s["number"] != stuck and s.get("check") not in outcomes]
+
+
+def _run_once(
+    steps: list[Step],
+    folder: Path,
+    left: dict[str, float],
+    outcomes: dict[str, Any],
+    notes: list[str],
+) -> tuple[int, int | None]:
+    """Run the steps until the last one, or until a cell cannot be interrupted.
+
+    Return the exit status of their process and the number of that cell, or None. The process has
+    its own session, so that this process decides how an interrupt at the terminal reaches it. It
+    ends when this process ends, for any reason.
     """
     read, write = os.pipe()
     process = subprocess.Popen(
@@ -158,19 +193,19 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], lis
     )
     os.close(write)
     assert process.stdin is not None
-    line = json.dumps({"steps": steps, "folder": str(folder), "results": write})
-    outcomes: dict[str, Any] = {}
-    cells: dict[int, float] = {}
+    plan = {"steps": steps, "folder": str(folder), "results": write, "left": left}
     try:
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(f"{line}\n")
+            process.stdin.write(f"{json.dumps(plan)}\n")
             process.stdin.flush()
-        with open(read) as results:
-            for result in map(json.loads, results):
-                if "check" in result:
-                    outcomes[result["check"]] = result
-                else:
-                    cells[result["cell"]] = result["seconds"]
+        for told in _watched(process, read):
+            if "check" in told:
+                outcomes[told["check"]] = told
+                continue
+            left[told["kind"]] -= told["seconds"]
+            if told.get("is_stuck"):
+                return 0, told["cell"]
+            notes += [_late(told)] if told["is_late"] else []
         status = process.wait()
     except BaseException:
         process.send_signal(signal.SIGINT)
@@ -191,22 +226,55 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], lis
             file=sys.stderr,
         )
         status = 2
-    return status, outcomes, _slow(cells)
+    return status, None
 
 
-def _slow(cells: dict[int, float]) -> list[str]:
-    """Return warnings of cells that would reach the grader's limits."""
-    told = [
-        f"cell {number} took {seconds:.0f} s; the grader stops a cell after {CELL_SECONDS:g} s"
-        for number, seconds in cells.items()
-        if seconds > CELL_SECONDS
-    ]
-    if (total := sum(cells.values())) > CELLS_SECONDS:
-        told.append(
-            f"your cells took {total:.0f} s; the grader gives {CELLS_SECONDS:g} s to cells that "
-            "are no solutions. Give slow ones the tag explore, and it leaves them out"
-        )
-    return told
+def _watched(process: subprocess.Popen[str], read: int) -> Iterator[dict[str, Any]]:
+    """Yield what the process tells of each step, and interrupt a cell at its time limit.
+
+    If the cell does not end then, it is ``is_stuck`` in the last item.
+    """
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def pass_on() -> None:
+        with open(read) as results:
+            for line in results:
+                lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    cell, end, is_interrupted = dict[str, Any](), math.inf, False
+    while True:
+        rest = end - clock_of(process.pid)
+        try:
+            line = lines.get(timeout=None if rest == math.inf else max(rest, 0.0))
+        except queue.Empty:
+            if clock_of(process.pid) < end:  # it waited for a core meanwhile
+                continue
+            if is_interrupted:
+                yield {**cell, "is_stuck": True}
+                return
+            process.send_signal(signal.SIGINT)
+            end, is_interrupted = clock_of(process.pid) + INTERRUPT_SECONDS, True
+            continue
+        if not line:
+            return
+        told = json.loads(line)
+        if "check" in told or "is_late" in told:
+            end = math.inf
+            yield told
+        else:
+            cell, end, is_interrupted = told, clock_of(process.pid) + told["seconds"], False
+
+
+def _late(told: dict[str, Any]) -> str:
+    """Return the note on a cell that has used up its time, or the time of its kind of cells."""
+    what = f"interrupted after {told['seconds']:.0f} s" if told["seconds"] else "not run"
+    advice = "" if told["kind"] == SOLUTIONS else "; a cell with the tag explore is not run"
+    return (
+        f"cell {told['cell']} was {what}: as in the grader, a cell has {CELL_SECONDS:g} s, and all "
+        f"{told['kind']} together have {CELLS_SECONDS:g} s{advice}"
+    )
 
 
 def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:

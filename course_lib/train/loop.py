@@ -115,8 +115,9 @@ def train(config: TrainConfig) -> TrainResult:
         # after it.
         trainer.require_finite(test_loss, f"the test loss is {test_loss} after step {trainer.step}")
     if progress is not None:
+        steps = trainer.step - start
         say(
-            f"{trainer.step - start} steps in {duration(progress.seconds())} · "
+            f"{steps} step{'s' * (steps != 1)} in {duration(progress.seconds())} · "
             f"test loss {test_loss:.4f}, {100 * test_accuracy:.1f} % right"
         )
     weights = {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters()}

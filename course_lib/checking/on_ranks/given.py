@@ -10,6 +10,7 @@ import functools
 import operator
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -123,17 +124,21 @@ class _Strict:
     Memory of ``torch.empty`` holds nan, or the largest integer. Without this context, it often
     holds zeros, and a function that forgets to write into it would sometimes be right. And
     ``init_process_group`` raises an error if there is a group already, as PyTorch's own function
-    does; otherwise the ranks of this course let a script join again. The context is active for all
-    threads of a process, until the last one leaves it.
+    does; otherwise the ranks of this course let a script join again. Warnings are not shown: each
+    case would repeat them above the report. The context is active for all threads of a process,
+    until the last one leaves it.
     """
 
     def __init__(self) -> None:
         self._lock, self._active, self._before = threading.Lock(), 0, 0
+        self._quiet = warnings.catch_warnings(action="ignore")
         self._join: Any = None
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._active:
+                self._quiet = warnings.catch_warnings(action="ignore")
+                self._quiet.__enter__()
                 self._before = torch.get_deterministic_debug_mode()
                 torch.set_deterministic_debug_mode("warn")
                 self._join, dist.init_process_group = dist.init_process_group, self._refuse
@@ -144,6 +149,7 @@ class _Strict:
             self._active -= 1
             if not self._active:
                 torch.set_deterministic_debug_mode(self._before)
+                self._quiet.__exit__(None, None, None)
                 dist.init_process_group = self._join
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:

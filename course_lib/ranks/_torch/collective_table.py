@@ -382,7 +382,8 @@ def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None
         return list(torch.split(tensor, list(splits)))
     if tensor.numel() % count:
         raise ValueError(
-            f"a tensor of {tensor.numel()} elements cannot be divided equally among {count} ranks"
+            f"a tensor of {counted(tensor.numel(), 'element')} cannot be divided equally among "
+            f"{count} ranks"
         )
     # An empty tensor would give no pieces at all.
     return [tensor.view(count, -1)[i] for i in range(count)] if tensor.numel() else [tensor] * count

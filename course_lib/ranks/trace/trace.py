@@ -15,7 +15,7 @@ import torch
 
 from course_lib.ranks.costs.collective_time import collective_bytes
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.words import format_bytes
+from course_lib.ranks.explain.words import counted, format_bytes
 from course_lib.ranks.trace.event import Event, group_label
 from course_lib.ranks.trace.lanes import with_lanes
 from course_lib.ranks.trace.table import Table
@@ -192,6 +192,7 @@ class Trace:
     def __repr__(self) -> str:
         dropped = f" and {self.dropped} more" if self.dropped else ""
         return (
-            f"<Trace of {self.world_size} ranks: {len(self.operations)} operations{dropped} "
+            f"<Trace of {counted(self.world_size, 'rank')}: "
+            f"{counted(len(self.operations), 'operation')}{dropped} "
             f"in {1e3 * self.makespan:.1f} ms>"
         )

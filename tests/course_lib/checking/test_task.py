@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,20 @@ def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
     assert seen[0].isnan().all()
     assert (seen[1] == torch.iinfo(torch.int64).max).all()
     assert torch.get_deterministic_debug_mode() == before
+
+
+def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
+    def warns(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+        warnings.warn("in a case", stacklevel=1)
+        return torch.tensor(x)  # PyTorch warns here
+
+    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        RankProgram(program)(warns, mine)
+        assert not shown
+        warnings.warn("afterwards", stacklevel=1)
+    assert [str(each.message) for each in shown] == ["afterwards"]
 
 
 def plain(case: Case) -> bool:

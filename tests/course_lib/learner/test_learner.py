@@ -22,6 +22,7 @@ from course_lib.learner import _course
 from course_lib.learner.__main__ import main
 from course_lib.learner.check import plan
 from course_lib.learner.lab import FIRST, NoHome, opened
+from course_lib.learner.limits import OTHERS
 from course_lib.learner.what_counts import rebuild
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
@@ -155,7 +156,8 @@ def test_check_ends_with_all_it_started(tmp_path: Path, how: signal.Signals) -> 
     """Interrupted at the terminal, or killed: the cell that would run for a minute ends too."""
     pid_file = tmp_path / "pid"
     note = f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))"
-    steps = [{"source": f"import os, time\n{note}\ntime.sleep(60)", "number": 1}]
+    source = f"import os, time\n{note}\ntime.sleep(60)"
+    steps = [{"source": source, "number": 1, "kind": OTHERS}]
     process = subprocess.Popen(
         [sys.executable, "-c", AS_CHECK_DOES, json.dumps(steps), tmp_path],
         stdout=subprocess.PIPE,
@@ -294,12 +296,40 @@ def test_a_full_disk_is_told_with_what_to_do(
     assert "No space left" in line and "free some space" in line and "--desk" in line
 
 
-def test_slow_cells_are_warned_of(mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.learner.check.CELL_SECONDS", 0.5)
-    monkeypatch.setattr("course_lib.learner.check.CELLS_SECONDS", 0.8)
+NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass"
+
+
+@pytest.mark.parametrize(
+    ("cells", "notes"),
+    [
+        (["import time; time.sleep(60)"], ["cell 3 was interrupted after"]),
+        (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
+        (
+            ["import time; time.sleep(60)", "time.sleep(60)", "time.sleep(0.1)", "time.sleep(60)"],
+            ["cell 3 was interrupted", "cell 4 was interrupted", "cell 6 was interrupted"],
+        ),
+    ],
+    ids=["one cell", "one that goes on", "all together"],
+)
+def test_a_cell_that_lasts_too_long_costs_no_points(
+    mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, cells: list[str], notes: list[str]
+) -> None:
+    monkeypatch.setattr("course_lib.learner.check.CELLS_SECONDS", 3.0)
     main(["start", NAME])
-    write(mine, assignment(RIGHT, "import time; time.sleep(0.6)", "time.sleep(0.3)"))
+    write(mine, assignment(RIGHT, *cells))
     assert main(["check", NAME]) == 0
     said = capfd.readouterr().out
-    assert "the grader stops a cell after 0.5 s" in said
-    assert "the grader gives 0.8 s to cells that are no solutions" in said
+    assert "3 of 3" in said
+    assert [note in said for note in notes] == [True] * len(notes)
+    assert said.count("Note: ") == len(notes)
+
+
+def test_solutions_share_their_time_too(
+    mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("course_lib.learner.check.CELLS_SECONDS", 1.0)
+    main(["start", NAME])
+    write(mine, assignment(f"import time\ntime.sleep(60)\n{RIGHT}"))
+    assert main(["check", NAME]) == 1
+    said = capfd.readouterr().out
+    assert "all solutions together have 1 s" in said and "0 of 3" in said
