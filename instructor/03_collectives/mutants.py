@@ -394,6 +394,12 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         also=(("tensor.copy_(flat.view(tensor.shape))", "return flat.view(tensor.shape)"),),
     ),
     Mutant(
+        "into_the_copy_of_reshape",
+        "so .reshape(), .flatten() and .contiguous() make a copy",
+        "tensor.copy_(flat.view(tensor.shape))",
+        "tensor.reshape(-1).copy_(flat)",
+    ),
+    Mutant(
         "integers_through_float64",
         "expected",
         "tensor.flatten",

@@ -159,16 +159,17 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
     got = value.get("tensor") if isinstance(value, dict) else None
     if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
         return ""
-    told = []
+    told, unfinished = [], []
     for number in range(k):
         parts = _parts_in(chunk(got, k, number), [chunk(each, k, number) for each in tensors])
         if parts is None:
             return ""
         if len(parts) < k:
+            unfinished.append(parts)
             told.append(
                 f"chunk {number} has only the numbers of {names_inside(parts)} of the group"
             )
-    if not told:
+    if not told or unfinished == [(me,)] * k:  # or nothing has arrived at all
         return ""
     return (
         f"On this rank, {told[0]} (unfinished chunks: {len(told)} of {k}). In the second half "
@@ -188,11 +189,15 @@ def _parts_in(got: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...] | None:
 
 def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
     """Return words about a copy that fit the case's layout → the tensor as before the call."""
-    if case.form.layout not in case.name or inputs[me]["tensor"].dim() < 2:
+    if case.form.layout == "contiguous" or inputs[me]["tensor"].dim() < 2:
         return {}
+    copies = {
+        "transposed": ".reshape(), .flatten() and .contiguous() make a copy",
+        "strided": ".contiguous() makes a copy",  # .reshape(-1) of such a tensor is a view
+    }
     words = (
-        f"the tensor as before the call. It is {case.form.layout}, so .contiguous() and .reshape() "
-        "make a copy, and the result went into the copy. Copy the result back: tensor.copy_(…)"
+        f"the tensor as before the call. It is {case.form.layout}, so {copies[case.form.layout]}, "
+        "and the result went into the copy. Copy the result back: tensor.copy_(…)"
     )
     return {words: in_calls("tensor", _own)(case, inputs, me)}
 
