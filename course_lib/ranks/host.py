@@ -277,7 +277,10 @@ class Host:
     def _death(self) -> RanksError:
         status, dump, where = self._process.last_words(self._server, cell_labels())
         self.end()
-        gone = "The next call starts a new process. Variables that simulated ranks kept are gone."
+        gone = (
+            "The next call starts a new process. Variables that simulated ranks kept are gone. "
+            'With Ranks(…, on="cpu") each rank has a process, and a profiler, of its own.'
+        )
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
             + (f"  ({where})" if where else ""),

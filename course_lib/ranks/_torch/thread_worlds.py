@@ -101,7 +101,6 @@ def thread_worlds() -> Iterator[None]:
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
-        stack.enter_context(_one_profiler())
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
             stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
@@ -218,44 +217,6 @@ def _wait_for_future(before: Any) -> Any:
         return before(self)
 
     return wait
-
-
-@contextmanager
-def _one_profiler() -> Iterator[None]:
-    """Refuse a rank's profiler while another rank's runs, because two would crash the process."""
-    users: dict[int, int] = {}  # id of the profiler → rank
-
-    def prepare(before: Any) -> Any:
-        def prepare_trace(self: Any) -> Any:
-            context = _local.context
-            if context is None:
-                return before(self)
-            others = [rank for rank in users.values() if rank != context.rank]
-            if others:
-                raise RuntimeError(
-                    f"rank {others[0]} has a profiler running. Simulated ranks are threads of one "
-                    "process, and a process can run only one profiler: profile one rank "
-                    '(if dist.get_rank() == 0), or use Ranks(…, on="cpu")'
-                )
-            users[id(self)] = context.rank
-            return before(self)
-
-        return prepare_trace
-
-    def leave(before: Any) -> Any:
-        def leave_profiler(self: Any, *raised: Any) -> Any:
-            try:
-                return before(self, *raised)
-            finally:
-                users.pop(id(self), None)
-
-        return leave_profiler
-
-    profile = torch.autograd.profiler.profile
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(profile, "_prepare_trace", prepare))
-        stack.enter_context(_replaced(profile, "__exit__", leave))
-        yield
 
 
 def join_world(context: RankContext, world: World | None = None) -> None:

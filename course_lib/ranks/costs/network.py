@@ -91,8 +91,14 @@ class Network:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
-            raise ValueError(f"latency must be 0 seconds or more, got {self.latency!r}")
+        for name, least in (
+            ("latency", "0 seconds"),
+            ("overhead", "0 seconds per message"),
+            ("jitter", "a fraction, 0"),
+        ):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 <= value < math.inf):
+                raise ValueError(f"{name} must be {least} or more, got {value!r}")
         if not (_is_number(self.bandwidth) and self.bandwidth > 0):
             raise ValueError(f"bandwidth must be above 0 bytes per second, got {self.bandwidth!r}")
         if not math.isfinite(_LONGEST / self.bandwidth):
@@ -100,12 +106,6 @@ class Network:
                 f"bandwidth is too small: with {self.bandwidth!r} bytes per second, the time of a "
                 "long message would be infinite"
             )
-        if not (_is_number(self.overhead) and 0 <= self.overhead < math.inf):
-            raise ValueError(
-                f"overhead must be 0 seconds per message or more, got {self.overhead!r}"
-            )
-        if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter must be a fraction, 0 or more, got {self.jitter!r}")
         if not (_is_number(self.eager_below) and self.eager_below >= 0):
             raise ValueError(f"eager_below must be 0 bytes or more, got {self.eager_below!r}")
         if not (isinstance(self.segments, int) and self.segments >= 1):

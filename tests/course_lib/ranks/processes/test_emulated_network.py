@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib import cost_model
 from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.costs.collective_time import collective_time
@@ -160,44 +159,6 @@ def test_an_emulated_collective_ends_when_a_simulated_one_does(
     assert ends == [exactly(simulated[rank]) for rank in range(k)]
 
 
-@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (4, 5e-3)])
-def test_messages_to_all_at_once_take_the_time_of_a_one_shot(
-    links_of: LinksOf, k: int, overhead: float
-) -> None:
-    """The messages that `one_shot_all_reduce` posts, in its order, a tenth of a µs apart."""
-    n, network = 400_000, replace(SLOW, overhead=overhead)
-    links, transfers = links_of(k, network), []
-    for step in range(1, k):
-        for rank in range(k):
-            transfers.append(links.message(rank, "send", (rank + step) % k, n, 1e-7 * step))
-            transfers.append(links.message(rank, "recv", (rank - step) % k, n, 1e-7 * step))
-    formula = cost_model.one_shot_all_reduce_time(n, k, network)
-    last = max(links.end(transfer) for transfer in transfers)
-    assert last == pytest.approx(formula, rel=0, abs=1e-6)
-
-
-def test_a_late_rank_delays_those_that_need_it(links_of: LinksOf) -> None:
-    links = links_of(3)
-    late = links.collective("all_reduce", [[1_200_000]] * 3, {0: 0.0, 1: 0.5, 2: 1.0})
-    model = collective_time("all_reduce", SLOW, 3, 1_200_000, 0, 4)
-    assert max(links.end(transfer) for transfer in late) == exactly(1.0 + model)
-
-
-def test_an_uneven_all_to_all_takes_as_long_as_simulated(links_of: LinksOf) -> None:
-    def uneven(k: int) -> None:
-        rows = [1000 * (i + 1) for i in range(k)]
-        x = torch.ones(sum(rows), 10)
-        mine = rows[dist.get_rank()]
-        dist.all_to_all_single(torch.empty(k * mine, 10), x, [mine] * k, rows)
-
-    for k in (2, 3, 4):
-        links = links_of(k)
-        sizes = [[40_000 * (i + 1) for i in range(k)]] * k
-        ends = links.collective("all_to_all", sizes, dict.fromkeys(range(k), 0.0))
-        simulated = simulated_ends(k, uneven, k)
-        assert [links.end(each) for each in ends] == [exactly(simulated[r]) for r in range(k)]
-
-
 def beside_a_message(first: str, nbytes: int) -> None:
     """All-reduce, and send from rank 0 to rank 1, at the same time; `first` is launched first."""
     x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
@@ -225,17 +186,6 @@ def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) 
     simulated = simulated_ends(2, beside_a_message, first, nbytes)
     assert [max(ends[::2]), max(ends[1::2])] == [exactly(simulated[rank]) for rank in range(2)]
     assert max(ends) >= 2 * nbytes / SLOW.bandwidth + SLOW.latency - 1e-8
-
-
-def test_the_receiving_side_is_busy_too(links_of: LinksOf) -> None:
-    """A gather by hand takes as long as `dist.gather`: one message after the other comes in."""
-    nbytes, k = 2_000_000, 4
-    links = links_of(k)
-    sends = [links.message(rank, "send", 0, nbytes, 0.0) for rank in range(1, k)]
-    receives = [links.message(0, "recv", rank, nbytes, 0.0) for rank in range(1, k)]
-    last = max(links.end(transfer) for transfer in [*sends, *receives])
-    assert last == exactly((k - 1) * nbytes / SLOW.bandwidth + SLOW.latency)
-    assert last == exactly(collective_time("gather", SLOW, k, nbytes))
 
 
 ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
