@@ -9,13 +9,13 @@ The demo writes only to ``grading/demo/``, so it does not change a real class.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -36,7 +36,7 @@ from course_lib.checking.mutants import Solution, mutants_of
 ASSIGNMENT = "02_data_parallel_sgd"
 DESCRIPTION = (
     "Release an assignment, grade six submissions with different mistakes, write their "
-    "feedback, and print a table. Changes only grading/demo and grading/demo.json."
+    "feedback, and print a table. Changes only grading/demo."
 )
 
 
@@ -138,8 +138,6 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         )
     say("writing feedback …")
     _must(api.generate_feedback(ASSIGNMENT), "writing feedback")
-    rows = json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False)
-    (root / "grading" / "demo.json").write_text(rows + "\n")
     if unexpected:
         raise DemoError(
             f"these points are wrong:\n\n{table(results)}\n\n"
@@ -207,18 +205,9 @@ def table(results: list[Result], width: int | None = None) -> str:
             f"{result.submission:{name_width}}  {result.score:3g}/{result.max_score:<3g} "
             f"{result.seconds:7.1f}  "
         )
-        room = max(20, width - len(head))
-        words = result.reason.split()
-        line, rest = "", []
-        for word in words:
-            if len(line) + len(word) + 1 > room:
-                rest.append(line)
-                line = word
-            else:
-                line = f"{line} {word}".strip()
-        rest.append(line)
-        lines.append((head + rest[0]).rstrip())
-        lines += [" " * len(head) + more for more in rest[1:]]
+        room, below = max(width, len(head) + 20), " " * len(head)
+        told = textwrap.fill(result.reason, room, initial_indent=head, subsequent_indent=below)
+        lines.append(told or head.rstrip())
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.collection.listing import SourceError
 from autograder.course import Folders, load_config
+from autograder.pool.progress import Progress
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\
@@ -60,19 +61,17 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
             f"autograder grade {assignment or 'ASSIGNMENT'}"
         )
     api = NbGraderAPI(config=config)
-    missing: dict[str, list[str]] = {}
-    done = 0
-    for name in sorted({folder.name for folder in graded}):
-        missing[name] = []
-        for folder in (each for each in graded if each.name == name):
-            _show(done := done + 1, len(graded))
-            # One by one: nbgrader stops at the first submission that it cannot convert.
-            outcome = api.generate_feedback(name, folder.parent.name, force=True)
-            pages = data / "feedback" / folder.parent.name / name
-            wanted = {path.stem for path in folder.glob("*.ipynb")}
-            written = {path.stem for path in pages.glob("*.html")}
-            if not outcome["success"] or wanted - written:
-                missing[name].append(folder.parent.name)
+    missing: dict[str, list[str]] = {folder.name: [] for folder in graded}
+    progress = Progress("writing feedback", len(graded))
+    for folder in graded:
+        name, whose = folder.name, folder.parent.name
+        # One by one: nbgrader stops at the first submission that it cannot convert.
+        outcome = api.generate_feedback(name, whose, force=True)
+        wanted = {path.stem for path in folder.glob("*.ipynb")}
+        written = {path.stem for path in (data / "feedback" / whose / name).glob("*.html")}
+        if not outcome["success"] or wanted - written:
+            missing[name].append(whose)
+        progress.step()
     return missing
 
 
@@ -98,7 +97,7 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     if system not in UPLOAD:
         raise FeedbackError(
             f"{source} has the format {system}, but --zip needs a zip from Moodle or Canvas. "
-            "Hand out the pages in grading/feedback yourself, or with nbgrader release_feedback"
+            "Hand out the pages in grading/feedback yourself, or give --release"
         )
     to, without = data / "feedback" / f"{assignment}_for_{system}.zip", []
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -139,15 +138,6 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
     if not outcome["success"]:
         raise FeedbackError(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
     return without
-
-
-def _show(done: int, of: int) -> None:
-    if sys.stderr.isatty():
-        print(
-            f"\rwriting feedback page {done} of {of} …",
-            end="" if done < of else "\n",
-            file=sys.stderr,
-        )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

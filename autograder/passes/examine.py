@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,11 @@ def all_filled_in(settings: Settings) -> Settings:
     return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
 
 
-Runs = Callable[[SandboxedPlace, Limits], Submission]
-
-
 def examine_notebook(
     nb: NotebookNode,
     exam: Exam,
     verdict: Verdict,
     log: logging.Logger | logging.LoggerAdapter[Any],
-    runs: Runs = Submission,
 ) -> None:
     """Run a rebuilt notebook's cells and checks; write outputs into it, and fill its verdict.
 
@@ -152,7 +148,6 @@ def examine_notebook(
         exam: the exam of its assignment.
         verdict: a blank verdict, whose seed and settings are used.
         log: receives messages.
-        runs: makes the object that runs the code, by default a `Submission`.
 
     Raises:
         MachineFailure: the machine or our own code failed, so there is no verdict.
@@ -170,7 +165,7 @@ def examine_notebook(
     )
     place = exam.place(settings)
     place.warm()  # before the submission's time starts
-    with runs(place, limits) as submission:
+    with Submission(place, limits) as submission:
         examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
     for told in (
         submission.exploration.told_when_over("exploration in other cells"),

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
@@ -65,8 +63,7 @@ def _overview(verdict: Verdict) -> str:
     notes = [note for note in verdict.notes if not note.startswith(f"{verdict.assignment}/")]
     damaged = damage(notes)
     notes = [note for note in notes if note not in damaged]
-    limits = getattr(verdict, "limits", ())
-    notes += [f"limit reached: {_without_hidden(limit, verdict)}" for limit in limits]
+    notes += [f"limit reached: {limit}" for limit in verdict.limits]
     told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (
@@ -77,15 +74,6 @@ def _overview(verdict: Verdict) -> str:
         + "\n".join(rows)
         + (f"\n\n**Also:**\n{told}" if told else "")
     )
-
-
-def _without_hidden(limit: str, verdict: Verdict) -> str:
-    """Return a reached limit without the name of a hidden case, which older verdicts contain."""
-    for check in verdict.checks:
-        for case in check.cases:
-            if case["hidden"]:
-                limit = limit.removesuffix(f", {case['name']}")
-    return limit
 
 
 def _counted(check: CheckVerdict) -> str:
@@ -118,65 +106,39 @@ def _alt(text: str) -> str:
 
 def _timeline(check: CheckVerdict) -> list[NotebookNode]:
     """Return the cell below a task with its timeline, if it has one."""
-    trace: Mapping[str, Any] = getattr(check, "trace", None) or next(
-        (case["trace"] for case in check.cases if case.get("trace") and not case["hidden"]), {}
-    )
-    if not all(case["passed"] for case in check.cases) and trace:
-        png, words = timeline_of(trace)
-        if png:
-            data = base64.b64encode(png).decode("ascii")
-            picture = f"![{_alt(words)}](data:image/png;base64,{data})"
-            return [_cell(f"{_plain(caption_of(trace))}\n\n{picture}")]
-        if words:
-            return [_cell(_plain(words))]
-    return []
+    png, alt = timeline_of(check)
+    if not png:
+        return []
+    data = base64.b64encode(png).decode("ascii")
+    picture = f"![{_alt(alt)}](data:image/png;base64,{data})"
+    return [_cell(f"{_plain(caption_of(check))}\n\n{picture}")]
 
 
-def timeline_of(trace: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return a PNG with the timeline of each rank, and the same in words.
-
-    The PNG is empty if the trace has only sums and no ``events``, as before schema 4. PNG and words
-    are both empty if the argument is no trace.
-
-    Args:
-        trace: a trace in the form of `autograder.examination.verdict.trace_summary`.
-
-    """
-    try:
-        if trace.get("events"):
-            return _drawn(trace["events"], int(trace["world_size"]))
-        return b"", _in_words(trace)
-    except Exception:  # the picture is optional: the report above it says what is wrong
-        return b"", ""
-
-
-def caption_of(trace: Mapping[str, Any]) -> str:
-    """Return the picture's caption on one line."""
-    case = f" “{trace['case']}”" if trace.get("case") else ""
-    part = f" Only the first {MAX_EVENTS} events are drawn." if trace.get("cut") else ""
+def caption_of(check: CheckVerdict) -> str:
+    """Return the caption of the picture that `timeline_of` draws."""
+    part = f" Only the first {MAX_EVENTS} events are drawn." if check.trace["cut"] else ""
     return (
-        f"The timeline of each rank in the case{case}: the simplest visible case that failed after "
-        f"a message was sent. Times are on the clock of the grader's network.{part}"
+        f"The timeline of each rank in the case “{check.trace['case']}”: the simplest visible case "
+        "that failed after a message was sent. Times are on the clock of the grader's "
+        f"network.{part}"
     )
 
 
-def _drawn(events: list[Any], world_size: int) -> tuple[bytes, str]:
+def timeline_of(check: CheckVerdict) -> tuple[bytes, str]:
+    """Return a PNG with the timeline of each rank in the case that failed, and the same in words.
+
+    Both are empty if no case failed, or none of the failed cases sent anything.
+    """
     from course_lib.ranks.trace.event import Event
     from course_lib.ranks.trace.figure import png_of
     from course_lib.ranks.trace.timeline import Timeline, draw_timelines
 
-    found = []
-    for each in events[:MAX_EVENTS]:
+    events = []
+    for each in check.trace.get("events", ()):
         fields = dict(zip(KEPT, each, strict=True))
         # Names that a student may have chosen are not drawn: matplotlib would parse $…$ in them.
-        found.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
-    figure = draw_timelines({"": Timeline(found, world_size)})
+        events.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
+    if not events:
+        return b"", ""
+    figure = draw_timelines({"": Timeline(events, int(check.trace["world_size"]))})
     return png_of(figure), figure.alt
-
-
-def _in_words(trace: Mapping[str, Any]) -> str:
-    told = []
-    for rank, (sent, calls) in enumerate(zip(trace["bytes_sent"], trace["calls"], strict=True)):
-        made = ", ".join(f"{count} × {kind}" for kind, count in dict(calls).items()) or "nothing"
-        told.append(f"rank {rank} called {made} and sent {sent} B")
-    return "In the first visible case that failed, " + "; ".join(told) + "." if told else ""

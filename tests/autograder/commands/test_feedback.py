@@ -27,7 +27,13 @@ from nbgrader.apps.api import NbGraderAPI
 from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import load_config
-from autograder.examination.verdict import MAX_EVENTS, Verdict, trace_summary, verdict_path
+from autograder.examination.verdict import (
+    MAX_EVENTS,
+    CheckVerdict,
+    Verdict,
+    trace_summary,
+    verdict_path,
+)
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
@@ -284,12 +290,13 @@ def test_a_timeline_is_drawn_of_what_the_verdict_has(count: int) -> None:
     assert "frac" not in stored and "script" not in stored
     assert len(stored) < 70_000
     read = json.loads(stored)
-    png, words = timeline_of(read)
+    check = CheckVerdict("02/t", 0, 1, "", [], read)
+    png, words = timeline_of(check)
     assert png.startswith(b"\x89PNG")
     drawn = trace.events[:MAX_EVENTS]
     assert f"{sum(event.kind == 'send' for event in drawn)} send" in words
-    assert "“2 ranks”" in caption_of(read)
-    assert ("Only the first" in caption_of(read)) == (len(drawn) < len(trace.events))
+    assert "“2 ranks”" in caption_of(check)
+    assert ("Only the first" in caption_of(check)) == (len(drawn) < len(trace.events))
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,6 @@ def call(function: Any, mine: Any) -> Any:
     return function(mine)
 
 
-SUMS = {"world_size": 2, "bytes_sent": [8, 0], "calls": [{"send": 1}, {}]}
-"""A trace in the form before schema 4: it is told in words, not drawn."""
-
-
 def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
     reason = "" if passed else "rank 1: expected 2, got 3"
     told = {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason}
@@ -137,15 +133,6 @@ def test_the_written_feedback_says_nothing_of_a_hidden_case(
     written = nbformat.writes(nb)
     assert "quokka" not in written
     assert "8.25" not in written
-
-
-@pytest.mark.parametrize("kept_in", ["check", "case"])
-def test_what_was_sent_before_it_failed_stands_under_the_task(tmp_path: Path, kept_in: str) -> None:
-    given = {"trace": SUMS} if kept_in == "check" else {}
-    failed = case(False, trace=SUMS) if kept_in == "case" else case(False)
-    _, _, below = told(tmp_path, [failed], **given)
-    assert "rank 0 called 1 &#215; send and sent 8 B" in below.source
-    assert "rank 1 called nothing" in below.source
 
 
 @pytest.mark.parametrize("content", [None, "no verdict"])
