@@ -29,7 +29,12 @@ from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 
 FILE = f"{ASSIGNMENT}.ipynb"
-TASKS = {"shard_bounds": 3.0, "average_gradients": 4.0, "data_parallel_step": 5.0}
+TASKS = {
+    "shard_bounds": 2.0,
+    "average_gradients": 3.0,
+    "data_parallel_step": 4.0,
+    "is_right": 3.0,
+}
 """The points of each task."""
 DUE = "2030-01-15 12:00:00"
 OBSERVED = "observed.json"
@@ -38,7 +43,10 @@ c.LateSubmissionPlugin.penalty_method = "zero"
 """
 LESS = """
 from dataclasses import replace
-CHECKS = {name: replace(check, cases=check.cases[1:2]) for name, check in CHECKS.items()}
+CHECKS = {
+    name: check if name == "is_right" else replace(check, cases=check.cases[1:2])
+    for name, check in CHECKS.items()
+}
 """
 
 
@@ -76,10 +84,13 @@ def once(
 
 
 def leave_few_cases(source: Path) -> None:
-    """Change an assignment's folder so that each check has one visible and one hidden case."""
+    """Change an assignment's folder so that each check has one visible and one hidden case.
+
+    Each case of ``is_right`` decides a part of its points, so it keeps them all.
+    """
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(checks.read_text() + LESS)
-    few = "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
+    few = "HIDDEN = {n: c if n == 'is_right' else c[:1] for n, c in HIDDEN.items()}\n"
     hidden.write_text(hidden.read_text() + few)
 
 

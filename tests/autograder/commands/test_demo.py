@@ -50,9 +50,9 @@ def test_the_scores_are_right(results: dict[str, Result]) -> None:
     assert {name: row.score for name, row in results.items()} == {
         "right": 12,
         "right-differently": 12,
-        "wrong-average": 8,
-        "deadlock": 8,
-        "crash": 8,
+        "wrong-average": 9,
+        "deadlock": 9,
+        "crash": 9,
         "untouched": 0,
     }
     assert {row.max_score for row in results.values()} == {12}

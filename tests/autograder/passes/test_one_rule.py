@@ -25,7 +25,7 @@ from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, notebook_of
 
 pytestmark = [needs_sources, pytest.mark.filterwarnings("ignore")]
 Change = Callable[[NotebookNode], Any]
-BOUNDS, AVERAGE, STEP = TASKS
+BOUNDS, AVERAGE, STEP, _ = TASKS
 ALL = frozenset(TASKS)
 
 

@@ -180,7 +180,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
         status, said = autograder("regrade", ASSIGNMENT, "--changed", *who)
         assert status == 0, said
         assert "1 gain, 0 lose, 1 keep their points" in said
-        assert "+4  average_gradients" in said and "Nothing was booked" in said
+        assert "+3  average_gradients" in said and "Nothing was booked" in said
         assert booked(course.root) == before
         unbooked = phases.book_class(
             course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
