@@ -71,7 +71,7 @@ class Outcome:
     """How a part ended."""
 
     part: Part
-    said: str = "not started: no time was left"
+    summary: str = "not started: no time was left"
     good: bool = False
 
 
@@ -107,7 +107,7 @@ def main() -> int:
         if seconds > 10:
             print(f"{outcome.part.name}: at most {seconds:.0f} s ...", flush=True)
             run_apart(outcome, folder, options.emulated, seconds)
-            print(f"{outcome.part.name}: {outcome.said}", flush=True)
+            print(f"{outcome.part.name}: {outcome.summary}", flush=True)
         (folder / "report.md").write_text(report(chosen, folder, options.emulated))
     print(f"The report: {folder / 'report.md'}")
     return 0 if all(outcome.good for outcome in chosen) else 1
@@ -142,7 +142,7 @@ def run_apart(outcome: Outcome, folder: Path, emulated: bool, seconds: float) ->
     took = f"{time.monotonic() - began:.0f} s"
     last = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     outcome.good = status in (0, NOT_THERE)
-    outcome.said = {
+    outcome.summary = {
         None: f"reached its time limit and was ended after {took}. Its rows until then follow",
         0: f"done in {took}",
         NOT_THERE: f"not run: {last}",
@@ -196,7 +196,7 @@ def report(outcomes: list[Outcome], folder: Path, emulated: bool) -> str:
     title = "# Emulated on the CPU: no number here is a GPU's" if emulated else "# On a GPU"
     lines = [title, sentence("make gpu" + " ARGS=--emulated" * emulated)]
     for outcome in outcomes:
-        lines.append(f"## {outcome.part.title}\n\n`{outcome.part.name}`: {outcome.said}.")
+        lines.append(f"## {outcome.part.title}\n\n`{outcome.part.name}`: {outcome.summary}.")
         path = rows_of(folder, outcome.part)
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         lines += [table(list(alike)) for _, alike in groupby(rows, key=lambda row: list(row))]

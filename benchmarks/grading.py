@@ -190,7 +190,7 @@ def cells_of_a_submission() -> int:
 
 
 @dataclass(frozen=True)
-class Told:
+class Facts:
     """More facts for the table: both classes, the examination, and the machine."""
 
     count: int
@@ -200,7 +200,7 @@ class Told:
 
 
 def report(
-    told: Told,
+    facts: Facts,
     ours: list[float],
     stock: list[float],
     booked: list[float],
@@ -214,7 +214,7 @@ def report(
     ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
     # Compare neighbours in time, so that a machine that becomes busier does not matter.
     more = [cell[1] - bare[1] for cell, bare in zip(in_cells, forks, strict=True)]
-    share = cells * max(0.0, statistics.median(more)) / told.seconds
+    share = cells * max(0.0, statistics.median(more)) / facts.seconds
     (cell, cell_gone), (bare, bare_gone) = (
         [1000 * statistics.median(each) for each in zip(*lives, strict=True)]
         for lives in (in_cells, forks)
@@ -222,22 +222,22 @@ def report(
     mine, theirs = statistics.median(ours), statistics.median(stock)
     markdown = f"""# Grading a class, beside stock nbgrader
 
-{sentence("python benchmarks/grading.py --write")} {told.others}
+{sentence("python benchmarks/grading.py --write")} {facts.others}
 
 | | submissions per minute | seconds each |
 |---|---|---|
 | `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
 | stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
 
-Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had {told.count}
-submissions; stock nbgrader graded {told.size} of them in a round. Assignment {ASSIGNMENT}.
+Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had {facts.count}
+submissions; stock nbgrader graded {facts.size} of them in a round. Assignment {ASSIGNMENT}.
 
 Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
 
 Sandbox: a cell is ready after {cell:.0f} ms and gone after {cell_gone:.0f} ms. A fork of the same
 server without a sandbox is ready after {bare:.0f} ms and gone after {bare_gone:.0f} ms. Cells and
 forks were measured in pairs: the median difference is {1000 * statistics.median(more):.0f} ms. A
-submission has {cells} cells and takes {told.seconds:.2f} s in its worker. *Derived*, as if cells
+submission has {cells} cells and takes {facts.seconds:.2f} s in its worker. *Derived*, as if cells
 were made one after the other: the sandbox costs **{100 * share:.0f} %** of this time (target at
 most {100 * SANDBOX:g} %).
 """
@@ -284,8 +284,8 @@ def main() -> None:
         seconds = statistics.median(verdict.seconds for verdict in verdicts)
         in_cells, forks = process_seconds()
         others = f"Others used {100 * busy.share():.0f} % of the machine meanwhile."
-    told = Told(count, options.stock_size, seconds, others)
-    report(told, ours, stock, booked, in_cells, forks, write=options.write)
+    facts = Facts(count, options.stock_size, seconds, others)
+    report(facts, ours, stock, booked, in_cells, forks, write=options.write)
 
 
 if __name__ == "__main__":

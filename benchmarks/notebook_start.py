@@ -39,11 +39,11 @@ def first_ranks(kind: str, world_size: int, pause: float) -> float:
 
     pool = {"ours": "Ours", "spawn": "Spawned"}[kind]
     folder = str(Path(__file__).parent)
-    said: list[str] = []
+    outputs: list[str] = []
 
     def listen(message: dict[str, dict[str, str]]) -> None:
         content = message["content"]
-        said.append(content.get("text", "") + "\n".join(content.get("traceback", "")))
+        outputs.append(content.get("text", "") + "\n".join(content.get("traceback", "")))
 
     manager, client = start_new_kernel(kernel_name="python3")
     try:
@@ -55,10 +55,10 @@ def first_ranks(kind: str, world_size: int, pause: float) -> float:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    for text in said:
+    for text in outputs:
         if text.startswith("seconds"):
             return float(text.split()[1])
-    raise RuntimeError("the notebook said: " + "".join(said))
+    raise RuntimeError("the notebook outputs: " + "".join(outputs))
 
 
 def compare_starts(world_size: int, rounds: int) -> dict[str, dict[str, list[float]]]:

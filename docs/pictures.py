@@ -135,9 +135,9 @@ def one_step() -> DescribedFigure:
         axes.annotate("", way[3], way[2], arrowprops=head | {"shrinkA": 0, "shrinkB": 0})
         before = full
     low = top + high + 0.45
-    middle, told = (buckets[0][1] + backward) / 2, {"weight": "bold", "size": 10}
-    say(middle, low, f"{hidden:.1f} ms hidden behind backward", HIDDEN_TEXT, **told)
-    say(backward, low, f"{exposed:.1f} ms exposed", EXPOSED_TEXT, ha="left", **told)
+    middle, bold = (buckets[0][1] + backward) / 2, {"weight": "bold", "size": 10}
+    say(middle, low, f"{hidden:.1f} ms hidden behind backward", HIDDEN_TEXT, **bold)
+    say(backward, low, f"{exposed:.1f} ms exposed", EXPOSED_TEXT, ha="left", **bold)
 
     top, high = 6.7, 0.8
     bar(backward, backward + alone, top, high, EXPOSED)
@@ -182,13 +182,13 @@ check("03_collectives/ring_all_reduce", ring_all_reduce)"""
 
 
 def deadlock() -> DescribedFigure:
-    """Show what a deadlock is told, under the function that has it."""
+    """Show the report of a deadlock, under the function that has it."""
     _, error = run_as_cell(PASS_ON)
-    told = f"{type(error).__name__}: {error}".rstrip().splitlines()
-    figure = text_figure([*PASS_ON.splitlines(), "", *told])
+    report = f"{type(error).__name__}: {error}".rstrip().splitlines()
+    figure = text_figure([*PASS_ON.splitlines(), "", *report])
     figure.alt = (
         "A function in which three ranks each receive from the left before they send to the right, "
-        f"and what running it says: {told[0]} {told[-1]}"
+        f"and what running it says: {report[0]} {report[-1]}"
     )
     return figure
 

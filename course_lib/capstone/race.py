@@ -55,11 +55,11 @@ class Job:
             rows = range(*rows.indices(self.rows))
         numbers = torch.as_tensor(rows, dtype=torch.int64).flatten()
         weights = [param.detach().float().contiguous() for param in self.model.parameters()]
-        told = self.ask({"weights": weights, "rows": numbers})
-        for param, gradient in zip(self.model.parameters(), told["gradients"], strict=True):
+        reply = self.ask({"weights": weights, "rows": numbers})
+        for param, gradient in zip(self.model.parameters(), reply["gradients"], strict=True):
             param.grad = gradient.to(param.dtype)
-        self.curve.append((clock(), told["loss"]))
-        return float(told["loss"])
+        self.curve.append((clock(), reply["loss"]))
+        return float(reply["loss"])
 
 
 def answer(own: dict[str, Any], question: Any) -> tuple[Any, float]:
@@ -108,9 +108,9 @@ def run_rank(train: Callable[[Job], Any], own: dict[str, Any], ask: Ask) -> dict
     job = Job(model, race.rows, race.target, race.network, DEVICE, ask)
     number: Any = train(job)
     is_number = isinstance(number, Real)  # NumPy's numbers, too
-    told = int(number) if is_number and 0 <= number < 2**63 else -1
+    nbytes = int(number) if is_number and 0 <= number < 2**63 else -1
     weights = [param.detach().float() for param in model.parameters()]
-    return {"weights": weights, "bytes": told, "curve": job.curve}
+    return {"weights": weights, "bytes": nbytes, "curve": job.curve}
 
 
 def loss_of(race: Race, seed: str, weights: Sequence[Tensor]) -> float:
@@ -193,14 +193,14 @@ def rehearse(
 
     def on_rank(own: dict[str, Any]) -> dict[str, Any]:
         def ask(question: Any) -> Any:
-            told, seconds = answer(own, question)
+            reply, seconds = answer(own, question)
             compute(seconds)
-            return told
+            return reply
 
         return run_rank(train, own, ask)
 
     with Ranks(race.world_size, on="simulated", network=race.network) as ranks:
-        told = ranks.run(on_rank, per_rank(inputs(race, seed)))
+        results = ranks.run(on_rank, per_rank(inputs(race, seed)))
         trace = ranks.trace
-    final = loss_of(race, seed, told[0]["weights"])
-    return score_of(trace, race), trace, [*told[0]["curve"], (trace.makespan, final)]
+    final = loss_of(race, seed, results[0]["weights"])
+    return score_of(trace, race), trace, [*results[0]["curve"], (trace.makespan, final)]

@@ -60,11 +60,11 @@ class Disagreement:
     def __str__(self) -> str:
         if len(self.ranks) < self.world_size:
             right = self.world_size - len(self.ranks)
-            said = f"{self.name} differs on {named(self.ranks)} from the {right} others."
+            text = f"{self.name} differs on {named(self.ranks)} from the {right} others."
         else:
-            said = f"{self.name} differs between {named(self.ranks)}, and no majority tells which "
-            said += "of them is wrong."
-        return said + f" Other tensors that differ: {self.also}." * (self.also > 0)
+            text = f"{self.name} differs between {named(self.ranks)}, and no majority tells which "
+            text += "of them is wrong."
+        return text + f" Other tensors that differ: {self.also}." * (self.also > 0)
 
 
 def checksum(tensor: Tensor) -> Tensor:

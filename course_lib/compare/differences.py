@@ -360,7 +360,7 @@ class Case:
         return bool(self.wrong) and all(test(x, t) for x, t in self.wrong.values())
 
 
-Says = tuple[str, str] | None
+Finding = tuple[str, str] | None
 """A label and a sentence."""
 
 

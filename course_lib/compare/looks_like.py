@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from course_lib.compare.differences import Case, Difference, Runs, Says, named, near
+from course_lib.compare.differences import Case, Difference, Finding, Runs, named, near
 from course_lib.compare.record import Key
 from course_lib.compare.shares import factor, from_the_shares, shares_are_wrong
 
@@ -25,9 +25,9 @@ def explain(difference: Difference, runs: Runs, others: Sequence[Difference] = (
     case = Case(difference, runs, others)
     own = OWN.get(difference.key.kind)
     for rule in (own,) if own else RULES:
-        said = rule(case)
-        if said is not None:
-            difference.label, difference.says = said
+        finding = rule(case)
+        if finding is not None:
+            difference.label, difference.says = finding
             return
     if own is None and difference.key[:2] == (0, "weight"):
         difference.label = "other start"
@@ -53,7 +53,7 @@ SO = {
 # Rules for special kinds, which also find the ranks.
 
 
-def _batch(case: Case) -> Says:
+def _batch(case: Case) -> Finding:
     """Each row of the batch must be on one rank, or on ranks that have the same rows."""
     rows = case.runs.rows(case.key.step)
     if rows is None:
@@ -98,7 +98,7 @@ def _batch(case: Case) -> Says:
     return None
 
 
-def _modes(case: Case) -> Says:
+def _modes(case: Case) -> Finding:
     """Dropout and batch normalization must be in training where the trusted run is."""
     right = case.runs.trusted.options[case.key]
     wrong = [
@@ -112,7 +112,7 @@ def _modes(case: Case) -> Says:
         f"{other} in the trusted run."  # fmt: skip
 
 
-def _masks(case: Case) -> Says:
+def _masks(case: Case) -> Finding:
     """Dropout masks must be equal if ranks hold the same elements, and different otherwise."""
     inside = Key(case.key.step, "dropout", case.key.name)
     places = case.runs.places(inside) if inside in case.runs.trusted.tensors else None
@@ -132,7 +132,7 @@ def _masks(case: Case) -> Says:
     return None
 
 
-def _options(case: Case) -> Says:
+def _options(case: Case) -> Finding:
     """Learning rate, weight decay and other options must be those of the trusted run."""
     key, ranks = case.key, case.runs.ranks
     have = {r: rank.options.get(key) for r, rank in enumerate(ranks)}
@@ -160,7 +160,7 @@ OWN = {"input": _batch, "mode": _modes, "mask": _masks, "option": _options}
 # Rules for tensors.
 
 
-def _not_finite(case: Case) -> Says:
+def _not_finite(case: Case) -> Finding:
     def has(tensor: Tensor | None) -> bool:
         return tensor is not None and not bool(tensor.isfinite().all())
 
@@ -175,7 +175,7 @@ def _not_finite(case: Case) -> Says:
     return "NaN", f"there are infinite numbers, or NaN, on {named(bad)}.{came}"
 
 
-def _missing(case: Case) -> Says:
+def _missing(case: Case) -> Finding:
     without = [rank for rank in case.difference.ranks if rank not in case.wrong]
     frozen = [rank for rank in without if case.key.name in case.runs.ranks[rank].frozen]
     if frozen:
@@ -183,7 +183,7 @@ def _missing(case: Case) -> Says:
     return ("no gradient", f"this tensor is missing on {named(without)}.") if without else None
 
 
-def _zero(case: Case) -> Says:
+def _zero(case: Case) -> Finding:
     if not case.all(lambda x, _: not bool(x.any())):
         return None
     if case.key.kind != "update":
@@ -196,7 +196,7 @@ def _zero(case: Case) -> Says:
     return "unchanged", f"the weight did not change on {named(list(case.wrong))}{why}."
 
 
-def _of_the_step_before(case: Case) -> Says:
+def _of_the_step_before(case: Case) -> Finding:
     before = case.runs.pairs(Key(case.key.step - 1, *case.key[1:])) if case.key.step else None
     if not before or not case.wrong or not all(rank in before for rank in case.wrong):
         return None
@@ -205,7 +205,7 @@ def _of_the_step_before(case: Case) -> Says:
     return None
 
 
-def _begun_anew(case: Case) -> Says:
+def _begun_anew(case: Case) -> Finding:
     """Find a state that holds only this step's gradient, or its square, and nothing earlier."""
     name = case.key.name.rsplit(".", 1)[0]
     gradients = case.runs.pairs(Key(case.key.step, "gradient", name)) or {}
@@ -220,7 +220,7 @@ def _begun_anew(case: Case) -> Says:
     return "begun anew", "the state holds only the gradient of this step: earlier steps are lost."
 
 
-def _bias_again(case: Case) -> Says:
+def _bias_again(case: Case) -> Finding:
     """Find an output that is off by a multiple of a bias, the same in every row."""
     bias = case.runs.value(case.runs.trusted, Key(case.key.step, "weight", f"{case.key.name}.bias"))
     if case.key.kind != "output" or bias is None or bias.dim() != 1:
@@ -241,7 +241,7 @@ def _bias_again(case: Case) -> Says:
     return "bias", f"{case.key.name}.bias is added {times_} too {'often' if count > 0 else 'few'}."
 
 
-def _multiple(case: Case) -> Says:
+def _multiple(case: Case) -> Finding:
     factors = _factors(case)
     if not factors:
         return None
@@ -269,7 +269,7 @@ def _factors(case: Case) -> dict[int, float] | None:
     return found
 
 
-def _partial(case: Case) -> Says:
+def _partial(case: Case) -> Finding:
     """Find parts with the same elements whose sum or mean over the ranks is right."""
     pairs, places = case.runs.pairs(case.key) or {}, case.runs.places(case.key) or []
     there = [each for each in places if each is not None]
@@ -285,7 +285,7 @@ def _partial(case: Case) -> Says:
     return None
 
 
-def _own_statistics(case: Case) -> Says:
+def _own_statistics(case: Case) -> Finding:
     """Find x = a t + b in each feature, with other a and b on each rank: its own statistics."""
     if case.key.kind != "output" or not case.wrong:
         return None
@@ -301,7 +301,7 @@ def _own_statistics(case: Case) -> Says:
         "and variance of only their own part of the batch."  # fmt: skip
 
 
-def _another_part(case: Case) -> Says:
+def _another_part(case: Case) -> Finding:
     pairs, whose = case.runs.pairs(case.key) or {}, {}
     for rank, (x, _) in case.wrong.items():
         fits = [r for r, (_, t) in pairs.items() if r != rank and near(x, t, 2 * case.most)]
@@ -312,7 +312,7 @@ def _another_part(case: Case) -> Says:
     return ("another rank's part", f"{listed}.") if whose else None
 
 
-def _another_tensor(case: Case) -> Says:
+def _another_tensor(case: Case) -> Finding:
     """Find values of a different tensor, for example from a different place in a buffer."""
     x = next(iter(case.wrong.values()))[0].flatten() if case.wrong else torch.empty(0)
     for other in case.runs.trusted.tensors:
@@ -327,7 +327,7 @@ def _another_tensor(case: Case) -> Says:
     return None
 
 
-def _decay(case: Case) -> Says:
+def _decay(case: Case) -> Finding:
     """Find an error that is a multiple of the weight itself."""
     name = case.key.name.rsplit(".", 1)[0] if case.key.kind == "state" else case.key.name
     weight, places = Key(case.key.step, "weight", name), case.runs.places(case.key)
@@ -347,7 +347,7 @@ def _decay(case: Case) -> Says:
         "applied, or the weight was left in the tensor that sums up gradients."  # fmt: skip
 
 
-def _another_order(case: Case) -> Says:
+def _another_order(case: Case) -> Finding:
     """Find the right numbers in wrong places: on each rank, or in all parts put together."""
     pairs, places = case.runs.pairs(case.key), case.runs.places(case.key)
     whole = case.runs.value(case.runs.trusted, case.key)
@@ -381,9 +381,9 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
     return f": the rows are, in this order, rows {listed} of the right tensor"
 
 
-def _only_a_part(case: Case) -> Says:
+def _only_a_part(case: Case) -> Finding:
     """Find a tensor that is right in some elements, and zero, unchanged or a multiple in others."""
-    said = "other numbers"
+    numbers = "other numbers"
     for x, t in case.wrong.values():
         wrong = (x - t).abs() > case.most
         if 4 * int((~wrong & (t.abs() > case.most)).sum()) < int(wrong.sum()):
@@ -391,14 +391,14 @@ def _only_a_part(case: Case) -> Says:
         bad, right = x[wrong], t[wrong]
         times = float((bad * right).sum() / right.square().sum().clamp_min(1e-300))
         if not bool(bad.any()):
-            said = "unchanged" if case.key.kind == "update" else "zero"
+            numbers = "unchanged" if case.key.kind == "update" else "zero"
         elif len(bad) > 1 and near(bad, times * right, 4 * case.most * max(1.0, abs(times))):
-            said = f"{times:.4g} times the right numbers"
+            numbers = f"{times:.4g} times the right numbers"
     where = f"the elements {case.difference.part}" if case.difference.part else "some elements"
-    return ("a part", f"only {where} differ: they are {said}.") if case.wrong else None
+    return ("a part", f"only {where} differ: they are {numbers}.") if case.wrong else None
 
 
-def _rounded(case: Case) -> Says:
+def _rounded(case: Case) -> Finding:
     """Find numbers of a coarser dtype."""
     for dtype in (torch.bfloat16, torch.float16):
         if case.all(partial(_in_dtype, dtype)):
@@ -413,7 +413,7 @@ def _in_dtype(dtype: torch.dtype, x: Tensor, t: Tensor) -> bool:
     return near_enough and torch.equal(x.to(dtype).double(), x)
 
 
-RULES: tuple[Callable[[Case], Says], ...] = (
+RULES: tuple[Callable[[Case], Finding], ...] = (
     *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _begun_anew),
     *(_bias_again, _multiple),
     *(_partial, _own_statistics, _another_part, _another_tensor, _decay, _another_order),

@@ -22,22 +22,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from course_lib.compare.differences import Case, Says, named, near
+from course_lib.compare.differences import Case, Finding, named, near
 from course_lib.compare.record import Key
 
 Columns = list[tuple[int, int]]
 """The (rank, backward) of each share."""
 
 
-def from_the_shares(case: Case) -> Says:
+def from_the_shares(case: Case) -> Finding:
     """Return what the ranks' gradients look like as sums of the shares, if all look the same."""
     if case.key.kind != "gradient":
         return None
-    said = [_of_one_rank(rank, case) for rank in case.difference.ranks]
-    labels = {None if each is None else each[0] for each in said}
+    findings = [_of_one_rank(rank, case) for rank in case.difference.ranks]
+    labels = {None if each is None else each[0] for each in findings}
     if labels == {"no all-reduce", "rank missing"}:  # the missing rank has only its own
-        return next(each for each in said if each is not None and each[0] == "rank missing")
-    return said[0] if len(labels) == 1 else None
+        return next(each for each in findings if each is not None and each[0] == "rank missing")
+    return findings[0] if len(labels) == 1 else None
 
 
 def factor(
@@ -76,7 +76,7 @@ def shares_are_right(case: Case) -> bool:
     return True
 
 
-def shares_are_wrong(case: Case) -> Says:
+def shares_are_wrong(case: Case) -> Finding:
     """Find a correct mean of wrong shares."""
     if case.key.kind != "gradient":
         return None
@@ -90,7 +90,7 @@ def shares_are_wrong(case: Case) -> Says:
         "gradient was already wrong: look at the loss or backward, not communication."  # fmt: skip
 
 
-def _of_one_rank(rank: int, case: Case) -> Says:
+def _of_one_rank(rank: int, case: Case) -> Finding:
     """Find the weights o and e of one rank, and interpret them."""
     columns, basis, x, t, most, before = _least_squares(rank, case)
     if not columns:
@@ -183,7 +183,7 @@ def _fit(basis: Tensor, vector: Tensor, most: float) -> Tensor | None:
     return weights / size if fits else None
 
 
-def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) -> Says:
+def _read(columns: Columns, have: Tensor, right: Tensor, rank: int, case: Case) -> Finding:
     """Explain the weights `have` by comparing them with the `right` ones."""
     largest = float(right.abs().max())
     o, e = (dict(zip(columns, each.tolist(), strict=True)) for each in (have, right))
@@ -218,7 +218,7 @@ def _no_share_is_lost(
     o: dict[tuple[int, int], float],
     e: dict[tuple[int, int], float],
     case: Case,
-) -> Says:
+) -> Finding:
     if _equal(list(ratio.values())):
         averaged = all(abs(o[c] * case.runs.world_size - 1) < 0.05 for c in ratio)
         mean = sum(ratio.values()) / len(ratio)

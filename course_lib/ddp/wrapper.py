@@ -130,12 +130,12 @@ class DistributedDataParallel(nn.Module):
         **pytorch: Any,
     ) -> None:
         super().__init__()
-        said = _arguments(pytorch)
-        sync = [said["forward_sync_buffers"], broadcast_buffers, True]
+        arguments = _arguments(pytorch)
+        sync = [arguments["forward_sync_buffers"], broadcast_buffers, True]
         self.broadcast_buffers: bool = next(choice for choice in sync if choice is not None)
-        self.device_mesh = said["device_mesh"]
-        self.group = _group(group, said["process_group"], self.device_mesh)
-        self._device = _device(module, said["device_ids"], said["output_device"])
+        self.device_mesh = arguments["device_mesh"]
+        self.group = _group(group, arguments["process_group"], self.device_mesh)
+        self._device = _device(module, arguments["device_ids"], arguments["output_device"])
         place_in(self.group)
         self._ignored = {*ignored, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
         if init_sync:

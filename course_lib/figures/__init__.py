@@ -24,19 +24,16 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 
 from course_lib.figures import diagrams
 from course_lib.figures._chunks import (
-    Moment,
     chunk_moments,
-    chunk_names,
     collective_outcomes,
     draw_cables,
-    draw_moment,
     draw_outcomes,
     draw_steps,
     explore_chunks,
     marked_chunks,
     steps_in_words,
 )
-from course_lib.figures._explore import Explored, explore, tip
+from course_lib.figures._explore import explore, tip
 from course_lib.figures._feedback import feedback_step
 from course_lib.figures._graphs import communication_graph
 from course_lib.figures._schedules import draw_schedules
@@ -56,17 +53,13 @@ from course_lib.figures._steps import step_spans
 from course_lib.figures._winners import winner_map
 
 __all__ = [
-    "Explored",
-    "Moment",
     "Span",
     "bytes_and_quality",
     "chunk_moments",
-    "chunk_names",
     "collective_outcomes",
     "communication_graph",
     "diagrams",
     "draw_cables",
-    "draw_moment",
     "draw_outcomes",
     "draw_schedules",
     "draw_steps",

@@ -1,8 +1,8 @@
 """Draw which rank holds which chunk before and after a collective, and in each of its steps.
 
-    >>> from course_lib.figures import chunk_names, marked_chunks
-    >>> chunk_names(marked_chunks(rank=1, world_size=3))
-    ['a1', 'b1', 'c1']
+    >>> from course_lib.figures import marked_chunks, steps_in_words
+    >>> steps_in_words([[marked_chunks(rank=0, world_size=2)], [marked_chunks(1, 2)]])
+    'At first: rank 0 a0 b0; rank 1 a1 b1.'
 
 A tensor is cut into K chunks, which have letters as names: "b2" is chunk b of rank 2. To see where
 chunks go and which have been added up, the real algorithm is run on numbers that show where they
@@ -237,13 +237,13 @@ def _draw_message(
 def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
     """Return the content of `draw_steps` in words, for people who cannot see it."""
     moments = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
-    told = [
+    sentences = [
         f"After step {number}: "
         + "; ".join(f"rank {rank} {' '.join(row)}" for rank, row in enumerate(moment))
         for number, moment in enumerate(moments)
     ]
-    told[0] = told[0].replace("After step 0", "At first")
-    return ". ".join(told) + "."
+    sentences[0] = sentences[0].replace("After step 0", "At first")
+    return ". ".join(sentences) + "."
 
 
 class Moment(NamedTuple):
@@ -365,9 +365,9 @@ def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figu
         assert event.peer is not None, "a receive has a sender"
         senders = [e.peer for e in now.arrived if e.rank == event.rank and e.peer is not None]
         arrows = _draw_message(axes, event.peer, event.rank, senders, before.held, now.held)
-        said = f"one message of {event.bytes:,} bytes from rank {event.peer} to rank {event.rank}"
+        text = f"one message of {event.bytes:,} bytes from rank {event.peer} to rank {event.rank}"
         for arrow in arrows:
-            tip(arrow, f"{said}, {len(arrows)} columns" if len(arrows) > 1 else said)
+            tip(arrow, f"{text}, {len(arrows)} columns" if len(arrows) > 1 else text)
     when = f"{1e3 * before.time:.4g} to {1e3 * now.time:.4g} ms" if number else "at first"
     axes.set_title(f"{title}: {when}" if title else when, fontsize=11)
     return figure

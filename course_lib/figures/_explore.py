@@ -105,7 +105,7 @@ def explore(
     for given in combinations:
         figures.append(draw(**given))
         plt.close(figures[-1])  # otherwise pyplot would warn of too many open figures
-    told = [" ".join(words(**each).split()) for each in combinations]
+    sentences = [" ".join(words(**each).split()) for each in combinations]
     texts = {name: [str(each) for each in several] for name, several in values.items()}
     drawings, still = _drawn(figures, combinations.index(start))
     # Hatches are long, and the same in all drawings, so the page holds them once.
@@ -119,7 +119,7 @@ def explore(
         ],
         "at": [each.index(start[name]) for name, each in values.items()],
         "play": -1 if play is None else list(values).index(play),
-        "words": told,
+        "words": sentences,
         "drawings": base64.b64encode(packed).decode("ascii"),
     }
     image = base64.b64encode(still).decode("ascii")

@@ -96,7 +96,7 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> Non
         number = label.rstrip("bcdefgh")
         chunk = ord(label[-1]) - ord("a") if number != label else 0
         what = f"stage {chunk * ranks + rank}, micro-batch {number}: {lane}"
-        said = f"{what}, time {start:.4g} to {stop:.4g} ({unit})"
+        explanation = f"{what}, time {start:.4g} to {stop:.4g} ({unit})"
         box = Rectangle(
             (start, rank - 0.4), stop - start, 0.8,
             facecolor=_paler(color, chunk), hatch=hatch, edgecolor="white", linewidth=0,
@@ -110,7 +110,7 @@ def _draw(ax: Axes, spans: list[Span], ranks: int, end: float, unit: str) -> Non
             text.set_transform(ax.transData)
             parts.append(text)
         for part in parts:
-            tip(part, said)
+            tip(part, explanation)
             part.set_in_layout(False)  # all are inside the axes, and measuring hundreds takes long
             ax.add_artist(part)
     corners = [

@@ -67,18 +67,18 @@ def _check_progress(schedule: Schedule) -> None:
     if not stuck:
         return
     # Go from a waiting rank to the rank that it waits for, until a rank occurs again: a circle.
-    rank, seen, told = min(stuck), set[int](), []
+    rank, seen, waits = min(stuck), set[int](), []
     while rank not in seen:
         seen.add(rank)
         missing = _first_missing(schedule, schedule.work(rank, stuck[rank]), stuck)
         holder = schedule.rank_of(missing.stage)
         step = schedule.step(missing)
         later = f", but {step} comes later in its schedule" if holder == rank else ""
-        told.append(
+        waits.append(
             f"Rank {rank} cannot begin {stuck[rank]} before {step} of rank {holder} is over{later}"
         )
         rank = holder
-    raise ScheduleError(f"{schedule.name}: a deadlock. {'. '.join(told)}")
+    raise ScheduleError(f"{schedule.name}: a deadlock. {'. '.join(waits)}")
 
 
 def _first_missing(schedule: Schedule, work: Work, stuck: dict[int, Step]) -> Work:

@@ -170,8 +170,8 @@ class ShardedOptimizer(Optimizer):
             self._cut_gradients()
         else:
             self._average()
-        for mine, said in zip(self._local.param_groups, self.param_groups, strict=True):
-            mine.update(options_of(said))  # a scheduler changes our groups
+        for inner, group in zip(self._local.param_groups, self.param_groups, strict=True):
+            inner.update(options_of(group))  # a scheduler changes our groups
         self._local.step()
         self._forget_means()
         for chunks in self._chunks or ():

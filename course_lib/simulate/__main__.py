@@ -139,9 +139,9 @@ def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
             raise ValueError(f"no published run begins with {options.like!r}. Runs:\n  {names}")
         model, layout = asdict(runs[0].model), asdict(runs[0].layout)
         cluster = options.cluster or runs[0].cluster
-    said = {name: value for name, value in vars(options).items() if value is not None}
-    model |= {field.name: said[field.name] for field in fields(Transformer) if field.name in said}
-    layout |= {field.name: said[field.name] for field in fields(Layout) if field.name in said}
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    model |= {field.name: given[field.name] for field in fields(Transformer) if field.name in given}
+    layout |= {field.name: given[field.name] for field in fields(Layout) if field.name in given}
     missing = [name for name in ("layers", "width", "heads", "vocabulary") if name not in model]
     if missing:
         raise ValueError(f"give --{' --'.join(missing)}, or --like with a published run")

@@ -117,8 +117,8 @@ def load(path: Path = FILE) -> list[Run]:
             try:
                 runs.append(_run(line))
             except KeyError as error:
-                told = f"the column {error} is missing"
-                raise ValueError(f"{path.name}, line {number}: {told}") from error
+                what = f"the column {error} is missing"
+                raise ValueError(f"{path.name}, line {number}: {what}") from error
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}, line {number}: {error}") from error
     return runs

@@ -179,19 +179,19 @@ def _plain(
 
     A bar is a bar; what a module's docstring sets in, a table or an example, stays as it is set.
     """
-    told: list[str] = []
+    shown: list[str] = []
     inside = False
     for number, line in enumerate(lines):
         starts = line.startswith("    ") and (number == 0 or not lines[number - 1].strip())
         if what == "module" and starts and not inside and not line.lstrip().startswith(">>>"):
-            told += ["::", ""]
+            shown += ["::", ""]
             inside = True
         inside = inside and (not line.strip() or line.startswith("    "))
         # Odd parts stand between double backquotes, where a bar is one already.
         parts = re.split(r"(``.+?``)", line)
         bars = [part if n % 2 else part.replace("|", r"\|") for n, part in enumerate(parts)]
-        told.append(line if inside else "".join(bars))
-    lines[:] = told
+        shown.append(line if inside else "".join(bars))
+    lines[:] = shown
 
 
 def _math(block: bool) -> Callable[[Any, nodes.Element], None]:

@@ -16,15 +16,8 @@ from course_lib.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from course_lib.figures import (
-    Moment,
-    chunk_moments,
-    chunk_names,
-    draw_moment,
-    draw_steps,
-    marked_chunks,
-    steps_in_words,
-)
+from course_lib.figures import chunk_moments, draw_steps, marked_chunks, steps_in_words
+from course_lib.figures._chunks import Moment, chunk_names, draw_moment
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")

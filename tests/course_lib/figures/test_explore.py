@@ -19,7 +19,8 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from course_lib.figures import Explored, _explore, explore, tip
+from course_lib.figures import _explore, explore, tip
+from course_lib.figures._explore import Explored
 from tests.helpers.browser import Browser, needs_browser
 
 NODE = shutil.which("node")
