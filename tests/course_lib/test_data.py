@@ -1,11 +1,9 @@
-"""The digits are complete, split once and alike everywhere; the regression has the known answer."""
+"""The digits are complete, split once and alike everywhere."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from course_lib.data import digits, linear_regression
+from course_lib.data import digits
 
 
 def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]:
@@ -46,28 +44,3 @@ def test_dtypes_shapes_and_range():
 def test_impossible_fraction_is_refused(test_fraction):
     with pytest.raises(ValueError, match="test_fraction"):
         digits(test_fraction=test_fraction)
-
-
-@settings(max_examples=30)
-@given(n=st.integers(1, 50), dim=st.integers(1, 8), seed=st.integers(0, 2**31))
-def test_without_noise_the_true_w_fits_exactly(n, dim, seed):
-    x, y, w = linear_regression(n, dim, noise=0.0, seed=seed)
-    assert (x.shape, y.shape, w.shape) == ((n, dim), (n,), (dim,))
-    assert x.dtype == y.dtype == w.dtype == torch.float64
-    assert torch.equal(x @ w, y)
-
-
-def test_least_squares_finds_w_up_to_the_noise():
-    n, dim, noise = 20_000, 4, 0.5
-    x, y, w = linear_regression(n, dim, noise, seed=3)
-    solution = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
-    # The estimate's standard deviation is noise/√n in each direction: five of them.
-    assert (solution - w).abs().max() < 5 * noise / n**0.5
-    residual = (x @ w - y).std()
-    assert abs(residual - noise) < 5 * noise / (2 * n) ** 0.5
-
-
-@pytest.mark.parametrize(("n", "dim", "noise"), [(0, 1, 0.0), (1, 0, 0.0), (1, 1, -1.0)])
-def test_impossible_regression_is_refused(n, dim, noise):
-    with pytest.raises(ValueError, match="n and dim must be 1 or more"):
-        linear_regression(n, dim, noise)

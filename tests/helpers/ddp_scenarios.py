@@ -1,6 +1,6 @@
 """Models for tests of gradient synchronisation, and comparisons of ours with PyTorch's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,24 +57,25 @@ def gradients(net: nn.Module) -> list[Tensor]:
     return [torch.zeros(0) if p.grad is None else p.grad.clone() for p in net.parameters()]
 
 
-def train(ddp: type, cap: float = SMALL_CAP, **options: Any) -> list[Tensor]:
-    net = mlp(seed=dist.get_rank())
-    wrapped = ddp(net, bucket_cap_mb=cap, **options)
+def steps(
+    wrapped: nn.Module, net: nn.Module, data: Iterable[tuple[Tensor, Tensor]] | None = None
+) -> list[Tensor]:
+    """Train on this rank's shards, or on `data`; return parameters and buffers of `net`."""
     optimizer = sgd(net)
-    for x, y in own_shards():
+    for x, y in own_shards() if data is None else data:
         optimizer.zero_grad()
         mse_loss(wrapped(x), y).backward()
         optimizer.step()
     return state_of(net)
 
 
+def train(ddp: type, cap: float = SMALL_CAP, **options: Any) -> list[Tensor]:
+    net = mlp(seed=dist.get_rank())
+    return steps(ddp(net, bucket_cap_mb=cap, **options), net)
+
+
 def one_machine(net: nn.Module) -> list[Tensor]:
-    optimizer = sgd(net)
-    for x, y in batches():
-        optimizer.zero_grad()
-        mse_loss(net(x), y).backward()
-        optimizer.step()
-    return state_of(net)
+    return steps(net, net, batches())
 
 
 def compare(ranks: Ranks, scenario: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:

@@ -18,8 +18,7 @@ from tests.helpers.ddp_scenarios import (
     mlp,
     own_shards,
     random,
-    sgd,
-    state_of,
+    steps,
 )
 
 ignore_torch_warnings = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -37,14 +36,10 @@ def train_a_copy(ddp: type, how: str) -> list[Tensor]:
         file.seek(0)
         copied = torch.load(file, weights_only=False)
     assert all(a is not b for a, b in zip(original.parameters(), copied.parameters(), strict=True))
-    optimizer = sgd(copied)
-    for x, y in shards:
-        optimizer.zero_grad()
-        mse_loss(copied(x), y).backward()
-        optimizer.step()
+    state = steps(copied, copied.module)
     original.zero_grad()
     mse_loss(original(shards[1][0]), shards[1][1]).backward()  # and the original still works
-    return [*state_of(copied.module), *gradients(original.module)]
+    return [*state, *gradients(original.module)]
 
 
 @ignore_torch_warnings

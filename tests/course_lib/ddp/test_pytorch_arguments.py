@@ -7,27 +7,20 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.ddp.wrapper import ACCEPTED, REFUSED
 from course_lib.ranks import RankError
 from tests.helpers import ROOT
-from tests.helpers.ddp_scenarios import FEW, compare, mlp, own_shards, sgd, state_of
+from tests.helpers.ddp_scenarios import FEW, compare, mlp, steps
 
 # --- accepted -------------------------------------------------------------------------------------
 
 
 def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
     net = mlp(seed=dist.get_rank())
-    wrapped = ddp(net, **options)
-    optimizer = sgd(net)
-    for x, y in own_shards():
-        optimizer.zero_grad()
-        mse_loss(wrapped(x), y).backward()
-        optimizer.step()
-    return state_of(net)
+    return steps(ddp(net, **options), net)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.helpers.ddp_scenarios import (
     own_shards,
     sgd,
     state_of,
+    steps,
     train,
 )
 
@@ -197,12 +198,7 @@ def in_a_group(members: list[int]) -> list[Tensor] | None:
     net = mlp(seed=dist.get_rank())
     place, k = members.index(dist.get_rank()), len(members)
     wrapped = DistributedDataParallel(net, SMALL_CAP, group=group)
-    optimizer = sgd(net)
-    for x, y in batches():
-        optimizer.zero_grad()
-        mse_loss(wrapped(shard(x, k, place)), shard(y, k, place)).backward()
-        optimizer.step()
-    return state_of(net)
+    return steps(wrapped, net, [(shard(x, k, place), shard(y, k, place)) for x, y in batches()])
 
 
 @pytest.mark.parametrize("members", [[1, 3], [0, 2, 3]])
