@@ -20,7 +20,6 @@ import torch.distributed as dist
 from machine import BusyElsewhere, arguments, publish, sentence
 
 from course_lib.collectives import (
-    TunedAllReduce,
     central_all_reduce,
     direct_all_reduce,
     halving_doubling_all_reduce,
@@ -38,7 +37,6 @@ Times = dict[str, list[float]]
 
 def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
     """Return, on a rank: size in bytes → algorithm → seconds of the slowest rank, per round."""
-    tuned = TunedAllReduce()
     results: dict[int, Times] = {}
     for size in sizes:
         tensor = torch.zeros(size // 4)
@@ -50,7 +48,6 @@ def measure(sizes: list[int], rounds: int) -> dict[int, Times]:
             "one-shot": lambda t=tensor: one_shot_all_reduce(t),
             "ring": lambda t=tensor: ring_all_reduce(t),
             "halving-doubling": lambda t=tensor: halving_doubling_all_reduce(t),
-            "chosen by size": lambda t=tensor: tuned(t),
         }
         repeats = AT_ONCE.get(size, 2)
         for kind in kinds.values():

@@ -12,7 +12,6 @@ Read in this order:
 - `all_to_all`: a different chunk for every rank
 - `direct`: direct and one-shot all-reduce, in which every rank sends to every rank at once
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
-- `tuned`: the fastest all-reduce for each size
 """
 
 from course_lib.collectives.all_reduce import (
@@ -50,12 +49,10 @@ from course_lib.collectives.rooted import (
     scatter,
     tree_broadcast,
 )
-from course_lib.collectives.tuned import TunedAllReduce
 
 __all__ = [
     "AllReduce",
     "Group",
-    "TunedAllReduce",
     "all_gather",
     "all_to_all",
     "broadcast",

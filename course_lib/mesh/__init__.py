@@ -30,7 +30,6 @@ this order:
 - `transformer`: the model, in one process
 - `divide`: the changes that each axis makes to it, one line per axis
 - `traffic`: the bytes of each axis, as formulas
-- `states`: a checkpoint that every mesh can load
 
 M. Shoeybi et al., "Megatron-LM", 2019; D. Narayanan et al., "Efficient Large-Scale Language Model
 Training on GPU Clusters Using Megatron-LM", SC 2021; D. Lepikhin et al., "GShard", ICLR 2021.
@@ -38,7 +37,6 @@ Training on GPU Clusters Using Megatron-LM", SC 2021; D. Lepikhin et al., "GShar
 
 from course_lib.mesh.axes import AXES, Mesh, make_mesh
 from course_lib.mesh.divide import average_gradients, batch_of, divide_experts, divide_tensors
-from course_lib.mesh.states import places_of, take_whole, whole_state
 from course_lib.mesh.traffic import traffic, weights_held
 from course_lib.mesh.transformer import Shape, next_word_loss, transformer
 
@@ -52,10 +50,7 @@ __all__ = [
     "divide_tensors",
     "make_mesh",
     "next_word_loss",
-    "places_of",
-    "take_whole",
     "traffic",
     "transformer",
     "weights_held",
-    "whole_state",
 ]

@@ -28,7 +28,7 @@ INSIDE = {
     *("pipeline_parallel.messages", "pipeline_parallel.tied"),
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
     "sharded_optimizer.partial_gradients",
-    *("mesh.divide", "mesh.states"),
+    "mesh.divide",
     "compression.triton_kernels",
     *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),
 }
@@ -152,7 +152,6 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
     "collectives.ring": chunks_then_sum,
     "collectives.pipelined_ring": sum_everywhere,
     "collectives.all_reduce": sum_everywhere,
-    "collectives.tuned": sum_everywhere,
     "bucketing.size": lambda first, _: 1e6 < first["nbytes"] < 100e6,
     "gradient_sync": alike("gradients"),
     "ddp": wrapped_by("course_lib.ddp"),

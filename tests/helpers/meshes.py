@@ -14,10 +14,7 @@ from course_lib.mesh import (
     divide_tensors,
     make_mesh,
     next_word_loss,
-    places_of,
-    take_whole,
     transformer,
-    whole_state,
 )
 from course_lib.pipeline_parallel import Pipeline, split_layers
 from tests.helpers.pipelines import schedule
@@ -89,48 +86,63 @@ def divided(case: Case, sizes: dict[str, int]) -> tuple[Any, Pipeline, Callable[
     return mesh, build(whole_model(case)), build
 
 
+Places = list[tuple[nn.Parameter, int, Tensor]]
+"""This rank's parameters, each with its number in the whole model and its elements' positions."""
+
+
+def places_of(
+    model: nn.Module, whole: nn.Module, build: Callable[[nn.Module], nn.Module]
+) -> Places:
+    """Return where the elements of `model` are in the whole model, from which `build` made it.
+
+    `whole` is a separate model like that before `build`. Its elements are numbered and then cut as
+    the weights were cut, so every piece shows where its elements come from.
+    """
+    kept = {id(param): number for number, param in enumerate(whole.parameters())}
+    names = {
+        name: kept[id(param)] for name, param in whole.named_parameters(remove_duplicate=False)
+    }
+    for param in whole.parameters():  # exact: float64 counts up to 2^53
+        param.data = torch.arange(param.numel(), dtype=torch.float64).view(param.shape)
+    numbered = build(whole).named_parameters()
+    return [
+        (param, names[_in_whole(name)], numbers.detach().long())
+        for param, (name, numbers) in zip(model.parameters(), numbered, strict=True)
+    ]
+
+
+def _in_whole(name: str) -> str:
+    """Return the name without the prefix of a pipeline, such as ``stages.1.``."""
+    return name.split(".", 2)[2] if name.startswith("stages.") else name
+
+
 def train_on_mesh(
-    sizes: dict[str, int],
-    case: Case,
-    steps: slice = slice(None),
-    start: Any = None,
-    save: bool = False,
-) -> tuple[list[tuple[int, Tensor, Tensor]], list[float], Any]:
-    """Return this rank's pieces (number, places, values), losses it knows, and all state saved."""
+    sizes: dict[str, int], case: Case
+) -> tuple[list[tuple[int, Tensor, Tensor]], list[float]]:
+    """Return this rank's pieces (number, places, values), and the losses that it knows."""
     mesh, model, build = divided(case, sizes)
-    if start is not None:
-        whole = whole_model(case)
-        whole.load_state_dict(start["model"])
-        model = build(whole)
     places = places_of(model, whole_model(case), build)
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    if start is not None:
-        take_whole(places, optimizer, start)
     losses = []
-    for rows in batches(KINDS[case.kind])[steps]:
+    for rows in batches(KINDS[case.kind]):
         optimizer.zero_grad()
         loss = model.step(*in_and_out(batch_of(rows, mesh)))
         average_gradients(model, mesh)
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
-    state = whole_state(places, whole_model(case), optimizer) if save else None
-    pieces = [(number, where, param.detach()) for param, number, where in places]
-    return pieces, losses, state
+    return [(number, where, param.detach()) for param, number, where in places], losses
 
 
-def train_alone(case: Case, steps: slice = slice(None), start: Any = None) -> Any:
-    """Return the model, its optimizer and the losses of one process with whole batches."""
+def train_alone(case: Case) -> tuple[nn.Module, list[float]]:
+    """Return the model and the losses of one process with whole batches."""
     model = whole_model(case)
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    if start is not None:
-        model.load_state_dict(start["model"])
-        optimizer.load_state_dict(start["optimizer"])
     losses = []
-    for rows in batches(KINDS[case.kind])[steps]:
+    for rows in batches(KINDS[case.kind]):
         x, y = in_and_out(rows)
         optimizer.zero_grad()
         loss = next_word_loss(model(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return model, optimizer, losses
+    return model, losses
