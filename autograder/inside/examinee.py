@@ -149,7 +149,7 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         wait_for_go(channel)
         reply = do_work(work, labels)
         with suppress(OSError):
-            touched = [_clean(each.words) for each in context.handles.found if each.did]
+            touched = [_clean(each.words) for each in context.handles.misuses if each.did]
             send(channel, ("touched", touched[:MAX_TOUCHED]))
             send(channel, reply)
     with suppress(OSError):

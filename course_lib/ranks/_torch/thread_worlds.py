@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,22 +27,26 @@ from course_lib.ranks._torch.python_group import STAND_INS
 BACKEND = "simulated"
 
 
-class RankContext(Protocol):
-    """Everything that a thread needs to be a rank."""
+@dataclass(eq=False)
+class RankContext(ABC):
+    """Everything that belongs to one rank during one call: a thread needs it to be a rank."""
 
     rank: int
     world_size: int
     endpoint: Any
-    store: Any
-    works: Any
-    handles: Any
-    stray: bool
+    """The rank's side of the fabric."""
+    locate: Callable[[], str]
+    """Returns the line of user code that is running."""
+    store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
+    """The default store; it also distinguishes this world from earlier ones."""
+    works: Any = field(init=False)
+    """The rank's operations that are not over."""
+    handles: Any = field(init=False)
+    """The handles of these operations."""
+    stray: bool = field(default=False, init=False)
     """Whether a thread that the rank has started has called ``torch.distributed``."""
 
-    @property
-    def locate(self) -> Callable[[], str]:
-        """A function that returns the line of user code that is running."""
-
+    @abstractmethod
     def create(self, members: tuple[int, ...], name: str) -> Any:
         """Make a process group."""
 

@@ -95,15 +95,15 @@ def _doing(fabric: Fabric, operation: Operation) -> str:
 
 def _unmatched(fabric: Fabric) -> list[Unmatched]:
     """Return the messages without a partner; equal messages of one line are counted together."""
-    found: dict[Unmatched, int] = {}
+    counts: dict[Unmatched, int] = {}
     for left in fabric.unserved():
         if left.kind in ("send", "recv"):
             sends = left.kind == "send"
             key = Unmatched(left.rank, sends, left.peer, left.tag, left.group, 0, left.where)
-            found[key] = found.get(key, 0) + 1
+            counts[key] = counts.get(key, 0) + 1
     return [
         Unmatched(each.rank, each.sends, each.peer, each.tag, each.group, count, each.where)
-        for each, count in found.items()
+        for each, count in counts.items()
     ]
 
 
@@ -133,11 +133,11 @@ def _noun(operation: Operation) -> str:
     return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
 
 
-def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
+def report_misuse(misuses: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
     """Report what an otherwise successful call did wrong with its handles.
 
     Args:
-        found: the mistakes; there may be none.
+        misuses: the mistakes; there may be none.
         policy: ``"ignore"``, ``"warn"`` or ``"error"``.
         states: one per rank.
 
@@ -145,24 +145,24 @@ def report_misuse(found: Sequence[Misuse], policy: str, states: Sequence[RankSta
         MisuseError: there are mistakes and the policy is ``"error"``.
 
     """
-    text = explain_misuse((each.rank, each.words) for each in found)
+    text = explain_misuse((each.rank, each.words) for each in misuses)
     if text and policy == "error":
         raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
-        touched = explain_misuse((e.rank, e.words) for e in found if e.did).splitlines()
+        touched = explain_misuse((e.rank, e.words) for e in misuses if e.did).splitlines()
         # The warning names no line of the notebook and is shown each time. Python would show a
         # normal warning only once.
         warning = MisuseWarning(text, touched)
         warnings.warn_explicit(warning, MisuseWarning, "ranks", 0, registry={})
 
 
-def explain_misuse(found: Iterable[tuple[int, str]]) -> str:
+def explain_misuse(misuses: Iterable[tuple[int, str]]) -> str:
     """Return mistakes with handles in words; ranks with equal mistakes share one line.
 
-    `found`: pairs of a rank and what it did, see `Misuse.words`.
+    `misuses`: pairs of a rank and what it did, see `Misuse.words`.
     """
     together: dict[str, list[int]] = {}
-    for rank, words in found:
+    for rank, words in misuses:
         together.setdefault(words, []).append(rank)
     return "\n".join(f"{names(sorted(set(ranks)))} {words}" for words, ranks in together.items())
 

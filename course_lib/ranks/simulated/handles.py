@@ -74,12 +74,12 @@ class Handles:
         watched: whether to look for misuse at all.
 
     Attributes:
-        found: the mistakes so far.
+        misuses: the mistakes so far.
 
     """
 
     def __init__(self, locate: Callable[[], str], watched: bool = True) -> None:
-        self.found: list[Misuse] = []
+        self.misuses: list[Misuse] = []
         self._locate = locate
         self._watched = watched
         self._open: dict[Operation, list[_Buffer]] = {}
@@ -87,7 +87,7 @@ class Handles:
         """The operation whose buffers have not been looked up yet."""
         self._memory: dict[int, list[_Buffer]] = {}
         """Memory → the buffers in it."""
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._mode = _Watch(self)
 
     def open(self, operation: Operation) -> None:
@@ -111,7 +111,7 @@ class Handles:
             return
         if operation is self._unread:
             self._unread = None
-        self._told.discard(id(operation))  # a later operation may have the same id
+        self._reported.discard(id(operation))  # a later operation may have the same id
         if not self._open:
             self._memory.clear()
             remove_mode(self._mode)
@@ -138,15 +138,15 @@ class Handles:
         del self._mode
 
     def _note(self, operation: Operation, did: str, where: str) -> None:
-        if id(operation) not in self._told and len(self.found) < MAX_MISUSES:
-            self._told.add(id(operation))
+        if id(operation) not in self._reported and len(self.misuses) < MAX_MISUSES:
+            self._reported.add(id(operation))
             what = operation.kind
             if what in ("send", "recv"):
                 other = "any rank" if operation.peer is None else f"rank {operation.peer}"
                 what += f" {'to' if what == 'send' else 'from'} {other}"
             else:
                 what += f" #{operation.seq}"
-            self.found.append(Misuse(operation.rank, what, did, operation.where, where))
+            self.misuses.append(Misuse(operation.rank, what, did, operation.where, where))
 
     # Operators --------------------------------------------------------------------------------
 
@@ -154,8 +154,8 @@ class Handles:
         """Check the tensors that an operator touches."""
         if not self._open:
             return
-        for place, name, writes in _tensors_of(func):
-            value = args[place] if place < len(args) else kwargs.get(name)
+        for index, name, writes in _tensors_of(func):
+            value = args[index] if index < len(args) else kwargs.get(name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     self._touch(tensor, writes)
@@ -198,8 +198,8 @@ def _tensors_of(func: Any) -> tuple[tuple[int, str, bool], ...]:
     if func.is_view or func.namespace != "aten" or func._opname in _LOOK_ONLY_AT_SHAPES:
         return ()
     return tuple(
-        (place, argument.name, argument.alias_info is not None and argument.alias_info.is_write)
-        for place, argument in enumerate(func._schema.arguments)
+        (index, argument.name, argument.alias_info is not None and argument.alias_info.is_write)
+        for index, argument in enumerate(func._schema.arguments)
         if "Tensor" in str(argument.type)
     )
 

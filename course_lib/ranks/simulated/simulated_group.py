@@ -10,8 +10,8 @@ all ranks may also keep a group (``torch.distributed.nn``): it works for each ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, stray_thread
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
-from course_lib.ranks.simulated.operation import NEW_GROUP, Endpoint, Operation, check_tensors
+from course_lib.ranks.simulated.operation import NEW_GROUP, Operation, check_tensors
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
 
 _GONE = (
@@ -32,28 +32,14 @@ _GONE = (
 
 
 @dataclass(eq=False)
-class SimulatedRank:
+class SimulatedRank(RankContext):
     """Everything that belongs to one rank during one call."""
 
-    rank: int
-    world_size: int
-    endpoint: Endpoint
-    """The rank's side of the fabric."""
-    locate: Callable[[], str]
-    """Returns the line of user code that is running."""
-    store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
-    """The default store."""
-    generation: object = None
-    """A value that distinguishes this world from earlier ones."""
-    works: WorkQueue = field(default_factory=WorkQueue)
-    """The rank's operations that are not over."""
     watched: bool = True
     """Whether to look for misuse of handles by the rank."""
 
-    stray: bool = False
-    """Whether a thread that the rank has started has called ``torch.distributed``."""
-
     def __post_init__(self) -> None:
+        self.works = WorkQueue()
         self.handles = Handles(self.locate, self.watched)
 
     def finish(self) -> None:
@@ -69,7 +55,7 @@ class SimulatedRank:
 
     def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
         """Make a process group."""
-        return SimulatedProcessGroup(self.rank, members, name, self.generation)
+        return SimulatedProcessGroup(self.rank, members, name, self.store)
 
 
 class SimulatedProcessGroup(PythonGroup):
@@ -79,24 +65,24 @@ class SimulatedProcessGroup(PythonGroup):
         rank: the rank, as a rank of the whole world.
         members: the group's ranks, in order, as ranks of the whole world.
         name: the name of the group, the same on all members.
-        generation: distinguishes its world from others that have groups of this name.
+        world: distinguishes its world from others that have groups of this name.
 
     """
 
     registered = "simulated"
 
     def __init__(
-        self, rank: int, members: tuple[int, ...], name: str, generation: object = None
+        self, rank: int, members: tuple[int, ...], name: str, world: object = None
     ) -> None:
         super().__init__(rank, members, name)
-        self._generation = generation
+        self._world = world
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, SimulatedProcessGroup)
             and self._name == other._name
             and self._members == other._members
-            and self._generation is other._generation
+            and self._world is other._world
         )
 
     def __hash__(self) -> int:

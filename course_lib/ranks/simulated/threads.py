@@ -195,7 +195,7 @@ class Run:
                 "code of the call.",
                 outcome.states,
             )
-        outcome.misused = [each for rank in self.ranks for each in rank.handles.found]
+        outcome.misused = [each for rank in self.ranks for each in rank.handles.misuses]
         if not outcome.failures and outcome.error is None:
             outcome.results = [self.results[rank] for rank in range(self.world_size)]
         return outcome
@@ -266,8 +266,7 @@ class Run:
             self.world_size,
             self.endpoints[rank],
             self.locate,
-            store=self.worlds.store,
-            generation=self.worlds.store,
+            self.worlds.store,
             watched=self.job.setting.misuse != "ignore",
         )
 

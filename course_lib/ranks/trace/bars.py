@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from course_lib.ranks.trace.shares import draw_shares
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -102,18 +100,13 @@ def draw_bars(
     ranks: Sequence[int],
     strips: int,
     links: Sequence[Link] = (),
-) -> bool:
+) -> None:
     """Draw `bars` with time to the right and a row for each of `ranks`, the first on top.
 
     A row has `strips` strips, so that bars that overlap in time do not hide one another. Bars too
     short to be seen are drawn together with their neighbours of the same kind, and a few pixels
     wide if there is room. A label is written if it fits. A message is an arrow. Many messages are
-    thin lines, and even more are not drawn. If there are too many bars to tell them apart, each
-    kind has a strip, whose height is the kind's share of each moment.
-
-    Returns:
-        Whether every bar is drawn. If not, the figure shows shares.
-
+    thin lines, and even more are not drawn. More than `MAX_BARS` bars have no hatch and no name.
     """
     rows = {rank: row for row, rank in enumerate(ranks)}
     height = (1 - 2 * _GAP) / strips
@@ -123,25 +116,22 @@ def draw_bars(
         return rows[bar.rank] - 0.5 + _GAP + min(bar.strip, strips - 1) * height
 
     shown = _merged(bars, longest * _RESOLUTION)
-    each_drawn = len(shown) <= MAX_BARS
-    if each_drawn:
-        _draw_each(axes, shown, styles, longest, height, bottom)
-    else:
-        spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        for bar in bars:
-            spans.setdefault((bar.rank, bar.kind), []).append((bar.start, bar.stop))
-        tops = {rank: row - 0.5 + _GAP for rank, row in rows.items()}
-        draw_shares(axes, spans, styles, tops, 1 - 2 * _GAP)
+    few = len(shown) <= MAX_BARS
+    _draw_each(axes, shown, styles if few else _plain(styles), longest, height, bottom)
     axes.autoscale_view()
     every = -(-len(ranks) // _ROWS_NAMED)  # more names would overlap
     axes.set_yticks(range(0, len(ranks), every), [f"rank {rank}" for rank in ranks[::every]])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     for line in range(1, len(ranks)):
         axes.axhline(line - 0.5, color="black", linewidth=0.3)
-    if each_drawn:
+    if few:
         _draw_links(axes, links, rows, height, strips)
         _write_labels(axes, shown, height, bottom)
-    return each_drawn
+
+
+def _plain(styles: Mapping[str, Style]) -> Mapping[str, Style]:
+    """Return the looks without hatches: in bars of a few pixels they would take minutes to draw."""
+    return {kind: (color, "") for kind, (color, _) in styles.items()}
 
 
 def _draw_each(

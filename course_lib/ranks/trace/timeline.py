@@ -59,10 +59,9 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
     figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    all_drawn = True
     for axes, (title, each) in zip(panels, timelines.items(), strict=True):
         axes.set_xlim(0, longest * scale * 1.01)
-        all_drawn &= draw_bars(
+        draw_bars(
             axes,
             [bar._replace(start=bar.start * scale, stop=bar.stop * scale) for bar in bars[title]],
             styles,
@@ -74,8 +73,7 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
         axes.spines[["top", "right"]].set_visible(False)
         if len(timelines) > 1:
             axes.set_title(title, loc="left", fontsize=11)
-    about_colors = "" if all_drawn else " · height of a color: its share of the time there"
-    panels[-1].set_xlabel(f"time ({unit}){about_colors}")
+    panels[-1].set_xlabel(f"time ({unit})")
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="black", hatch=hatch, label=kind)

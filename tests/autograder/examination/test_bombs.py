@@ -119,7 +119,7 @@ BOMBS = {
         "a dict with a bad, long or repeated key",
     ),
     "buffers that were touched": Bomb(
-        "def f(x):\n    misuses = found('SimulatedRank').handles.found\n"
+        "def f(x):\n    misuses = found('SimulatedRank').handles.misuses\n"
         "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
         "    for i in range(1500):\n"
         "        misuses.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
