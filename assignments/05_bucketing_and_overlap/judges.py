@@ -21,7 +21,7 @@ from course_lib.checking.expectations import computes_between
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
-from course_lib.checking.traffic import operations, told
+from course_lib.checking.traffic import in_words, operations
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
 
@@ -223,13 +223,13 @@ def equals_chain(words: str = GRADIENTS) -> Judge:
         return RIGHT_AT_FIRST if good else ""
 
     def worded(oracle: Oracle) -> Oracle:
-        def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        def in_these_words(case: Case, inputs: Sequence[Any], me: int) -> Any:
             steps = oracle(case, inputs, me).get(GRADIENTS)
             if steps is None:
                 return {}
             return {words: steps if words.count("{}") == 2 else steps[0]}
 
-        return told
+        return in_these_words
 
     return equals(
         worded(mixed(mean)),
@@ -445,7 +445,7 @@ def keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
             if event.bytes > largest:
                 raise Wrong(
                     f"rank {rank} sends a bucket of {event.bytes} B, but cap and dtypes allow at "
-                    f"most {largest} B: {told([event])}"
+                    f"most {largest} B: {in_words([event])}"
                 )
 
 

@@ -42,7 +42,7 @@ class CaseRanks:
     """The ranks of one case, from fork to kill. A context manager.
 
     Args:
-        place: the sandbox in which they run.
+        sandbox: the sandbox in which they run.
         case: the case of these ranks.
         program: the check's program, packed.
         function: the student's function, as the notebook process handed it over.
@@ -58,7 +58,7 @@ class CaseRanks:
 
     def __init__(
         self,
-        place: SandboxedPlace,
+        sandbox: SandboxedPlace,
         case: Case,
         program: bytes,
         function: bytes,
@@ -68,7 +68,7 @@ class CaseRanks:
         only_on: Sequence[int] = (),
     ) -> None:
         k = case.world_size
-        self._place = place
+        self._sandbox = sandbox
         whole = encode(("work", {"program": program, "function": function}))
         without = encode(("work", {"program": program, "function": b""}))
         self._work = [whole if rank in (only_on or [rank]) else without for rank in range(k)]
@@ -90,7 +90,7 @@ class CaseRanks:
                 for rank, end in enumerate(ends):
                     config = {"rank": rank, "world_size": k}
                     run = "autograder.inside.examinee:serve_rank"
-                    self._cells.append(place.cell(run, config, [end]))
+                    self._cells.append(sandbox.cell(run, config, [end]))
             else:
                 self._cells.append(self._node(k, ends, on))
             undo.pop_all()
@@ -105,7 +105,7 @@ class CaseRanks:
         }
         self._kept.enter_context(alone_on(chosen.devices))
         run = "autograder.inside.node:serve_node"
-        return self._place.cell(run, config, ends, gpu=on == "gpu")
+        return self._sandbox.cell(run, config, ends, gpu=on == "gpu")
 
     def _send(self, rank: int, kind: str, value: Any) -> None:
         if self._channels[rank].socket.fileno() >= 0:
@@ -118,7 +118,7 @@ class CaseRanks:
     def __exit__(self, *_: object) -> None:
         for channel in self._channels:
             channel.close()
-        self._place.kill(self._cells)
+        self._sandbox.kill(self._cells)
         self._kept.close()
 
     @property
@@ -146,7 +146,7 @@ class CaseRanks:
             channel.write()
         for number, channel in enumerate(self._channels):
             if not channel.wait_until_ready():
-                raise self._place.broken(f"Rank {number} did not start")
+                raise self._sandbox.broken(f"Rank {number} did not start")
 
     def run(self, deadline: Deadline) -> list[Any]:
         """Let the ranks go, and return their outputs in rank order.
@@ -159,7 +159,7 @@ class CaseRanks:
         return self._exchange.run(deadline, self._look)
 
     def _look(self) -> None:
-        if over := self._place.over_memory():
+        if over := self._sandbox.over_memory():
             raise OverMemory(f"{over[0].upper()}{over[1:]}.", self._exchange.states())
 
     def blame(self, error: RanksError) -> RanksError:
@@ -172,19 +172,19 @@ class CaseRanks:
             MachineFailure: the student's code did not cause it.
 
         """
-        self._place.make_sure()
+        self._sandbox.make_sure()
         status = error.status if isinstance(error, Ended) else None
         why = {} if status is not None else {n: self._why(n) for n in self._exchange.hung_up}
         if not isinstance(error, Ended):
             return error
-        if over := self._place.over_memory():
+        if over := self._sandbox.over_memory():
             return OverMemory(f"{over[0].upper()}{over[1:]}.", error.states)
         if status == -signal.SIGKILL:
-            raise self._place.broken("A rank was killed from outside, by signal SIGKILL")
+            raise self._sandbox.broken("A rank was killed from outside, by signal SIGKILL")
         reason = why[error.rank] if status is None else exit_reason(status)
         detail = "The other ranks were stopped." if len(self._channels) > 1 else ""
         words = f"Rank {error.rank}'s process ended: {reason}."
         return RankError(words, error.states, detail, rank=error.rank)
 
     def _why(self, rank: int) -> str:
-        return self._place.why_ended(self._cells[min(rank, len(self._cells) - 1)])
+        return self._sandbox.why_ended(self._cells[min(rank, len(self._cells) - 1)])

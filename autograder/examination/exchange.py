@@ -77,8 +77,8 @@ class Exchange:
     @property
     def touched(self) -> list[str]:
         """Sentences on the buffers that the ranks, by their own reports, used too early."""
-        found = [(rank, words) for rank, told in self._touched.items() for words in told]
-        return explain_misuse(found).splitlines()
+        touched = [(rank, words) for rank, lines in self._touched.items() for words in lines]
+        return explain_misuse(touched).splitlines()
 
     @property
     def hung_up(self) -> list[int]:
@@ -200,8 +200,8 @@ class Exchange:
                 self._end(rank, "it raised an exception")
                 self.failures[rank] = _failure(failure)
             case ("touched", [*lines]):
-                told = [each for each in lines[:_MAX_TOUCHED] if isinstance(each, str)]
-                self._touched[rank] = [" ".join(each[:_MAX_WORDS].split()) for each in told]
+                texts = [each for each in lines[:_MAX_TOUCHED] if isinstance(each, str)]
+                self._touched[rank] = [" ".join(each[:_MAX_WORDS].split()) for each in texts]
             case ("ended", int(status)) if self._fabric is None:
                 raise self._death(rank, status)
             case _ if self._fabric is not None:
@@ -219,10 +219,10 @@ class Exchange:
         return Ended(rank, status, states)
 
 
-def _failure(told: dict[Any, Any]) -> Failure:
+def _failure(report: dict[Any, Any]) -> Failure:
     """Return a rank's report of its exception, as texts and never as an object."""
     kind, message, where, trace = (
-        value[:MAX_TEXT] if isinstance(value := told.get(key), str) else ""
+        value[:MAX_TEXT] if isinstance(value := report.get(key), str) else ""
         for key in ("kind", "message", "where", "trace")
     )
-    return Failure(kind, message, where, trace, told.get("mismatch") is True, pickled=None)
+    return Failure(kind, message, where, trace, report.get("mismatch") is True, pickled=None)

@@ -76,7 +76,7 @@ class Submission:
     ended the old process.
 
     Args:
-        place: the sandbox in which it runs.
+        sandbox: the sandbox in which it runs.
         limits: the limits of its time.
 
     Attributes:
@@ -85,10 +85,10 @@ class Submission:
 
     """
 
-    def __init__(self, place: SandboxedPlace, limits: Limits | None = None) -> None:
-        self._place = place
-        self.exploration = Budget(limits or Limits(), place.cores)
-        self.budget = Budget(limits or Limits(), place.cores)
+    def __init__(self, sandbox: SandboxedPlace, limits: Limits | None = None) -> None:
+        self._sandbox = sandbox
+        self.exploration = Budget(limits or Limits(), sandbox.cores)
+        self.budget = Budget(limits or Limits(), sandbox.cores)
         self._cells: list[tuple[int, str]] = []
         self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
@@ -121,7 +121,7 @@ class Submission:
             deadline = budget.of(seconds)
             request: dict[str, Plain] = {"source": source, "number": number}
             try:
-                answer = self._told(self._ask("run", request, budget, deadline))
+                answer = self._outcome_in(self._ask("run", request, budget, deadline))
             except _TookTooLong as late:
                 answer = self._interrupt(late)
                 interrupted = f"{late}, so it was interrupted"
@@ -131,18 +131,18 @@ class Submission:
         except _NotebookEnded as ended:
             self._stopped.append((number, source, str(ended)))
             return CellOutcome(error=str(ended), limit=ended.limit)
-        said = _text(answer.get("stdout")), _text(answer.get("stderr"))
+        printed = _text(answer.get("stdout")), _text(answer.get("stderr"))
         if interrupted:
             self._stopped.append((number, source, interrupted))
-            return CellOutcome(*said, error=interrupted, limit=TIME)
+            return CellOutcome(*printed, error=interrupted, limit=TIME)
         self._cells.append((number, source))
         error, trace = "", ""
-        if isinstance(told := answer.get("error"), dict):
-            self._place.make_sure()
-            error = f"{_text(told.get('kind'))}: {_text(told.get('message'))}"
-            trace = _text(told.get("trace"))
+        if isinstance(failure := answer.get("error"), dict):
+            self._sandbox.make_sure()
+            error = f"{_text(failure.get('kind'))}: {_text(failure.get('message'))}"
+            trace = _text(failure.get("trace"))
             self._stopped.append((number, source, error))
-        return CellOutcome(*said, error, trace)
+        return CellOutcome(*printed, error, trace)
 
     def _interrupt(self, late: _TookTooLong) -> dict[Any, Any]:
         """Interrupt the cell that runs, as Jupyter does; what earlier cells defined is kept.
@@ -157,7 +157,7 @@ class Submission:
         cell.interrupt()
         try:
             with self.budget:
-                return self._told(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look))
+                return self._outcome_in(channel.ask(self.budget.of(INTERRUPT_SECONDS), self._look))
         except (TimeoutError, WireError, EOFError, OutOfTime):
             self._end_notebook()
             raise late from None
@@ -165,29 +165,29 @@ class Submission:
             self._end_notebook()
             raise
 
-    def _told(self, message: Message) -> dict[Any, Any]:
+    def _outcome_in(self, message: Message) -> dict[Any, Any]:
         match message:
-            case ("ran", {**told}):
-                return told
+            case ("ran", {**outcome}):
+                return outcome
         self._end_notebook()
         raise _NotebookEnded(_UNREADABLE)
 
     def _ask(self, kind: str, request: Plain, budget: Budget, deadline: Deadline) -> Message:
         channel, cell = self._notebook or self._start_notebook(budget)
-        self._place.watch_memory()
+        self._sandbox.watch_memory()
         channel.queue(kind, request)
         try:
             with budget:
                 return channel.ask(deadline, self._look)
         except TimeoutError:  # the process still runs, and may be interrupted
-            self._place.make_sure()
+            self._sandbox.make_sure()
             raise _TookTooLong(f"the cell took longer than {deadline.seconds:.3g} s") from None
         except WireError:
             self._end_notebook()
             raise _NotebookEnded("the cell wrote into the grader's connection") from None
         except EOFError:
-            why = self._place.why_ended(cell)
-            ended = _TookTooMuch if self._place.over_memory() else _NotebookEnded
+            why = self._sandbox.why_ended(cell)
+            ended = _TookTooMuch if self._sandbox.over_memory() else _NotebookEnded
             self._end_notebook()
             raise ended(f"the cell ended the Python process: {why}") from None
         except BaseException:
@@ -195,14 +195,14 @@ class Submission:
             raise
 
     def _look(self) -> None:
-        if over := self._place.over_memory():
+        if over := self._sandbox.over_memory():
             raise _TookTooMuch(f"the cell was stopped, because {over}")
 
     def _start_notebook(self, budget: Budget) -> tuple[Channel, Cell]:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                cell = self._place.cell(
+                cell = self._sandbox.cell(
                     "autograder.inside.examinee:serve_notebook", {}, [theirs.fileno()], locks=True
                 )
             except BaseException:
@@ -211,7 +211,7 @@ class Submission:
         channel = Channel(ours)
         self._notebook = channel, cell
         if not channel.wait_until_ready():
-            raise self._place.broken("The notebook's process did not start")
+            raise self._sandbox.broken("The notebook's process did not start")
         for number, source in self._cells:
             deadline = budget.of(budget.limits.cell)
             try:
@@ -260,14 +260,14 @@ class Submission:
             function = taken
             self._end_notebook()
             deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
-            self._place.watch_memory()
+            self._sandbox.watch_memory()
             computes = [check.computes(own) for own in inputs] if check.computes else ()
             answers = None
             if check.answers is not None:
                 of = check.answers
                 answers = lambda rank, question: of(inputs[rank], question)
             with CaseRanks(
-                *(self._place, case, program, function, on, computes, answers),
+                *(self._sandbox, case, program, function, on, computes, answers),
                 only_on=check.only_on,
             ) as ranks:
                 try:
@@ -297,7 +297,7 @@ class Submission:
             MachineFailure: the sandbox has failed.
 
         """
-        self._place.check_alive()
+        self._sandbox.check_alive()
 
     def take(self, function: str) -> Taken:
         """Return the function as the notebook process hands it over, after the cells so far.
@@ -315,7 +315,7 @@ class Submission:
     def _asked_for(self, function: str) -> Taken:
         try:
             deadline = self.budget.of(self.budget.limits.cell)
-            told = self._ask("take", function, self.budget, deadline)
+            answer = self._ask("take", function, self.budget, deadline)
         except OutOfTime as over:
             return SubmissionError(over.summary)
         except _NotebookEnded as ended:
@@ -325,7 +325,7 @@ class Submission:
                 f"{function} could not be read from the notebook: {why}. All global names that the "
                 "function uses are read with it, so keep no large objects in them."
             )
-        match told:
+        match answer:
             case ("function", bytes(packed)):
                 self._room -= len(packed)
                 if self._room >= 0:

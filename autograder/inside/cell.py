@@ -139,11 +139,11 @@ def _own_user_namespace(uid: int) -> None:
 
     It counts its own processes (since Linux 5.14), and owns no other namespace.
     """
-    me, mine = os.geteuid(), os.getegid()
+    user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEW_USER)
     Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {me} 1")
-    Path("/proc/self/gid_map").write_text(f"{uid} {mine} 1")
+    Path("/proc/self/uid_map").write_text(f"{uid} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{uid} {group} 1")
 
 
 def _drop_capabilities() -> None:
@@ -164,11 +164,13 @@ def _make_sure() -> None:
         RuntimeError: some right is left.
 
     """
-    told = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = dict(
+        line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
+    )
     wanted = {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
     for name, value in wanted.items():
-        if int(told[name].strip(), 16) != value:
-            raise RuntimeError(f"{name} of the process is {told[name]}, but must be {value:x}")
+        if int(status[name].strip(), 16) != value:
+            raise RuntimeError(f"{name} of the process is {status[name]}, but must be {value:x}")
     if 0 in (*os.getresuid(), *os.getresgid()):
         raise RuntimeError(
             f"the process is still root: user {os.getresuid()}, group {os.getresgid()}"

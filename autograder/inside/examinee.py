@@ -217,9 +217,9 @@ def _hide_our_code() -> None:
     sys.modules["__main__"] = ModuleType("__main__")
 
 
-def _run(program: Callable[..., Any], function: Callable[..., Any] | None, mine: Any) -> Any:
+def _run(program: Callable[..., Any], function: Callable[..., Any] | None, own: Any) -> Any:
     world = dist.group.WORLD
-    output = program(function, mine)
+    output = program(function, own)
     if not dist.is_initialized() or dist.group.WORLD is not world:
         raise RuntimeError(
             "the process group was destroyed or replaced: leave it as it is, because the caller "

@@ -92,12 +92,12 @@ class FabricClient:
 
     def _ask_about(self, operation: Operation, kind: str) -> None:
         self._send(kind, self._numbers[id(operation)])
-        kind, told = self._receive("done", "later")
+        kind, answer = self._receive("done", "later")
         if kind == "done":
             del self._numbers[id(operation)]
             operation.end = self._clock
-            operation.peer = told["peer"]
-            operation.write(told["outputs"])
+            operation.peer = answer["peer"]
+            operation.write(answer["outputs"])
 
     def _send(self, kind: str, value: Any) -> None:
         try:

@@ -81,18 +81,18 @@ def pack(names: dict[str, Any], name: str, usual_path: list[str]) -> bytes:
 
 def own_modules() -> list[Any]:
     """Return the modules that the notebook has imported from its own files."""
-    found = []
+    modules = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         own = isinstance(file, str) and is_own(file)
         if own and sys.modules.get(module.__name__) is module:
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 def _files() -> list[tuple[str, int, bytes]]:
     """Return path, mode and content of the notebook's regular files, small ones first."""
-    found = []
+    entries = []
     for folder, folders, names in os.walk(HOME):
         folders[:] = [
             each for each in folders if each != "__pycache__" and is_own(os.path.join(folder, each))
@@ -101,11 +101,11 @@ def _files() -> list[tuple[str, int, bytes]]:
             path = os.path.join(folder, name)
             info = os.lstat(path)
             if stat.S_ISREG(info.st_mode):
-                found.append((info.st_size, path, info.st_mode))
-        if len(found) > 100 * MAX_FILES:
+                entries.append((info.st_size, path, info.st_mode))
+        if len(entries) > 100 * MAX_FILES:
             break
     files, left = [], MAX_FILE_BYTES
-    for size, path, mode in sorted(found)[:MAX_FILES]:
+    for size, path, mode in sorted(entries)[:MAX_FILES]:
         if size > left:
             break
         left -= size

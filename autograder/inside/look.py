@@ -22,9 +22,9 @@ _ENOUGH = 3
 def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Send the first paths that cannot be read, and the problem with `HOME`."""
     hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
-    told = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
+    problems = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
-        send(channel, told)
+        send(channel, problems)
 
 
 def _needed() -> Iterator[str]:

@@ -93,14 +93,14 @@ def of_python() -> tuple[str, ...]:
 
     Each process calls this before it mounts the folders; the result is cached.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         # The kernel writes spaces, tabs, line ends and backslashes as octal numbers, see proc(5).
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
         path = os.fsdecode(name)
         if path.startswith((f"{HOME}/", f"{_SHARED_MEMORY}/")) and path != _STILL:
-            found.append(path)
-    return tuple(path for path in sorted({*found}) if not _below(os.path.dirname(path), found))
+            paths.append(path)
+    return tuple(path for path in sorted({*paths}) if not _below(os.path.dirname(path), paths))
 
 
 def is_own(path: str) -> bool:

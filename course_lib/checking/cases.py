@@ -242,11 +242,11 @@ class Check:
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()
 
-    def for_the_rank(self, mine: Any) -> Plain:
+    def for_the_rank(self, rank_input: Any) -> Plain:
         """Return a rank's input without what is withheld."""
-        own = mine["own"] if self.withheld else {}
+        own = rank_input["own"] if self.withheld else {}
         shown = {key: value for key, value in own.items() if key not in self.withheld}
-        return {**mine, "own": shown} if self.withheld else mine
+        return {**rank_input, "own": shown} if self.withheld else rank_input
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

@@ -14,7 +14,7 @@ from typing import Any
 from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import numbers_apart
 from course_lib.checking.on_ranks.leaves import tensors_in
-from course_lib.checking.traffic import name_of, operations, received, sent, told
+from course_lib.checking.traffic import in_words, name_of, operations, received, sent
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside
 from course_lib.ranks.trace.event import Event
@@ -89,7 +89,7 @@ def _bytes(
         if total < allowed if at_least else total > allowed:
             raise Wrong(
                 f"rank {rank} {verb} {format_bytes(total)}{by}, expected {bound} "
-                f"{format_bytes(allowed)}. It {verb}: {told(events)}",
+                f"{format_bytes(allowed)}. It {verb}: {in_words(events)}",
                 hint,
             )
 
@@ -105,7 +105,7 @@ def calls(**counts: int | Callable[[Case, int], int]) -> Expectation:
             if len(events) != number:
                 raise Wrong(
                     f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected {number}. "
-                    f"It calls: {told(events or operations(trace, rank))}"
+                    f"It calls: {in_words(events or operations(trace, rank))}"
                 )
 
     return _each_rank(test)
@@ -120,7 +120,7 @@ def calls_at_most(hint: str = "", /, **counts: int | Callable[[Case, int], int])
             if len(events) > number:
                 raise Wrong(
                     f"rank {rank} calls {kind} {counted(len(events), 'time')}, expected at most "
-                    f"{number}. It calls: {told(events)}",
+                    f"{number}. It calls: {in_words(events)}",
                     hint,
                 )
 
@@ -133,7 +133,7 @@ def only_calls(*kinds: str) -> Expectation:
     def test(case: Case, rank: int, trace: Trace) -> None:
         if others := [e for e in operations(trace, rank) if e.kind not in kinds]:
             allowed = f"{' and '.join(kinds)} only" if kinds else "no communication"
-            raise Wrong(f"rank {rank} calls {told(others)}; this task allows {allowed}")
+            raise Wrong(f"rank {rank} calls {in_words(others)}; this task allows {allowed}")
 
     return _each_rank(test)
 
@@ -155,7 +155,8 @@ def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
         if strangers:
             names = names_inside(sorted(allowed)) if allowed else "nobody"
             raise Wrong(
-                f"rank {rank} may exchange messages only with {names}, but calls {told(strangers)}"
+                f"rank {rank} may exchange messages only with {names}, but calls "
+                f"{in_words(strangers)}"
             )
 
     return _each_rank(test)
@@ -219,7 +220,7 @@ def time_within(
             end = (
                 ""
                 if last is None
-                else f". The last operation to end is on rank {last.rank}: {told([last])}"
+                else f". The last operation to end is on rank {last.rank}: {in_words([last])}"
             )
             needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(
@@ -301,7 +302,7 @@ def overlaps(kind: str, fraction: float) -> Expectation:
             if hidden < fraction * total * (1 - 1e-9):
                 raise Wrong(
                     f"rank {rank} computes during {100 * hidden / total:.0f} % of its time in "
-                    f"{kind}, expected at least {100 * fraction:.0f} %: {told(events)}"
+                    f"{kind}, expected at least {100 * fraction:.0f} %: {in_words(events)}"
                 )
 
     return Expectation(run)
@@ -325,7 +326,7 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
             allowed = _limit(limit, case, rank)
             match observed.outputs[rank]:
                 case {"held": {"most": int(most), "largest": [*largest]}} if most >= 0:
-                    told = "; ".join(str(each)[:60] for each in largest[:4])
+                    names = "; ".join(str(each)[:60] for each in largest[:4])
                 case _:
                     raise Wrong(f"rank {rank} does not say how many bytes it holds")
             returned = tensors_in(observed.outputs[rank]["value"])
@@ -334,7 +335,7 @@ def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
             if most > allowed:
                 raise Wrong(
                     f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "
-                    f"{format_bytes(allowed)}. The largest are {told}",
+                    f"{format_bytes(allowed)}. The largest are {names}",
                     hint,
                 )
 

@@ -89,8 +89,8 @@ class Guess:
             for rule in self._rules
         )
         if self.right is not None:
-            told = {"actual": self.actual, "right": self.right, "of": len(self.options)}
-            diary.keep(FILE, {"scored": self.question, **told})
+            entry = {"actual": self.actual, "right": self.right, "of": len(self.options)}
+            diary.keep(FILE, {"scored": self.question, **entry})
         _show(self)
         return self
 
@@ -182,8 +182,8 @@ def guess(
     made = Guess(question, options, first)
     if mine is not None and question not in _locked:
         _locked[question] = mine
-        told = {"guess": made.options[mine - 1], "of": len(options)}
-        diary.keep(FILE, {"predicted": question, **told})
+        entry = {"guess": made.options[mine - 1], "of": len(options)}
+        diary.keep(FILE, {"predicted": question, **entry})
     _show(made)
     if mine is not None and mine != first:
         print(f"Your first guess counts: {first}.")

@@ -73,8 +73,8 @@ def check(
         report = replace(report, alone=case is not None)
         shown.report(report)
     if case is None:
-        told = {"checked": name, "fraction": report.fraction, "all": report.passed}
-        diary.keep(diary.CHECKS, told)
+        entry = {"checked": name, "fraction": report.fraction, "all": report.passed}
+        diary.keep(diary.CHECKS, entry)
     if not report.passed:
         raise CheckFailed(report)
     return report
@@ -87,8 +87,8 @@ def find_check(name: str) -> tuple[str, Check]:
         LookupError: there is no such check; the message lists the existing names.
 
     """
-    said, slash, short = name.partition("/")
-    assignment = _full_name(said)
+    given, slash, short = name.partition("/")
+    assignment = _full_name(given)
     if not slash and assignment not in _assignments():
         raise LookupError(
             f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
@@ -137,10 +137,10 @@ def examine(
     with ExitStack() as stack:
         runners = {
             # What simulated ranks have printed, real ranks need not print again.
-            place: stack.enter_context(
-                LocalRunner(function, place, echo=echo if place == "simulated" else None)
+            kind: stack.enter_context(
+                LocalRunner(function, kind, echo=echo if kind == "simulated" else None)
             )
-            for place in dict.fromkeys(("simulated", on))
+            for kind in dict.fromkeys(("simulated", on))
         }
         for run in runners.values():
             run.start(check)  # real ranks start on a core that simulated ranks leave idle
@@ -241,21 +241,21 @@ def find_assignment(name: str) -> Path:
     )
 
 
-def _full_name(said: str) -> str:
+def _full_name(given: str) -> str:
     """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
-    if not said.isdecimal():
-        return said
+    if not given.isdecimal():
+        return given
     known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
-    same = [folder for folder in known if int(folder.partition("_")[0]) == int(said)]
-    return same[0] if same else said
+    same = [folder for folder in known if int(folder.partition("_")[0]) == int(given)]
+    return same[0] if same else given
 
 
 def _assignments() -> list[str]:
     """Return the names of the assignments that can be found from here, in order."""
     here = Path.cwd()
-    places = [parent / "assignments" for parent in (here, *here.parents)]
-    places.append(find_course() / "assignments")
-    found = {path.parent.name for place in places for path in place.glob("*/checks.py")}
+    folders = [parent / "assignments" for parent in (here, *here.parents)]
+    folders.append(find_course() / "assignments")
+    found = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
     if (here / "checks.py").is_file():
         found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}
     return sorted(found)

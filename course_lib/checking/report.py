@@ -130,8 +130,8 @@ class CheckReport:
         """The share of the points, if a failed check has parts; else an empty string."""
         if self.passed or not self.worth:
             return ""
-        told = ", ".join(f"{p} {'✓' if earned else '✗'}" for p, earned in self.parts.items())
-        return f"{100 * self.fraction:.0f} % of the points: {told}"
+        earned = ", ".join(f"{p} {'✓' if has else '✗'}" for p, has in self.parts.items())
+        return f"{100 * self.fraction:.0f} % of the points: {earned}"
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -185,7 +185,7 @@ class CheckReport:
             if others:
                 names = _the_first(list(map(self.title_of, others)))
                 lines += _wrapped(f"{self.the_same(len(others))}: {names}")
-        lines += [f"  {told}" for told in (self.only, self.points) if told]
+        lines += [f"  {each}" for each in (self.only, self.points) if each]
         return "\n".join(lines)
 
 

@@ -48,15 +48,15 @@ def html_of(report: Any, picture: tuple[bytes, str] | None = None) -> str:
 
     """
     good = [result for result in report.results if result.passed]
-    parts = [f"<p>{_mark(report.passed)} <strong>{_told(report.heading)}</strong></p>"]
+    parts = [f"<p>{_mark(report.passed)} <strong>{_text(report.heading)}</strong></p>"]
     if good:
         count = f"{counted(len(good), 'case')} passed"
-        names = _list(_told(report.title_of(result)) for result in good)
+        names = _list(_text(report.title_of(result)) for result in good)
         parts.append(f"<details><summary>{_mark(True)} {count}</summary>{names}</details>")
     for number, results in enumerate(report.causes):
         drawn = picture if any(each.name == report.traced for each in results) else None
         parts.append(_cause(report, results, drawn, first=number == 0))
-    parts += [f"<p>{_told(told)}</p>" for told in (report.only, report.points) if told]
+    parts += [f"<p>{_text(each)}</p>" for each in (report.only, report.points) if each]
     # Both classes prevent a dollar sign from being read as the start of a formula.
     kept = "course-report tex2jax_ignore mathjax_ignore"
     return f'{_STYLE}<div class="{kept}">{"".join(parts)}</div>'
@@ -73,14 +73,14 @@ def _cause(report: Any, results: list[Any], picture: tuple[bytes, str] | None, f
     if report.function and not shown.hidden:
         name, case = (json.dumps(text, ensure_ascii=False) for text in (report.name, shown.name))
         line = f"check({name}, {report.function}, case={case})"
-        body.append(f"<p>To run only this case: <code>{_told(line)}</code></p>")
+        body.append(f"<p>To run only this case: <code>{_text(line)}</code></p>")
     if others:
-        names = _list(f"{_told(report.title_of(each))}<br>{_told(each.reason)}" for each in others)
-        summary = f"<summary>{_told(report.the_same(len(others)))}</summary>"
+        names = _list(f"{_text(report.title_of(each))}<br>{_text(each.reason)}" for each in others)
+        summary = f"<summary>{_text(report.the_same(len(others)))}</summary>"
         body.append(f"<details>{summary}{names}</details>")
     return (
         f'<details class="case{" first" if first else ""}"{" open" if first else ""}>'
-        f"<summary>{_mark(False)} <strong>{_told(report.title_of(shown))}</strong></summary>"
+        f"<summary>{_mark(False)} <strong>{_text(report.title_of(shown))}</strong></summary>"
         f"{''.join(body)}</details>"
     )
 
@@ -90,17 +90,17 @@ def _reason(result: Any, reason: str) -> str:
     pair = f"expected {result.expected}, got {result.got}"
     before, found, after = reason.partition(pair)
     if not (result.expected and found):
-        return f"<p>{_told(reason)}</p>"
+        return f"<p>{_text(reason)}</p>"
     head = "<tr><th>expected</th><th>got</th></tr>"
-    row = f"<tr><td>{_told(result.expected)}</td><td>{_told(result.got)}</td></tr>"
-    return f"<p>{_told(before.strip())}</p><table>{head}{row}</table><p>{_told(after.strip())}</p>"
+    row = f"<tr><td>{_text(result.expected)}</td><td>{_text(result.got)}</td></tr>"
+    return f"<p>{_text(before.strip())}</p><table>{head}{row}</table><p>{_text(after.strip())}</p>"
 
 
 def _paragraphs(text: str) -> str:
     """Return sentences as paragraphs, which can wrap; tables and tracebacks keep their lines."""
     parts = [part for part in text.split("\n\n") if part.strip()]
     return "".join(
-        f"<pre>{_told(part)}</pre>" if "\n" in part.strip() else f"<p>{_told(part)}</p>"
+        f"<pre>{_text(part)}</pre>" if "\n" in part.strip() else f"<p>{_text(part)}</p>"
         for part in parts
     )
 
@@ -108,8 +108,8 @@ def _paragraphs(text: str) -> str:
 def _picture(case: str, png: bytes, words: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
-        f"<p>The ranks over time in the case ‘{_told(case)}’:</p>"
-        f'<img alt="{_told(words)}" src="data:image/png;base64,{data}">'
+        f"<p>The ranks over time in the case ‘{_text(case)}’:</p>"
+        f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
     )
 
 
@@ -121,5 +121,5 @@ def _mark(good: bool) -> str:
     return f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span>'
 
 
-def _told(text: str) -> str:
+def _text(text: str) -> str:
     return escape(text, quote=True)

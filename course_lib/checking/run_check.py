@@ -124,25 +124,25 @@ def run_check(
                 traces.append((result, trace))
         results.append(result)
         progress(result)
-    failed_alone = [place for place, result in enumerate(results) if not result.passed]
+    failed_alone = [index for index, result in enumerate(results) if not result.passed]
     if len(failed_alone) == 1 and findings.get(failed_alone[0], _FAR).near:
-        (place,) = failed_alone
+        (index,) = failed_alone
         again = [
-            _Examination(name, check, cases[place][0], run, f"{seed}, again {number}", results)
+            _Examination(name, check, cases[index][0], run, f"{seed}, again {number}", results)
             for number in range(MORE_SEEDS)
         ]
-        tried = [each.result(cases[place][1]) for each in again]
+        tried = [each.result(cases[index][1]) for each in again]
         if all(result.passed for result in tried):
-            results[place] = tried[0]
+            results[index] = tried[0]
             findings.clear()
             traces.clear()
     passed_cases = [case for i, (case, _) in enumerate(cases) if results[i].passed]
     refuted = _refuted(name, check, seed, passed_cases, findings)
     for is_hidden in (False, True):
-        places = [place for place in findings if results[place].hidden == is_hidden]
-        hints = agreed([findings[p] for p in places], refuted)
-        for place, hint in zip(places, hints, strict=True):
-            results[place] = replace(results[place], reason=_reason(findings[place], hint))
+        indices = [index for index in findings if results[index].hidden == is_hidden]
+        hints = agreed([findings[i] for i in indices], refuted)
+        for index, hint in zip(indices, hints, strict=True):
+            results[index] = replace(results[index], reason=_reason(findings[index], hint))
     ran = [(i, case) for i, case in enumerate(check.cases) if results[i].ran]
     failed, passed = ([ic for ic in ran if results[ic[0]].passed == good] for good in (False, True))
     # If every case names a known mistake, other common properties of the cases may be chance.
@@ -252,8 +252,8 @@ class _Examination:
                 error.add_detail(hint)
             reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
             if _not_written(error):
-                place = f" ({error.where})" if error.where else ""
-                reason, detail, summary = f"not written yet: NotImplementedError{place}", "", ""
+                line = f" ({error.where})" if error.where else ""
+                reason, detail, summary = f"not written yet: NotImplementedError{line}", "", ""
         except NotPlainError as error:
             reason = str(error)
         at_stake = self._case.decides or tuple(self._check.worth)
@@ -394,8 +394,8 @@ def _computed_too_little(
     computes: Callable[[Any], Mapping[float, int]], inputs: Sequence[Plain], trace: Trace
 ) -> str:
     """Return what is wrong if a rank computed less than the check's program makes it compute."""
-    for rank, mine in enumerate(inputs):
-        expected = sum(seconds * times for seconds, times in computes(mine).items())
+    for rank, own in enumerate(inputs):
+        expected = sum(seconds * times for seconds, times in computes(own).items())
         events = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
         if (spent := sum(e.end - e.start for e in events)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)

@@ -32,7 +32,7 @@ from course_lib.ranks.for_graders import end_soon, preload
 from course_lib.ranks.memory import pack
 from course_lib.ranks.wire import Plain, decode, encode
 
-Place = Literal["simulated", "cpu", "gpu"]
+Kind = Literal["simulated", "cpu", "gpu"]
 _MAX_PRINTED = 20_000
 
 
@@ -51,7 +51,7 @@ class LocalRunner:
     def __init__(
         self,
         function: Callable[..., Any],
-        on: Place = "simulated",
+        on: Kind = "simulated",
         *,
         ranks: dict[int, Ranks] | None = None,
         echo: Callable[[str], None] | None = lambda text: print(text, end=""),
@@ -70,7 +70,7 @@ class LocalRunner:
             RanksError: the case failed; the error's `trace` holds the operations until then.
 
         """
-        mine = [encode(value) for value in inputs]
+        own = [encode(value) for value in inputs]
         if self._sealed is None or self._sealed[0] is not check:
             # The same for all cases: pickling it takes as long as a short case.
             inline = partial(pack, inline=sys.maxsize)
@@ -79,7 +79,7 @@ class LocalRunner:
         touched: list[str] = []
         try:
             with redirect_stdout(printed), _told_of_misuse(touched):
-                outputs = ranks.run(_run_program, self._sealed[1], per_rank(mine))
+                outputs = ranks.run(_run_program, self._sealed[1], per_rank(own))
         except RanksError as error:
             raise _with_trace(_of_a_case(error, check), ranks.trace) from None
         finally:
@@ -119,9 +119,9 @@ class LocalRunner:
             ranks.close()
 
 
-def _run_program(sealed: Any, mine: bytes) -> bytes:
+def _run_program(sealed: Any, own: bytes) -> bytes:
     program, (function,), _ = sealed.read_last()
-    return encode(program(function, decode(mine)))
+    return encode(program(function, decode(own)))
 
 
 @contextmanager

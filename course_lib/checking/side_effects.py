@@ -83,12 +83,12 @@ Effect = tuple[str, Wrong]
 
 
 def effects_of(
-    told: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int, seed: int
+    report: Any, own: Any, value: Any, *, may_change: Sequence[str], rank: int, seed: int
 ) -> list[Effect]:
     """Return what the function on this rank changed and must not change, most helpful effect first.
 
     Args:
-        told: the rank's report.
+        report: the rank's report.
         own: the input that was sent to the rank.
         value: the value that the rank's program returned.
         may_change: the keys of `own` that the function may change or return.
@@ -96,13 +96,13 @@ def effects_of(
         seed: the seed with which the rank's generators began.
 
     Raises:
-        Wrong: `told` does not have the form of a rank's report.
+        Wrong: `report` does not have the form of a rank's report.
 
     """
     watched = own if isinstance(own, dict) else {"its input": own}
     watched = {name: each for name, each in watched.items() if name not in may_change}
     try:
-        found = list(_effects(told, watched, own, value, seed))
+        found = list(_effects(report, watched, own, value, seed))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError):
         raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
     made = []
@@ -128,26 +128,26 @@ def raise_first(effects: Sequence[Sequence[Effect]], *, explaining: bool) -> Non
 
 
 def _effects(
-    told: Any, watched: Mapping[str, Any], own: Any, value: Any, seed: int
+    report: Any, watched: Mapping[str, Any], own: Any, value: Any, seed: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the code of each effect, and the name of what the effect changed.
 
     Raises:
-        ValueError: `told` does not have the form of a rank's report. Reading it may also raise
+        ValueError: `report` does not have the form of a rank's report. Reading it may also raise
             other errors, such as KeyError.
 
     """
     sent = {name: list(tensors_in(each)) for name, each in watched.items()}
-    if set(told["inputs"]) != set(sent):
+    if set(report["inputs"]) != set(sent):
         raise ValueError("other inputs")
     for name, tensors in sent.items():
-        if not _all_same(tensors, told["inputs"][name]):
+        if not _all_same(tensors, report["inputs"][name]):
             yield "changed", name
-    held = set(_as_many(told["addresses"]["of the output"], tensors_in(value))) - {0}
+    held = set(_as_many(report["addresses"]["of the output"], tensors_in(value))) - {0}
     for name, tensors in sent.items():
-        if held & set(_as_many(told["addresses"]["of the inputs"][name], tensors)):
+        if held & set(_as_many(report["addresses"]["of the inputs"][name], tensors)):
             yield "aliases", name
-    for name, (before, after) in _named(told["parameters"]):
+    for name, (before, after) in _named(report["parameters"]):
         if not _all_same(before["values"], after["values"]):
             yield "changed", name
         if before["requires_grad"] != after["requires_grad"]:
@@ -156,40 +156,40 @@ def _effects(
             yield "hooks", name
         if after["inference"]:
             yield "inference", name
-    for name, (before, after, inference) in _named(told["modules"]):
+    for name, (before, after, inference) in _named(report["modules"]):
         for code in _ON_MODULES:
             if before[code] != after[code]:
                 yield code, name
         if inference:
             yield "inference", name
     for name, state in states_from(seed).items():
-        if told["generators"][name] != state:
+        if report["generators"][name] != state:
             yield "random", name
-    if told["gradients"] is not True:
+    if report["gradients"] is not True:
         yield "grad_mode", "disabled"
-    if told["dtype"] != "torch.float32":
+    if report["dtype"] != "torch.float32":
         yield "dtype", ""
-    if any(_as_many(told["asks"], tensors_in(own))):
+    if any(_as_many(report["asks"], tensors_in(own))):
         yield "asks", ""
-    if told["history"] is not False:
+    if report["history"] is not False:
         yield "history", ""
-    before, after = told["kept"]
+    before, after = report["kept"]
     if not _all_same(before, after):
         yield "overwritten", ""
 
 
-def _named(told: Any) -> list[tuple[str, Any]]:
-    pairs = list(told.items())
+def _named(report: Any) -> list[tuple[str, Any]]:
+    pairs = list(report.items())
     if any(name not in NAMES for name, _ in pairs):
         raise ValueError("nothing that a program watches")
     return pairs
 
 
-def _as_many(told: Any, tensors: Any) -> list[Any]:
+def _as_many(report: Any, tensors: Any) -> list[Any]:
     """Return the report about some tensors if it has one item per tensor, else raise ValueError."""
-    if not isinstance(told, list) or len(told) != len(list(tensors)):
+    if not isinstance(report, list) or len(report) != len(list(tensors)):
         raise ValueError("of other tensors")
-    return told
+    return report
 
 
 def _all_same(tensors: Any, others: Any) -> bool:

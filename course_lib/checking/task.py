@@ -92,11 +92,11 @@ def task(
         before = dressed(case.after, generator)
         return [{**each, "before": first} for each, first in zip(drawn, before, strict=True)]
 
-    def computed(mine: Any) -> Mapping[float, int]:
+    def computed(rank_input: Any) -> Mapping[float, int]:
         assert computes is not None
-        total = Counter(computes(mine["own"]))
-        if "before" in mine:
-            total.update(computed(mine["before"]))
+        total = Counter(computes(rank_input["own"]))
+        if "before" in rank_input:
+            total.update(computed(rank_input["before"]))
         return total
 
     judge = _TaskJudge(
@@ -120,7 +120,9 @@ def task(
         dict(worth or {}),
         None if computes is None else computed,
         judge.refutes,
-        None if answers is None else lambda mine, question: answers(mine["own"], question),
+        None
+        if answers is None
+        else lambda rank_input, question: answers(rank_input["own"], question),
         tuple(withheld),
         tuple(only_on),
     )
@@ -292,11 +294,11 @@ def in_many_forms(
     around them. With groups of even and odd ranks, a function that guesses the members of its group
     could pass. A case that already has a form keeps it.
     """
-    order = sorted(range(len(cases)), key=lambda place: degenerate(cases[place], cases))
-    plain = next((place for place in order if cases[place].form == Form()), 0)
+    order = sorted(range(len(cases)), key=lambda index: degenerate(cases[index], cases))
+    plain = next((index for index in order if cases[index].form == Form()), 0)
     formed, many = [], 0
-    for place, case in enumerate(cases):
-        i = max(0, place - plain)
+    for index, case in enumerate(cases):
+        i = max(0, index - plain)
         split: tuple[tuple[int, ...], ...] = ()
         if case.world_size > 2 and groups:
             many += 1

@@ -70,7 +70,7 @@ def received(event: Event) -> int:
     return event.bytes
 
 
-def told(events: Sequence[Event]) -> str:
+def in_words(events: Sequence[Event]) -> str:
     """Return operations in words, equal ones together: how many, what, to whom, on which line."""
     groups: dict[tuple[str, int | None, str], list[int]] = {}
     for event in events:

@@ -57,7 +57,7 @@ class Watch:
         """Watch parameters. Their gradients may change; without `values`, they may change, too."""
         self._parameters[name] = parameters, values, _of_parameters(parameters, values)
 
-    def told(self, output: Any) -> dict[str, Any]:
+    def report(self, output: Any) -> dict[str, Any]:
         """Return the state now, and partly the state before; `output` is what the program gave."""
         return {
             "inputs": {name: sent_back(tensors) for name, tensors in self._tensors.items()},
@@ -136,7 +136,7 @@ def _beyond_autograd(parameter: Tensor) -> bool:
 
 
 def states_from(seed: int) -> dict[str, str]:
-    """Return name of a generator → the state that `Watch.told` reports if nobody has drawn."""
+    """Return name of a generator → the state that `Watch.report` gives if nobody has drawn."""
     return {
         "torch": _digest(torch.Generator().manual_seed(seed).get_state()),
         "Python": _digest(random.Random(seed).getstate()),

@@ -59,9 +59,9 @@ class Given:
             groups: lists of ranks, each rank in one of them; the same on all ranks.
 
         """
-        mine = _my_group(groups)
-        assert mine is not None, "every rank is in a group"
-        return mine
+        group = _my_group(groups)
+        assert group is not None, "every rank is in a group"
+        return group
 
     def iterable(self, items: Sequence[Any]) -> Iterable[Any]:
         """Return the items as a list, a tuple or a generator; iterate over the result only once."""
@@ -105,13 +105,13 @@ def _my_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     """Return the one of these groups that has this rank; all ranks must pass the same groups."""
     if _groups.world is not dist.group.WORLD:
         _groups.world, _groups.made = dist.group.WORLD, {}
-    mine = None
+    own = None
     for members in map(tuple, groups):
         if members not in _groups.made:
             _groups.made[members] = dist.new_group(list(members))
         if dist.get_rank() in members:
-            mine = _groups.made[members]
-    return mine
+            own = _groups.made[members]
+    return own
 
 
 def _world() -> dist.ProcessGroup | None:
@@ -189,15 +189,15 @@ class RankProgram:
     answers: Callable[[Any, Any], tuple[Any, float]] | None = None
     withheld: tuple[str, ...] = ()
 
-    def __call__(self, function: Callable[..., Any], mine: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], rank_input: Any) -> Any:
         """Run the program; return its value and the report of the state after the call."""
         with _STRICT:
-            return self._run(function, mine)
+            return self._run(function, rank_input)
 
-    def _run(self, function: Callable[..., Any], mine: Any) -> Any:
-        kept = self._kept_from(function, mine["before"]) if "before" in mine else []
+    def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
+        kept = self._kept_from(function, rank_input["before"]) if "before" in rank_input else []
         before = sent_back(kept)
-        form, own = mine["form"], _laid_out(mine["own"], mine["form"]["layout"])
+        form, own = rank_input["form"], _laid_out(rank_input["own"], rank_input["form"]["layout"])
         answers = None if self.answers is None else functools.partial(self.answers, own)
         if self.withheld:
             own = {key: value for key, value in own.items() if key not in self.withheld}
@@ -219,17 +219,17 @@ class RankProgram:
             # Keep only the student's lines: our lines and PyTorch's lead to them, or come after.
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
         try:
-            for place, leaf in leaves(value):
-                encode(leaf, without_numbers(place) or "the result")
+            for name, leaf in leaves(value):
+                encode(leaf, without_numbers(name) or "the result")
         except NotPlainError as error:
             return {"refused": str(error)}
         left = {
-            **given.watch.told(value),
+            **given.watch.report(value),
             "asks": [tensor.requires_grad for tensor in tensors_in(own)],
             "kept": [before, sent_back(kept)],
         }
         answer = {"value": value, "left": left}
-        return answer if held is None else {**answer, "held": held.told}
+        return answer if held is None else {**answer, "held": held.counts}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
         """Run the program with the input of an earlier call; return the tensors that it gave."""

@@ -128,6 +128,6 @@ class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = max(self.most, sum(t.numel() * t.element_size() for t in tensors))
 
     @property
-    def told(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """The counts, as a plain value."""
         return {"most": self.most, "largest": self.largest}

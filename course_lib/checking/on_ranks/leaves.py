@@ -34,17 +34,17 @@ def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, 
     elif isinstance(value, list | tuple):
         rows = like if isinstance(like, list | tuple) else ()
         for i, item in enumerate(value):
-            place = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
-            yield from leaves(item, place, rows[i] if i < len(rows) else None)
+            item_name = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
+            yield from leaves(item, item_name, rows[i] if i < len(rows) else None)
     else:
         yield name, value
 
 
-def without_numbers(place: str) -> str:
+def without_numbers(name: str) -> str:
     """Return the name, without ``{}``, of a value that should be a list and is not.
 
     Such a value has no items that could be numbered. For example, `leaves` gives the name
     ``weights of pull 0, parameter {}`` to the value of a pull that is not a list.
     """
-    before, braces, _ = place.partition("{}")
-    return (before.rpartition(", ")[0] or before.strip()) if braces else place
+    before, braces, _ = name.partition("{}")
+    return (before.rpartition(", ")[0] or before.strip()) if braces else name

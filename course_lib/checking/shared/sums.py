@@ -159,22 +159,22 @@ def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any)
     got = value.get("tensor") if isinstance(value, dict) else None
     if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
         return ""
-    told, unfinished = [], []
+    sentences, unfinished = [], []
     for number in range(k):
         parts = _parts_in(chunk(got, k, number), [chunk(each, k, number) for each in tensors])
         if parts is None:
             return ""
         if len(parts) < k:
             unfinished.append(parts)
-            told.append(
+            sentences.append(
                 f"chunk {number} has only the numbers of {names_inside(parts)} of the group"
             )
-    if not told or unfinished == [(me,)] * k:  # or nothing has arrived at all
+    if not sentences or unfinished == [(me,)] * k:  # or nothing has arrived at all
         return ""
     return (
-        f"On this rank, {told[0]} (unfinished chunks: {len(told)} of {k}). In the second half "
-        "of the ring, pass on only finished chunks. Send first the chunk that you finished in "
-        "the first half."
+        f"On this rank, {sentences[0]} (unfinished chunks: {len(sentences)} of {k}). In the "
+        "second half of the ring, pass on only finished chunks. Send first the chunk that you "
+        "finished in the first half."
     )
 
 
