@@ -11,7 +11,7 @@ import pytest
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.mutants import Solution, says
 from course_lib.checking.report import CaseResult
-from course_lib.checking.runners import LocalRunner, Place
+from course_lib.checking.runners import Kind, LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (
@@ -32,7 +32,7 @@ READABLE = readable(ASSIGNMENTS)
 pytestmark = needs_sources
 
 
-POOLS: dict[Place, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
+POOLS: dict[Kind, dict[int, Ranks]] = {"simulated": {}, "cpu": {}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def run(
     folder: Path,
     task: str,
     function: Any,
-    on: Place = "simulated",
+    on: Kind = "simulated",
     until: Callable[[CheckReport], bool] | None = None,
 ) -> CheckReport:
     """Return the report of all cases, or of those until the report is as `until` wants it.
@@ -87,7 +87,7 @@ TASKS = [
     for folder in READABLE
     for task in checks_of(folder)
 ]
-PLACES: tuple[Place, ...] = ("simulated", "cpu")
+PLACES: tuple[Kind, ...] = ("simulated", "cpu")
 
 
 FAILING = [
@@ -136,7 +136,7 @@ def test_an_unwritten_function_fails_every_case(folder: Path, task: str) -> None
 
 
 @pytest.mark.parametrize(("folder", "mutant", "on"), FAILING)
-def test_mutant(folder: Path, mutant: Solution, on: Place) -> None:
+def test_mutant(folder: Path, mutant: Solution, on: Kind) -> None:
     if mutant.reason is None:
         report = run(folder, mutant.task, mutant.function, on)
         assert report.passed, told(report)

@@ -7,7 +7,7 @@ Read in this order:
 - `compare`: functions with which a judge compares values
 - `answers`: the form of an answer; a judge sees an answer only if it has the right form
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
-  what a call leaves behind, and how much memory it holds
+  and what a call leaves behind
 - `side_effects`: what a function must not change, compared where the verdict is made
 - `rounding`: the error that the arithmetic of a case allows
 - `judges`: the common judges
@@ -45,8 +45,6 @@ from course_lib.checking.compare import (
 from course_lib.checking.expectations import (
     calls,
     calls_at_most,
-    holds_at_most,
-    launches_in_order,
     only_calls,
     only_peers,
     overlaps,
@@ -56,7 +54,7 @@ from course_lib.checking.expectations import (
     time_within,
 )
 from course_lib.checking.guesses import Guess, guess
-from course_lib.checking.judges import equals, equals_library, same_on_all_ranks
+from course_lib.checking.judges import equals, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.predictions import Prediction, predict
@@ -84,15 +82,12 @@ __all__ = [
     "calls_at_most",
     "check",
     "equals",
-    "equals_library",
     "expect_close",
     "expect_equal",
     "expect_number",
     "expect_tensor",
     "guess",
-    "holds_at_most",
     "in_many_forms",
-    "launches_in_order",
     "only_calls",
     "only_peers",
     "overlaps",

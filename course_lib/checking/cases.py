@@ -190,13 +190,11 @@ class Expectation:
     Attributes:
         test: ``test(case, observed, trace)`` raises `Wrong` if the demand is not met.
         part: the part of the points that the demand decides about.
-        counts_memory: whether the ranks must count the memory of their tensors for this demand.
 
     """
 
     test: Callable[[Case, Observed, Trace], None]
     part: str = COMMUNICATION
-    counts_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ checked. Expectations about time are checked only on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
 from course_lib.checking.compare import numbers_apart
-from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.traffic import in_words, name_of, operations, received, sent
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside
@@ -162,30 +160,6 @@ def only_peers(neighbours: Callable[[Case, int], Iterable[int]]) -> Expectation:
     return _each_rank(test)
 
 
-def launches_in_order(
-    order: Callable[[Case, int], Sequence[Any]],
-    of: Callable[[Event], Any] = lambda event: event.bytes,
-    kinds: Iterable[str] | None = None,
-) -> Expectation:
-    """Expect a rank to launch its operations in this order.
-
-    Args:
-        order: ``order(case, rank)``: the values of `of` for the operations, in their order.
-        of: the value that distinguishes operations; by default their bytes.
-        kinds: look only at operations of these kinds.
-
-    """
-    wanted = None if kinds is None else tuple(kinds)
-
-    def test(case: Case, rank: int, trace: Trace) -> None:
-        expected = list(order(case, rank))
-        launched = [of(event) for event in operations(trace, rank, wanted)]
-        if launched != expected:
-            raise Wrong(f"rank {rank} launches in the order {launched}, expected {expected}")
-
-    return _each_rank(test)
-
-
 def time_within(
     seconds: Callable[[Case, Network], float],
     *,
@@ -306,37 +280,3 @@ def overlaps(kind: str, fraction: float) -> Expectation:
                 )
 
     return Expectation(run)
-
-
-def holds_at_most(limit: Limit, *, hint: str = "") -> Expectation:
-    """Expect a rank to hold at most this many bytes of tensors at once; see `held` for what counts.
-
-    This works only in checks that `task` makes. The rank itself counts: from the first call of the
-    student's function until the program ends. The examiner cannot verify the count, except that it
-    must be at least the bytes of the values that the rank returns.
-
-    Args:
-        limit: bytes of one rank in one case.
-        hint: the hint if a rank holds more.
-
-    """
-
-    def run(case: Case, observed: Observed, trace: Trace) -> None:
-        for rank in range(case.world_size):
-            allowed = _limit(limit, case, rank)
-            match observed.outputs[rank]:
-                case {"held": {"most": int(most), "largest": [*largest]}} if most >= 0:
-                    names = "; ".join(str(each)[:60] for each in largest[:4])
-                case _:
-                    raise Wrong(f"rank {rank} does not say how many bytes it holds")
-            returned = tensors_in(observed.outputs[rank]["value"])
-            if most < sum(t.numel() * t.element_size() for t in returned):
-                raise Wrong(f"rank {rank} says that it holds fewer bytes than it returns")
-            if most > allowed:
-                raise Wrong(
-                    f"rank {rank} holds {format_bytes(most)} of tensors at once, expected at most "
-                    f"{format_bytes(allowed)}. The largest are {names}",
-                    hint,
-                )
-
-    return Expectation(run, counts_memory=True)

@@ -1,4 +1,4 @@
-"""The common judges: equal to one process, equal to the library, equal on all ranks.
+"""The common judges: equal to one process, equal on all ranks.
 
 A judge is a function of a case, the inputs and the values of all ranks; it raises `Wrong` if a
 value is wrong. If a case has several groups, each group is judged separately.
@@ -16,11 +16,9 @@ from course_lib.checking.answers import ANYTHING, Judge, expect_containers, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.causes import cause_of
 from course_lib.checking.compare import differs, expect_equal
-from course_lib.checking.on_ranks.given import Program, RankProgram
 from course_lib.checking.on_ranks.leaves import leaves
 from course_lib.checking.rounding import rounding_errors
 from course_lib.checking.side_effects import same
-from course_lib.ranks import Ranks, per_rank
 
 Oracle = Callable[[Case, Sequence[Any], int], Any]
 """``oracle(case, inputs, me)`` returns the right value of member `me` of a group whose members have
@@ -157,26 +155,6 @@ class _Lazy(dict[str, Any]):
             yield from self._named(*self._arguments).items()
         for name, oracle in super().items():
             yield name, oracle(*self._arguments)
-
-
-def equals_library(program: Program, library: Callable[..., Any]) -> Judge:
-    """Return a judge that compares with the program's values for a library function.
-
-    The judge runs the program with the library function on simulated ranks.
-    """
-
-    @sees(ANYTHING)
-    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        run, form = RankProgram(program), form_of(case)
-        mine = per_rank([{"form": form, "own": own} for own in inputs])
-        with Ranks(case.world_size, on="simulated", network=case.network) as ranks:
-            right = ranks.run(lambda each: run(library, each)["value"], mine)
-        rtol = TOLERANCE.get(case.form.dtype, 1e-4)
-        for rank, value in enumerate(values):
-            expect_containers(value, right[rank], f"rank {rank}")
-            expect_equal(value, right[rank], f"rank {rank}", rtol=rtol, atol=rtol / 10)
-
-    return judge
 
 
 @sees(ANYTHING)

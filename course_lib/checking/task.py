@@ -64,7 +64,7 @@ def task(
         judges: look at the values of all ranks, one judge after the other; the first finding
             counts. A `Judge` sees only answers of its form; a plain function sees anything.
         cases: the public cases; see `in_many_forms`. They are run in the order of `from_plain`.
-        expects: the demands on the communication and on the memory of tensors.
+        expects: the demands on the communication.
         may_change: keys of the input that the function may change or return. It must not change
             the others.
         worth: part → share of the points; see `Check`.
@@ -108,7 +108,6 @@ def task(
         RankProgram(
             program,
             tuple(may_change),
-            any(e.counts_memory for e in expects),
             answers,
             tuple(withheld),
         ),
@@ -214,7 +213,7 @@ def _open(rank: int, output: Any) -> tuple[Any, Any]:
     match output:
         case {"refused": str(reason), **rest} if not rest:
             raise Wrong(f"rank {rank}: {reason[:300]}")
-        case {"value": value, "left": left, **rest} if rest.keys() <= {"held"}:
+        case {"value": value, "left": left, **rest} if not rest:
             return value, left
     raise Wrong(f"rank {rank} gave an answer that cannot be read")
 

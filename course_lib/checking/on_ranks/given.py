@@ -12,7 +12,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.checking.on_ranks.effects import Watch, sent_back
-from course_lib.checking.on_ranks.held import HeldMemory
 from course_lib.checking.on_ranks.leaves import ARRAY, leaves, tensors_in, without_numbers
 from course_lib.ranks.costs.computation import compute, examiner, is_simulated
 from course_lib.ranks.explain.lines import is_installed
@@ -176,8 +174,6 @@ class RankProgram:
     Args:
         program: the author's ``program(function, mine, given)``.
         may_change: keys of the input that the function may change, or return.
-        counts_memory: whether to count the bytes of tensors that are held, from the first call of
-            the function until the program ends.
         answers: answers the questions of the program, if no examiner does.
         withheld: keys of the input that only `answers` sees.
 
@@ -185,7 +181,6 @@ class RankProgram:
 
     program: Program
     may_change: tuple[str, ...] = ()
-    counts_memory: bool = False
     answers: Callable[[Any, Any], tuple[Any, float]] | None = None
     withheld: tuple[str, ...] = ()
 
@@ -205,14 +200,8 @@ class RankProgram:
         watched = {k: v for k, v in watched.items() if k not in self.may_change}
         given = Given(form, watched, answers)
         world = _world()  # None if a task needs no ranks and nobody made a group
-        held = HeldMemory() if self.counts_memory else None
         try:
-            with ExitStack() as counting:
-                if held is not None:
-                    function = _begins(counting, held, function)
-                value = simple(self.program(function, own, given))
-                if held is not None:
-                    held.add_whole(value)
+            value = simple(self.program(function, own, given))
             if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
@@ -228,8 +217,7 @@ class RankProgram:
             "asks": [tensor.requires_grad for tensor in tensors_in(own)],
             "kept": [before, sent_back(kept)],
         }
-        answer = {"value": value, "left": left}
-        return answer if held is None else {**answer, "held": held.counts}
+        return {"value": value, "left": left}
 
     def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
         """Run the program with the input of an earlier call; return the tensors that it gave."""
@@ -241,19 +229,6 @@ class RankProgram:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()  # in the trace, the operations after it belong to the case itself
         return list(tensors_in(value))
-
-
-def _begins(stack: ExitStack, held: HeldMemory, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function; its first call begins the count, which ends when the stack closes."""
-    begun: list[HeldMemory] = []
-
-    @functools.wraps(function)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        if not begun:
-            begun.append(stack.enter_context(held))
-        return function(*args, **kwargs)
-
-    return counted
 
 
 def simple(value: Any) -> Any:

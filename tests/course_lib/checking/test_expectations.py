@@ -17,7 +17,6 @@ from course_lib.checking import (
     Wrong,
     calls,
     calls_at_most,
-    launches_in_order,
     only_calls,
     only_peers,
     overlaps,
@@ -112,17 +111,6 @@ def test_a_finding_names_the_line_the_peer_and_the_rank() -> None:
     found = finding(only_peers(right_only), trace_of(ring, 4))
     assert "rank 0 may exchange messages only with rank 1" in found
     assert "1 × recv from rank 3, 3.9 KiB (test_expectations.py, line" in found
-
-
-def test_the_order_of_launch() -> None:
-    def buckets(sizes: list[int]) -> Callable[[], None]:
-        return lambda: [dist.all_reduce(torch.ones(n)) for n in sizes] and None
-
-    expectation = launches_in_order(lambda case, rank: [400, 40])
-    assert finding(expectation, trace_of(buckets([100, 10]))) == ""
-    assert "launches in the order [40, 400], expected [400, 40]" in finding(
-        expectation, trace_of(buckets([10, 100]))
-    )
 
 
 def test_time_against_the_formula() -> None:

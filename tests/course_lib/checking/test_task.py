@@ -18,7 +18,6 @@ from course_lib.checking import (
     Form,
     Observed,
     equals,
-    equals_library,
     in_many_forms,
     only_calls,
     run_check,
@@ -284,13 +283,6 @@ def test_after_two_cases_out_of_time_a_check_stops_and_says_so() -> None:
     assert "limit of 0.5 s" in report.results[1].reason
     assert "not run, because 2 earlier cases" in report.results[2].reason
     assert "Ranks(…, timeout" not in str(report)
-
-
-def test_a_library_can_be_the_oracle() -> None:
-    check = sum_task(judges=[equals_library(program, total)])
-    assert run(total, check).passed
-    assert run(by_gathering, check).parts["values"]
-    assert "expected" in run(lambda x, group=None: 2 * total(x, group), check).reason
 
 
 def test_forms_are_drawn_evenly_and_a_case_keeps_its_own() -> None:
