@@ -17,6 +17,7 @@ Read in this order:
   are in its folder, `assignments/NN_name`
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
 - `limits`: the limits of a case, in a notebook and in the grader
+- `judging`: judges one case, by its values and its trace
 - `run_check`: runs the cases of a check on any kind of ranks
 - `causes`: which failing cases have the same cause, and which of them is the simplest
 - `report`: the result, for the student and for the grader; `report_html`: the same in a notebook

@@ -144,7 +144,9 @@ def examine(
         }
         for run in runners.values():
             run.start(check)  # real ranks start on a core that simulated ranks leave idle
-        announced = {WORDS[on]: _announcing(run, say, WORDS[on]) for on, run in runners.items()}
+        announced = {
+            WORDS[kind]: _announcing(run, say, WORDS[kind]) for kind, run in runners.items()
+        }
         return run_on_each(name, check, announced, seed="public")
 
 

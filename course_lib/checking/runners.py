@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from typing import Any, Literal
 
 from course_lib.checking.cases import Case, Check, Observed
@@ -26,10 +25,8 @@ from course_lib.ranks import (
     Trace,
     per_rank,
 )
-from course_lib.ranks.calls import pack_call
 from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.for_graders import end_soon, preload
-from course_lib.ranks.memory import pack
 from course_lib.ranks.wire import Plain, decode, encode
 
 Kind = Literal["simulated", "cpu", "gpu"]
@@ -61,7 +58,6 @@ class LocalRunner:
         self._on = on
         self._ranks = {} if ranks is None else ranks
         self._own = ranks is None
-        self._sealed: tuple[Check, Any] | None = None
 
     def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         """Run one case and return what was observed.
@@ -71,15 +67,11 @@ class LocalRunner:
 
         """
         own = [encode(value) for value in inputs]
-        if self._sealed is None or self._sealed[0] is not check:
-            # The same for all cases: pickling it takes as long as a short case.
-            inline = partial(pack, inline=sys.maxsize)
-            self._sealed = check, pack_call(check.program, [self._function], {}, 1, inline)[0]
         ranks, printed = self._ranks_of(case, check), io.StringIO()
         touched: list[str] = []
         try:
             with redirect_stdout(printed), _told_of_misuse(touched):
-                outputs = ranks.run(_run_program, self._sealed[1], per_rank(own))
+                outputs = ranks.run(_run_program, check.program, self._function, per_rank(own))
         except RanksError as error:
             raise _with_trace(_of_a_case(error, check), ranks.trace) from None
         finally:
@@ -119,8 +111,7 @@ class LocalRunner:
             ranks.close()
 
 
-def _run_program(sealed: Any, own: bytes) -> bytes:
-    program, (function,), _ = sealed.read_last()
+def _run_program(program: Callable[..., Any], function: Callable[..., Any], own: bytes) -> bytes:
     return encode(program(function, decode(own)))
 
 
