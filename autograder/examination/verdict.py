@@ -20,9 +20,7 @@ if TYPE_CHECKING:  # these modules import torch, which reading a verdict does no
 
 
 SCHEMA = 4
-"""Version of the file format. Version 1 had no number and no notes. Version 2 had no digest of the
-checks, no limits, traces and timings, and so no `key`. Version 3 had only the sums of traces.
-`Verdict.read` reads all versions up to this one."""
+"""Version of the file format. `Verdict.read` reads no other."""
 MAX_EVENTS = 400
 """Largest number of events kept of a trace: enough for a picture, at most 70 kB per verdict."""
 KEPT = ("rank", "kind", "group", "peer", "bytes", "dtype", "seq", "start", "end")
@@ -55,7 +53,7 @@ class CheckVerdict:
     def first_failure(self) -> Mapping[str, Any] | None:
         """The case with which a report begins: the simplest failed visible case, or a hidden one.
 
-        Cases that were not run come last. Verdicts of an older version have no difficulty.
+        Cases that were not run come last.
         """
         return min(
             (case for case in self.cases if not case["passed"]),
@@ -147,19 +145,16 @@ class Verdict:
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
-        """Read a file that `write` of this version or an earlier one wrote.
+        """Read a file that `write` wrote.
 
         Raises:
-            ValueError: it is no verdict, or one of a later version.
+            ValueError: it is no verdict, or one of another version.
 
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            schema = data.pop("schema", 1)
-            if schema > SCHEMA:
-                raise ValueError(
-                    f"it has schema {schema}, but this version reads only schemas up to {SCHEMA}"
-                )
+            if (schema := data["schema"]) != SCHEMA:
+                raise ValueError(f"it has schema {schema}, but this version reads schema {SCHEMA}")
             checks = [CheckVerdict(**check) for check in data.pop("checks")]
             return cls(**data, checks=checks)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
