@@ -30,7 +30,7 @@ class CaseResult:
     seconds: float
     hidden: bool = False
     parts: Mapping[str, bool] = field(default_factory=dict)
-    """Part of the points → whether this case grants it; for a part not listed, `passed` decides."""
+    """Part of the points that this case decides → whether it grants it. Empty: `passed` decides."""
     ran: bool = True
     """Whether the case was run at all; if it was not, `reason` says why."""
     in_short: str = ""
@@ -135,12 +135,16 @@ class CheckReport:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Part of the points → whether it is earned, that is, whether every case grants it."""
-        return {
-            part: bool(self.results)
-            and all(result.parts.get(part, result.passed) for result in self.results)
-            for part in self.worth or {VALUES: 1.0}
-        }
+        """Part of the points → whether it is earned: some cases decide it, and all grant it."""
+        earned = {}
+        for part in self.worth or {VALUES: 1.0}:
+            decided = [
+                result.parts.get(part, result.passed)
+                for result in self.results
+                if part in result.parts or not result.parts
+            ]
+            earned[part] = bool(decided) and all(decided)
+        return earned
 
     @property
     def fraction(self) -> float:

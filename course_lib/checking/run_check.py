@@ -98,7 +98,8 @@ def run_check(
     for case, is_hidden in cases:
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
-            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, ran=False)
+            lost = dict.fromkeys(case.decides or check.worth, False)
+            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
         else:
             examined = _examine(name, check, case, run, seed, results, is_hidden)
             result, trace = examined.result, examined.trace
@@ -230,10 +231,7 @@ def _examine(
         cut(detail, MAX_DETAIL),
         time.monotonic() - start,
         hidden,
-        {
-            part: not reason or part in judged.granted or part not in at_stake
-            for part in check.worth
-        },
+        {part: not reason or part in judged.granted for part in at_stake},
         in_short=error.in_short if error is not None else case.told,
         limit=error.limit if error is not None else "",
         trouble=judged.trouble,

@@ -327,3 +327,26 @@ def test_a_report_says_which_cases_alone_fail_unless_a_known_mistake_explains_th
     assert report.only == ("" if named else only)
     assert (only in str(report)) == says(report, only) == (not named)
     assert ("This equals zero." in report.reason) == named
+
+
+def test_a_part_that_no_case_decides_is_not_earned_by_failing() -> None:
+    """As if a check lost the cases of a part, or ran out of time before them."""
+
+    def judge(case: Case, inputs: Any, outputs: Any) -> None:
+        if case.name in outputs:
+            raise Wrong("it fails")
+
+    cases = tuple(
+        Case(name, 1, decides=(part,)) for name, part in (("1", "a"), ("2", "a"), ("3", "b"))
+    )
+    check = Check(
+        "f", print, lambda case, generator: [0], judge, cases, worth=dict.fromkeys("abc", 1)
+    )
+
+    def parts(*failing: str, of: Check = check) -> dict[str, bool]:
+        return run_check("t/f", of, lambda *_: list(failing), seed="").parts
+
+    assert parts("1", "2", "3") == {"a": False, "b": False, "c": False}
+    assert parts("2") == {"a": False, "b": True, "c": False}
+    assert parts("3") == {"a": True, "b": False, "c": False}
+    assert parts("1", of=replace(check, cases=cases[:1])) == dict.fromkeys("abc", False)
