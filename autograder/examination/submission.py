@@ -6,7 +6,6 @@ plain values, the exit status of processes, and the messages that the fabric car
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 from collections.abc import Sequence
@@ -94,7 +93,6 @@ class Submission:
         self._notebook: tuple[Channel, Cell] | None = None
         self._taken: dict[str, tuple[int, Taken]] = {}
         self._room = MAX_FUNCTIONS
-        self._kept = contextlib.ExitStack()
 
     # The notebook --------------------------------------------------------------------------
 
@@ -231,7 +229,6 @@ class Submission:
     def close(self) -> None:
         """End everything that runs for this submission."""
         self._end_notebook()
-        self._kept.close()
 
     def __enter__(self) -> Submission:
         return self
