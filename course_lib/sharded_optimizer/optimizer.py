@@ -270,18 +270,11 @@ class ShardedOptimizer(Optimizer):
         self._forget_means()
         super().zero_grad(set_to_none)
 
-    def local_state_elements(self) -> int:
-        """Return how many numbers of state this rank holds: 1/K of all, except for the padding."""
-        return sum(value.numel() for value in self._local_state())
-
-    def _local_state(self) -> list[Tensor]:
-        values = (value for state in self._local.state.values() for value in state.values())
-        return [v for v in values if isinstance(v, Tensor) and v.dim() > 0]
-
     def local_tensors(self) -> list[Tensor]:
         """Return the gradients and the state of this rank's pieces that currently exist."""
         gradients = [piece.grad for piece in self._pieces if piece.grad is not None]
-        return gradients + self._local_state()
+        values = (value for state in self._local.state.values() for value in state.values())
+        return gradients + [v for v in values if isinstance(v, Tensor) and v.dim() > 0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, on every rank, as `optimizer_cls` has it in one process.
