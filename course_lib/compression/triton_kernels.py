@@ -17,8 +17,7 @@ and sum are fused into one operation that rounds once (``enable_fp_fusion=False`
 all sizes, and all values stay on the device. So neither waits for the other.
 
 Without a GPU the kernels run in Triton's interpreter, ``TRITON_INTERPRET=1``, which tests their
-results. ``python benchmarks/gpu_kernels.py`` compiles them for GPUs, even without such a GPU, and
-shows how many registers they use and how wide their loads and stores are. Neither shows their
+results. ``make gpu`` compares them with plain PyTorch on a GPU, bit for bit, and measures their
 speed.
 
 P. Tillet, H. T. Kung and D. Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural
