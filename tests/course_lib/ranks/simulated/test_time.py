@@ -1,13 +1,10 @@
-"""Virtual time of programs by hand is that of a second simulation; what comes first in it is first.
+"""What comes first in virtual time comes first, and an exchange takes as long as its bytes.
 
-The time of a collective is tested in `costs.test_collective_time`.
+The time of a collective is tested in `costs.test_collective_time`, that of a program with messages
+in `test_against_events`, that of an algorithm by hand in `course_lib.test_cost_model`.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,98 +13,10 @@ import torch.distributed as dist
 from course_lib.ranks.costs.computation import clock, compute
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.ranks import Ranks
-from tests.helpers import collectives_by_hand as by_hand
-from tests.helpers.event_simulation import EventSimulation
 
 ALPHA, BETA = 1.3e-3, 7e6
 NETWORK = Network(ALPHA, BETA)
 REL = 1e-9
-
-Step = list[tuple[str, int, int]]
-"""The messages that a rank starts together and then waits for: (send or recv, peer, bytes)."""
-
-
-def time_of(programs: list[list[Step]]) -> float:
-    """Return when the last rank ends, by the second simulation."""
-    actions = [
-        [action for step in program for action in [*step, ("wait",)]] for program in programs
-    ]
-    ends = EventSimulation(actions, ALPHA, BETA).ends
-    return max((end for mine in ends for end in mine if end is not None), default=0.0)
-
-
-def cut(n: int, parts: int) -> list[int]:
-    """Return the bytes of each piece of n float32 elements."""
-    return [4 * len(piece) for piece in torch.empty(n, device="meta").tensor_split(parts)]
-
-
-def ring_program(k: int, n: int) -> list[list[Step]]:
-    size = cut(n, k)
-    return [
-        [
-            [
-                ("send", (r + 1) % k, size[(r - s + p) % k]),
-                ("recv", (r - 1) % k, size[(r - s - 1 + p) % k]),
-            ]
-            for p in (0, 1)
-            for s in range(k - 1)
-        ]
-        for r in range(k)
-    ]
-
-
-def halving_doubling_program(k: int, n: int) -> list[list[Step]]:
-    power = 2 ** int(math.log2(k))
-    piece = cut(n, power)
-    programs: list[list[Step]] = [[] for _ in range(k)]
-
-    def fold(kind: str, other: str) -> None:
-        for r in range(power, k):
-            programs[r].append([(kind, r - power, 4 * n)])
-            programs[r - power].append([(other, r, 4 * n)])
-
-    fold("send", "recv")
-    owned = {r: range(power) for r in range(power)}
-    history = []
-    width = power // 2
-    while width:
-        keep = {r: owned[r][:width] if r // width % 2 == 0 else owned[r][width:] for r in owned}
-        for r in range(power):
-            mine, others = sum(piece[i] for i in keep[r]), sum(piece[i] for i in keep[r ^ width])
-            programs[r].append([("send", r ^ width, others), ("recv", r ^ width, mine)])
-        history.append((width, keep))
-        owned, width = keep, width // 2
-    for width, keep in reversed(history):
-        for r in range(power):
-            mine, others = sum(piece[i] for i in keep[r]), sum(piece[i] for i in keep[r ^ width])
-            programs[r].append([("send", r ^ width, mine), ("recv", r ^ width, others)])
-    fold("recv", "send")
-    return programs
-
-
-def run(k: int, fn: Callable[..., Any], n: int) -> float:
-    """Run fn on a tensor of n elements that differs between ranks; return the virtual time."""
-
-    def on_rank() -> torch.Tensor:
-        x = torch.arange(n, dtype=torch.float32) + dist.get_rank()
-        fn(x)
-        return x
-
-    ranks = Ranks(k, on="simulated", network=NETWORK)
-    expected = sum(range(k)) + k * torch.arange(n, dtype=torch.float32)
-    for result in ranks.run(on_rank):
-        torch.testing.assert_close(result, expected)
-    return ranks.trace.makespan
-
-
-@pytest.mark.parametrize(
-    ("fn", "program"),
-    [(by_hand.ring, ring_program), (by_hand.halving_doubling, halving_doubling_program)],
-)
-def test_programs_by_hand(fn: Callable[..., Any], program: Callable[..., Any]) -> None:
-    """Lengths that divide by K, that do not, and that are shorter than K."""
-    for k, n in ((2, 1024), (3, 1000), (4, 1000), (8, 455), (5, 3)):
-        assert run(k, fn, n) == pytest.approx(time_of(program(k, n)), rel=REL), (k, n)
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 5, 8])
