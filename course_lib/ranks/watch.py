@@ -181,16 +181,16 @@ class Watch:
             if bound.arguments.get("use_local_synchronization"):
                 return new_group(*bound.args, **bound.kwargs)
             everyone = tuple(range(board.world_size))
-            what = f"new_group of ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
+            members = f"ranks {spans(sorted(bound.arguments.get('ranks') or everyone))}"
             where = self.recorder.locate()
-            seq = self.recorder.enter(NEW_GROUPS, everyone, what, where)
+            seq = self.recorder.enter(NEW_GROUPS, everyone, f"new_group of {members}", where)
             # The members connect here, and wait for a member that skips the call.
             board.block(
                 rank,
                 Wait.COLLECTIVE,
                 group=NEW_GROUPS,
                 seq=seq,
-                text=f"waits in new_group #{seq} of {what.removeprefix('new_group of ')}",
+                text=f"waits in new_group #{seq} of {members}",
                 where=where,
             )
             try:

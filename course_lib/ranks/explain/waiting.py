@@ -81,7 +81,7 @@ class Skipped:
     noun: str = "collective"
 
 
-def waits_in(
+def operation_in_words(
     kind: str,
     *,
     seq: int = 0,
@@ -93,7 +93,7 @@ def waits_in(
     group_name: str = "",
     made: str = "",
 ) -> str:
-    """Return the text for a blocked rank in a report: ``waits in all_reduce #3 (4.0 KiB)``.
+    """Return an operation for a report: ``all_reduce #3 (4.0 KiB)``, ``recv from rank 2``.
 
     `made`: the line on which its group was made, if it is not the default group.
     """
@@ -106,7 +106,7 @@ def waits_in(
         if group_name or made or len(members) < world_size:
             whose = [group_name, f"ranks {spans(members)}", f"made at {made}" if made else ""]
             what += f" of {', '.join(filter(None, whose))}"
-    return f"waits in {what}" + (f" ({format_bytes(nbytes)})" if nbytes else "")
+    return what + (f" ({format_bytes(nbytes)})" if nbytes else "")
 
 
 def stuck(waiting: Mapping[int, Waiting], ended: Collection[int]) -> dict[int, Waiting]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.explain.errors import CollectiveMismatch
-from course_lib.ranks.explain.waiting import waits_in
+from course_lib.ranks.explain.waiting import operation_in_words
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board import SIGNATURE, Board
 from course_lib.ranks.processes.board_views import (
@@ -265,22 +265,23 @@ class MeteredOperation:
         """Show that the rank waits until this operation, or its own time limit, is over."""
         self._blocked_since = time.monotonic()
         event, board = self.event, self.recorder.board
+        words = operation_in_words(
+            event.kind,
+            seq=event.seq,
+            peer=event.peer,
+            tag=event.tag,
+            nbytes=event.bytes,
+            members=event.group,
+            world_size=board.world_size,
+            group_name=event.group_name,
+        )
         board.block(
             event.rank,
             self.wait,
             group=self.group,
             seq=event.seq,
             channel=self.channel,
-            text=waits_in(
-                event.kind,
-                seq=event.seq,
-                peer=event.peer,
-                tag=event.tag,
-                nbytes=event.bytes,
-                members=event.group,
-                world_size=board.world_size,
-                group_name=event.group_name,
-            ),
+            text=f"waits in {words}",
             where=event.where,
             limited=limited,
         )

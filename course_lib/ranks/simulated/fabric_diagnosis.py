@@ -14,7 +14,13 @@ from course_lib.ranks.explain.errors import (
     RankState,
 )
 from course_lib.ranks.explain.mismatch import PIECES, collective_mismatch, unfinished
-from course_lib.ranks.explain.waiting import Skipped, Unmatched, Waiting, deadlock, waits_in
+from course_lib.ranks.explain.waiting import (
+    Skipped,
+    Unmatched,
+    Waiting,
+    deadlock,
+    operation_in_words,
+)
 from course_lib.ranks.explain.words import counted, names
 from course_lib.ranks.simulated.fabric import Fabric, Phase
 from course_lib.ranks.simulated.handles import Misuse
@@ -70,17 +76,18 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
         operation = fabric.waiting[rank]
         if phase is Phase.BLOCKED and operation is not None:
             seconds = now - fabric.clock[rank]
-            rows.append(RankState(rank, _doing(fabric, operation), operation.where, seconds))
+            doing = f"waits in {_in_words(fabric, operation)}"
+            rows.append(RankState(rank, doing, operation.where, seconds))
         else:
             rows.append(RankState(rank, phase.value, running=phase is Phase.RUNNING))
     return rows
 
 
-def _doing(fabric: Fabric, operation: Operation) -> str:
+def _in_words(fabric: Fabric, operation: Operation) -> str:
     if operation.kind == STORE:
-        return f"waits in the store until a rank sets {operation.op}"
+        return f"the store until a rank sets {operation.op}"
     made = fabric.made.get(operation.group, "")
-    return waits_in(
+    return operation_in_words(
         operation.kind,
         seq=operation.seq,
         peer=operation.peer,
@@ -181,7 +188,7 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
         ]
         return MismatchError(mismatch.summary, rows)
     for each in operations:
-        doing = f"{_doing(fabric, each).removeprefix('waits in ')} {counted(each.numel, 'element')}"
+        doing = f"{_in_words(fabric, each)} {counted(each.numel, 'element')}"
         states[each.rank] = RankState(each.rank, doing, each.where)
     return MismatchError(
         mismatch.summary,

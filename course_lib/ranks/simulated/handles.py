@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks._torch.this_thread import remove_mode, watch_with
 from course_lib.ranks.explain.lines import TORCH, is_ours
+from course_lib.ranks.explain.waiting import operation_in_words
 from course_lib.ranks.simulated.operation import Operation
 
 _LOOK_ONLY_AT_SHAPES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like",
@@ -140,12 +141,7 @@ class Handles:
     def _note(self, operation: Operation, did: str, where: str) -> None:
         if id(operation) not in self._reported and len(self.misuses) < MAX_MISUSES:
             self._reported.add(id(operation))
-            what = operation.kind
-            if what in ("send", "recv"):
-                other = "any rank" if operation.peer is None else f"rank {operation.peer}"
-                what += f" {'to' if what == 'send' else 'from'} {other}"
-            else:
-                what += f" #{operation.seq}"
+            what = operation_in_words(operation.kind, seq=operation.seq, peer=operation.peer)
             self.misuses.append(Misuse(operation.rank, what, did, operation.where, where))
 
     # Operators --------------------------------------------------------------------------------
