@@ -28,6 +28,14 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.ranks.explain.words import format_table
+from course_lib.checking.defence import (
+    bytes_handed_over,
+    computed_before,
+    defence,
+    half_the_bandwidth,
+    time_waiting,
+)
+from course_lib.ranks import Network
 
 from .judges import (
     AS_COMPUTED,
@@ -250,6 +258,40 @@ UNUSUAL = {"large": 300, "zero": [1], "overflown": [0], "replaced": True}
 LAST_EMPTY = {"shapes": [(2, 1), (2, 2), (3, 2), (0,)]}
 BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
 BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
+
+
+
+def drawn_chain(generator: torch.Generator) -> Case:
+    """Draw a case of task 4 for one student: layers, caps and a network that take time."""
+
+    def one_of(*values: int) -> int:
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    k, layers, seconds = one_of(2, 3, 4), one_of(6, 7, 8), 1e-6 * one_of(20, 30, 40, 50)
+    sizes = [8 * one_of(*range(2, 20)) for _ in range(layers)]
+    cap, first_cap = one_of(160, 200, 240), one_of(40, 80, 120)
+    network = Network(latency=1e-6 * one_of(2, 3, 5), bandwidth=1e6 * one_of(40, 50, 80))
+    bytes_each = ", ".join(str(4 * size) for size in sizes)
+    name = (
+        f"{k} ranks, one backward. The gradients of layers 0 to {layers - 1} have {bytes_each} B.\n"
+        f"Backward takes {1e6 * seconds:.0f} µs per layer. The cap is {4 * cap} B, the first cap "
+        f"{4 * first_cap} B.\nA message takes {1e6 * network.latency:.0f} µs + bytes / "
+        f"({1e-6 * network.bandwidth:.0f} MB/s); an all_reduce is a ring."
+    )
+    steps = [list(range(layers))]
+    return Case(
+        name,
+        k,
+        {
+            "shapes": [(size,) for size in sizes],
+            "steps": [steps],
+            "seconds": seconds,
+            "cap": cap,
+            "first_cap": first_cap,
+        },
+        network=network,
+    )
+
 
 CHECKS = {
     "assign_buckets": task(
@@ -538,5 +580,15 @@ CHECKS = {
             ),
         ),
         in_turn=[(5, 2)],
+    ),
+    "defend_data_parallel": defence(
+        "data_parallel",
+        drawn_chain,
+        [
+            bytes_handed_over("all_reduce"),
+            computed_before("all_reduce"),
+            time_waiting,
+            half_the_bandwidth,
+        ],
     ),
 }
