@@ -24,6 +24,15 @@ from course_lib.checking import (
     task,
     time_within,
 )
+from course_lib.checking.defence import (
+    bytes_handed_over,
+    defence,
+    drawn_network,
+    end_of_operation,
+    half_the_bandwidth,
+    one_of,
+    sent_in_all,
+)
 from course_lib.checking.shared.sums import (
     EXACT,
     called,
@@ -388,6 +397,15 @@ RINGS = shaped(
     ("4 ranks in two groups, one number", 4, ()),
 )
 
+
+def drawn_ring(generator: torch.Generator) -> Case:
+    """Draw a case of task 4 for one student: ranks, numbers and a network."""
+    k, n = one_of(generator, 3, 4, 5), one_of(generator, *range(51, 400))
+    network, told = drawn_network(generator)
+    name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{told}."
+    return Case(name, k, {"shape": (n,)}, network=network)
+
+
 CHECKS = {
     "tree_broadcast": task(
         "tree_broadcast",
@@ -477,5 +495,16 @@ CHECKS = {
             groups=False,
         ),
         in_turn=[(2, 5)],
+    ),
+    "defend_ring_all_reduce": defence(
+        "ring_all_reduce",
+        drawn_ring,
+        [
+            bytes_handed_over("send"),
+            bytes_handed_over("recv"),
+            sent_in_all,
+            end_of_operation,
+            half_the_bandwidth,
+        ],
     ),
 }

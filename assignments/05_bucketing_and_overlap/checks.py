@@ -32,10 +32,11 @@ from course_lib.checking.defence import (
     bytes_handed_over,
     computed_before,
     defence,
+    drawn_network,
     half_the_bandwidth,
+    one_of,
     time_waiting,
 )
-from course_lib.ranks import Network
 
 from .judges import (
     AS_COMPUTED,
@@ -260,37 +261,22 @@ BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
 BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
 
 
-
 def drawn_chain(generator: torch.Generator) -> Case:
     """Draw a case of task 4 for one student: layers, caps and a network that take time."""
-
-    def one_of(*values: int) -> int:
-        return values[int(torch.randint(len(values), (), generator=generator))]
-
-    k, layers, seconds = one_of(2, 3, 4), one_of(6, 7, 8), 1e-6 * one_of(20, 30, 40, 50)
-    sizes = [8 * one_of(*range(2, 20)) for _ in range(layers)]
-    cap, first_cap = one_of(160, 200, 240), one_of(40, 80, 120)
-    network = Network(latency=1e-6 * one_of(2, 3, 5), bandwidth=1e6 * one_of(40, 50, 80))
+    k, layers = one_of(generator, 2, 3, 4), one_of(generator, 6, 7, 8)
+    micros = one_of(generator, 20, 30, 40, 50)
+    sizes = [8 * one_of(generator, *range(2, 20)) for _ in range(layers)]
+    cap, first_cap = one_of(generator, 160, 200, 240), one_of(generator, 40, 80, 120)
+    network, told = drawn_network(generator)
     bytes_each = ", ".join(str(4 * size) for size in sizes)
     name = (
         f"{k} ranks, one backward. The gradients of layers 0 to {layers - 1} have {bytes_each} B.\n"
-        f"Backward takes {1e6 * seconds:.0f} µs per layer. The cap is {4 * cap} B, the first cap "
-        f"{4 * first_cap} B.\nA message takes {1e6 * network.latency:.0f} µs + bytes / "
-        f"({1e-6 * network.bandwidth:.0f} MB/s); an all_reduce is a ring."
+        f"Backward takes {micros} µs per layer. The cap is {4 * cap} B, the first cap "
+        f"{4 * first_cap} B.\n{told}; an all_reduce is a ring."
     )
-    steps = [list(range(layers))]
-    return Case(
-        name,
-        k,
-        {
-            "shapes": [(size,) for size in sizes],
-            "steps": [steps],
-            "seconds": seconds,
-            "cap": cap,
-            "first_cap": first_cap,
-        },
-        network=network,
-    )
+    steps = [[list(range(layers))]]
+    parameters = {"shapes": [(size,) for size in sizes], "steps": steps, "seconds": 1e-6 * micros}
+    return Case(name, k, {**parameters, "cap": cap, "first_cap": first_cap}, network=network)
 
 
 CHECKS = {

@@ -28,6 +28,14 @@ from course_lib.checking import (
     task,
 )
 from course_lib.checking.answers import ANYTHING, sees
+from course_lib.checking.defence import (
+    bytes_handed_over,
+    defence,
+    drawn_network,
+    end_of_operation,
+    half_the_bandwidth,
+    one_of,
+)
 from course_lib.checking.judges import TOLERANCE
 from course_lib.checking.shared.sums import (
     EXACT,
@@ -309,6 +317,18 @@ def drawn(k, shape, *seeds):
     return {"shape": shape, "k": k, "seeds": seeds}
 
 
+def drawn_codec(generator: torch.Generator) -> Case:
+    """Draw a case of task 5 for one student: ranks, numbers, a codec and a network."""
+    k, n = one_of(generator, 2, 3, 4), one_of(generator, *range(301, 2000))
+    codec = one_of(generator, "8 bits", "1 bit")
+    network, told = drawn_network(generator)
+    name = (
+        f"{k} ranks, {n} numbers of 4 bytes on each, {codec} per number.\n{told}; an all_to_all "
+        "sends its pieces one after the other, and an all_gather is a ring."
+    )
+    return Case(name, k, {"shape": (n,), "codec": codec}, network=network)
+
+
 CHECKS = {
     "quantize": task(
         "quantize",
@@ -441,5 +461,10 @@ CHECKS = {
             ),
         ),
         in_turn=[(2, 3)],
+    ),
+    "defend_compressed_all_reduce": defence(
+        "compressed_all_reduce",
+        drawn_codec,
+        [bytes_handed_over(), end_of_operation, half_the_bandwidth],
     ),
 }

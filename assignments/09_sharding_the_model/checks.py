@@ -15,6 +15,14 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
+from course_lib.checking.defence import (
+    bytes_handed_over,
+    defence,
+    drawn_network,
+    end_of_operation,
+    half_the_bandwidth,
+    one_of,
+)
 
 from .judges import (
     AS_SCHEDULED,
@@ -129,6 +137,22 @@ BUBBLES = (
 )
 
 # --- the four checks ------------------------------------------------------------------------------
+
+
+def drawn_weights(generator: torch.Generator) -> Case:
+    """Draw a case of task 3 for one student: ranks, parameters and a network."""
+    k, layers = one_of(generator, 2, 3, 4), one_of(generator, 3, 4, 5)
+    sizes = [one_of(generator, *range(40, 300)) for _ in range(layers)]
+    frozen = one_of(generator, *range(layers))
+    network, told = drawn_network(generator)
+    name = (
+        f"{k} ranks, two steps. Parameters 0 to {layers - 1} have "
+        f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n{told}; "
+        "reduce_scatter and all_gather are rings."
+    )
+    parameters = training("momentum", *((size,) for size in sizes), frozen=[frozen])
+    return Case(name, k, parameters, network=network)
+
 
 CHECKS = {
     "column_parallel": task(
@@ -251,5 +275,15 @@ CHECKS = {
             groups=False,
         ),
         in_turn=[(4, 3)],
+    ),
+    "defend_sharded_optimizer": defence(
+        "sharded_optimizer",
+        drawn_weights,
+        [
+            bytes_handed_over("reduce_scatter"),
+            bytes_handed_over("all_gather"),
+            end_of_operation,
+            half_the_bandwidth,
+        ],
     ),
 }

@@ -23,6 +23,7 @@ from autograder.collection import repair
 from autograder.course import Folders, handed_out
 from autograder.examination.budget import Limits
 from autograder.examination.check import examine, for_the_student, limits_of, notes_on
+from autograder.examination.defence import asked
 from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.seed import assignment_secret, submission_seed
 from autograder.examination.submission import CellOutcome, Submission, Taken
@@ -40,6 +41,7 @@ from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
+from course_lib.checking.defence import Defence
 from course_lib.checking.limits import CASE_SECONDS
 from course_lib.checking.local import load_checks, load_module
 from course_lib.learner.notebooks import EXPLORE
@@ -214,9 +216,10 @@ def examine_cells(
             if room < 0:
                 cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
     verdict.timings["cells"] = time.monotonic() - start
-    for cell, taken in tests:
+    functions = {cell.metadata.nbgrader.grade_id: taken for cell, taken in tests}
+    for cell, _ in tests:
         start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
-        report = _examine(name, taken, checks, hidden, submission, verdict, log)
+        report = _examine(name, functions, checks, hidden, submission, verdict, log)
         points = float(cell.metadata.nbgrader.points)
         verdict.checks.append(CheckVerdict.of(report, points))
         score = verdict.checks[-1].score
@@ -226,7 +229,7 @@ def examine_cells(
 
 def _examine(
     short: str,
-    taken: Taken,
+    functions: dict[str, Taken],
     checks: dict[str, Check],
     hidden: dict[str, Any],
     submission: Submission,
@@ -235,14 +238,19 @@ def _examine(
 ) -> CheckReport:
     name = f"{verdict.assignment}/{short}"
     log.info("Examining %s", name)
+    check = checks[short]
+    if isinstance(check, Defence):
+        passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
+        about, taken = checks[check.of], functions.get(check.of)
+        check = asked(check, about, passed, submission, taken, verdict.student)
     report = examine(
         name,
-        checks[short],
+        check,
         submission,
         seed=verdict.seed,
         hidden=hidden.get(short, ()),
         on=verdict.settings.get("on") or None,
-        taken=taken,
+        taken=functions[short],
         progress=lambda result: log.debug(
             "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
         ),

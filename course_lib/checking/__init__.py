@@ -24,6 +24,7 @@ Read in this order:
 - `runners`, `local`: `check`, on ranks of this machine
 - `predictions`: a number, locked before a run shows it; `guesses`: a choice among a few options,
   which the run below decides; `puzzles`: a line that the reader fills in
+- `defence`: questions on a student's own run; `testing`: a task whose solution is a check
 - `program`: the part of a check that goes to the ranks
 - `mutants`: wrong solutions, which must fail
 """
@@ -43,6 +44,7 @@ from course_lib.checking.compare import (
     expect_number,
     expect_tensor,
 )
+from course_lib.checking.defence import defend
 from course_lib.checking.expectations import (
     calls,
     calls_at_most,
@@ -82,6 +84,7 @@ __all__ = [
     "calls",
     "calls_at_most",
     "check",
+    "defend",
     "equals",
     "expect_close",
     "expect_equal",

@@ -7,7 +7,9 @@ the right answers from what it carried itself. Nothing that the notebook says co
 An author writes which task is asked about, how a case is drawn, and which kinds of questions fit:
 
     "defend_data_parallel": defence(
-        "data_parallel", drawn_chain, [bytes_handed_over("all_reduce"), time_waiting, half_the_bandwidth]
+        "data_parallel",
+        drawn_chain,
+        [bytes_handed_over("all_reduce"), time_waiting, half_the_bandwidth],
     )
 
 A kind of question is a function of a `Run`, so a new one takes ten lines.
@@ -30,8 +32,8 @@ from course_lib.checking.predictions import agrees, shown
 from course_lib.checking.run_check import Runner
 from course_lib.checking.runners import LocalRunner
 from course_lib.checking.task import task
-from course_lib.checking.traffic import name_of, operations
-from course_lib.ranks import Event, Trace
+from course_lib.checking.traffic import operations
+from course_lib.ranks import Event, Network, Trace
 
 QUESTIONS = 3
 SETS = (1, 2)
@@ -139,7 +141,7 @@ def defence(of: str, draw: Callable[[torch.Generator], Case], asks: Sequence[Ask
         inputs=lambda case, generator: [{}],
         program=_answer,
         judges=[_right_answers],
-        cases=[Case("the form of the answers", 1)],
+        cases=[Case("the form of the answers; the grader judges the numbers", 1)],
         worth={part: 1.0 for i in range(QUESTIONS) for part in _parts(i)},
     )
     kept: Mapping[str, Any] = {each.name: getattr(check, each.name) for each in fields(Check)}
@@ -231,17 +233,17 @@ def defend(
 
 
 def bytes_handed_over(*kinds: str) -> Asks:
-    """Ask for the bytes of one of a rank's operations, of which not all have the same size."""
+    """Ask for the bytes of one of a rank's operations of these kinds, by default of all kinds."""
 
     def asks(run: Run, generator: torch.Generator) -> Question:
         rank = _number(run.case.world_size, generator)
-        events = operations(run.trace, rank, kinds)
+        events = operations(run.trace, rank, kinds or None)
         i = _number(len(events), generator)
-        named = " or ".join(kinds)
+        named = " or ".join(kinds) or "communication"
         return Question(
             f"Number {i + 1} of the {named} calls of rank {rank}: how many bytes has its tensor?",
             events[i].bytes,
-            f"It is {name_of(events[i])}.",
+            f"It is {_named(events[i])}.",
         )
 
     return asks
@@ -258,11 +260,25 @@ def computed_before(kind: str) -> Asks:
         return Question(
             f"Rank {rank} launches its {kind} number {i + 1}. How many µs has it computed before?",
             1e6 * spent,
-            f"It is {name_of(events[i])}, launched at {1e6 * events[i].start:.4g} µs.",
+            f"It is {_named(events[i])}, launched at {1e6 * events[i].start:.4g} µs.",
             NEARLY,
         )
 
     return asks
+
+
+def end_of_operation(run: Run, generator: torch.Generator) -> Question:
+    """Ask when one of a rank's operations ends."""
+    rank = _number(run.case.world_size, generator)
+    events = operations(run.trace, rank)
+    i = _number(len(events), generator)
+    return Question(
+        f"When does communication call number {i + 1} of rank {rank} end, in µs from the first "
+        "start?",
+        1e6 * events[i].end,
+        f"It is {_named(events[i])}, from {1e6 * events[i].start:.4g} µs on.",
+        NEARLY,
+    )
 
 
 def time_waiting(run: Run, generator: torch.Generator) -> Question:
@@ -299,6 +315,11 @@ def sent_in_all(run: Run, generator: torch.Generator) -> Question:
     )
 
 
+def _named(event: Event) -> str:
+    where = f" ({event.where})" if event.where else ""
+    return f"{event.kind}, {event.bytes} B{where}"
+
+
 def _sizes(events: Sequence[Event]) -> str:
     return ", ".join(f"{event.bytes} B to rank {event.peer}" for event in events[:8])
 
@@ -310,6 +331,22 @@ def _computed(trace: Trace, rank: int, until: float) -> float:
         for event in trace.events
         if event.kind == "compute" and event.rank == rank and event.start < until
     )
+
+
+def drawn_network(generator: torch.Generator) -> tuple[Network, str]:
+    """Draw a network on which small tensors take time; return it, and in words."""
+    network = Network(
+        latency=1e-6 * one_of(generator, 2, 3, 5), bandwidth=1e6 * one_of(generator, 40, 50, 80)
+    )
+    return network, (
+        f"A message takes {1e6 * network.latency:.0f} µs + bytes / "
+        f"({1e-6 * network.bandwidth:.0f} MB/s)"
+    )
+
+
+def one_of(generator: torch.Generator, *values: Any) -> Any:
+    """Draw one of the values."""
+    return values[_number(len(values), generator)]
 
 
 def _number(below: int, generator: torch.Generator) -> int:
