@@ -27,7 +27,6 @@ from course_lib.checking import (
     time_within,
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
-from course_lib.ranks.explain.words import format_table
 from course_lib.checking.defence import (
     bytes_handed_over,
     computed_before,
@@ -37,6 +36,7 @@ from course_lib.checking.defence import (
     one_of,
     time_waiting,
 )
+from course_lib.ranks.explain.words import format_table
 
 from .judges import (
     AS_COMPUTED,
