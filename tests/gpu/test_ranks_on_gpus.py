@@ -26,7 +26,7 @@ from course_lib.ddp import DistributedDataParallel
 from course_lib.gradient_sync import sync_bucketed, sync_flat, sync_per_parameter
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RankTimeout
 from tests.helpers.emulated_nccl import emulate
-from tests.helpers.faulty_programs import all_send_first, one_raises, one_skips, other_shape
+from tests.helpers.student_bugs import all_send_first, one_raises, one_skips, other_shape
 
 pytestmark = pytest.mark.gpu
 
@@ -152,7 +152,7 @@ def test_failures_are_explained_and_the_next_call_works(
     with Ranks(4, on=ON, timeout=20) as ranks:
         with pytest.raises(errors) as caught:
             ranks.run(on_gpu)
-        assert "faulty_programs.py, line" in str(caught.value)
+        assert "student_bugs.py, line" in str(caught.value)
         assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
 
 

@@ -12,14 +12,12 @@ import torch.distributed as dist
 
 from autograder.inside.fabric_client import FabricStopped
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankTimeout
+from course_lib.ranks.explain.errors import RankTimeout
 from course_lib.ranks.ranks import Ranks
 from course_lib.ranks.simulated.operation import Operation
 from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.carried_ranks import CarriedRanks, Carrying, rank_on
-from tests.helpers.every_operation import assert_same, everything
-from tests.helpers.student_bugs import BUGS, Bug
-from tests.helpers.training import train_ddp
+from tests.helpers.every_operation import assert_same
 
 NETWORK = Network(1.3e-3, 7e6)
 
@@ -30,16 +28,6 @@ def processes() -> Iterator[dict[int, Ranks]]:
     yield pools
     for pool in pools.values():
         pool.close()
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_every_operation(processes: dict[int, Ranks], k: int) -> None:
-    ours = CarriedRanks(processes[k]).run(everything, 5)
-    theirs = Ranks(k, on="simulated").run(everything, 5)
-    for rank in range(k):
-        assert ours[rank].keys() == theirs[rank].keys()
-        for name in ours[rank]:
-            assert_same(ours[rank][name], theirs[rank][name], name)
 
 
 def _on_tensor(fn: Callable[..., None], n: int, *args: Any) -> torch.Tensor:
@@ -63,44 +51,6 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     for call in calls:
         assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
         assert ours.trace.events == theirs.trace.events
-
-
-def test_ddp(processes: dict[int, Ranks]) -> None:
-    ours = CarriedRanks(processes[3]).run(train_ddp, True, False)
-    theirs = Ranks(3, on="simulated").run(train_ddp, True, False)
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a, b)
-
-
-COMMUNICATE = [
-    bug
-    for bug in BUGS
-    if bug.error in (DeadlockError, MismatchError) and not bug.differs and "DDP" not in bug.what
-]
-
-
-@pytest.mark.parametrize(
-    "bug", COMMUNICATE, ids=[bug.what.replace(" ", "_") for bug in COMMUNICATE]
-)
-def test_found_and_explained(processes: dict[int, Ranks], bug: Bug) -> None:
-    ranks = CarriedRanks(processes[4])
-    with pytest.raises(bug.error) as caught:  # at the time limit it would be a `RankTimeout`
-        ranks.run(bug.fn)
-    for word in bug.words:
-        assert word.lower() in str(caught.value).lower()
-    assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    "bug", [bug for bug in BUGS if "new_group" in bug.words], ids=lambda b: b.what
-)
-def test_groups_are_made_by_all_ranks_together(processes: dict[int, Ranks], bug: Bug) -> None:
-    with pytest.raises(bug.error, match="new_group") as caught:
-        CarriedRanks(processes[4]).run(bug.fn)
-    with pytest.raises(bug.error) as simulated:
-        Ranks(4, on="simulated").run(bug.fn)
-    assert caught.value.summary == simulated.value.summary
 
 
 def test_a_rank_cannot_talk_to_itself_and_its_computation_counts_if_it_was_declared() -> None:

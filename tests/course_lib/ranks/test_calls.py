@@ -5,7 +5,6 @@ import linecache
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,23 +118,6 @@ def test_modules_folder_and_environment_are_the_notebooks(
         return beside_the_notebook.ANSWER, Path.cwd(), os.environ["COURSE_SETTING"]
 
     assert ranks.run(program) == [(42, tmp_path, "on")] * 3
-
-
-def test_tags_and_polling(ranks: Ranks) -> None:
-    def program() -> list[float] | None:
-        if dist.get_rank() == 0:
-            for tag in (1, 2):
-                dist.isend(torch.tensor([float(tag)]), dst=1, tag=tag)
-        if dist.get_rank() != 1:
-            return None
-        first, second = torch.empty(1), torch.empty(1)
-        work = dist.irecv(second, src=0, tag=2)
-        dist.recv(first, src=0, tag=1)
-        while not work.is_completed():  # plain gloo would never say so
-            time.sleep(0.001)
-        return [first.item(), second.item()]
-
-    assert ranks.run(program) == [None, [1.0, 2.0], None]
 
 
 def test_without_metering(ranks: Ranks) -> None:

@@ -12,11 +12,8 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from course_lib.ranks import (
-    DeadlockError,
-    MismatchError,
     RankError,
     Ranks,
     RanksError,
@@ -60,58 +57,7 @@ def fails(ranks: Ranks, kind: type[RanksError], fn: Callable[[], object]) -> Ran
     return caught.value
 
 
-# Collectives ---------------------------------------------------------------------------------
-
-
-def test_a_ddp_step_against_a_receive(ranks: Ranks) -> None:
-    """One rank waits in compiled code, where no process group is told."""
-
-    def program() -> None:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-        if dist.get_rank() == 0:
-            dist.recv(torch.ones(1), src=1)
-        model(torch.ones(2, 4)).sum().backward()
-
-    error = fails(ranks, DeadlockError, program)
-    assert "waits in recv from rank 1" in error.states[0].doing
-    assert "waits in compiled code for all_reduce" in error.states[1].doing
-
-
-def test_a_mismatch_that_was_not_waited_for(ranks: Ranks) -> None:
-    def program() -> None:
-        dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
-
-    fails(ranks, MismatchError, program)
-
-
-# Messages ------------------------------------------------------------------------------------
-
-
-def test_two_ranks_are_stuck_while_another_computes(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() < 2:
-            dist.recv(torch.ones(1), src=1 - dist.get_rank())
-        else:
-            time.sleep(FOREVER)
-
-    assert "rank 0 → rank 1 → rank 0" in str(fails(ranks, DeadlockError, program))
-
-
 # Exceptions and deaths -----------------------------------------------------------------------
-
-
-def test_one_rank_raises_while_others_wait(ranks: Ranks) -> None:
-    def program() -> None:
-        if dist.get_rank() == 1:
-            raise ValueError("no such shard")
-        dist.barrier()
-
-    error = fails(ranks, RankError, program)
-    assert isinstance(error, RankError)
-    assert error.rank == 1
-    assert isinstance(error.original, ValueError)
-    assert error.summary.startswith("Rank 1 raised ValueError: no such shard  (test_failures.py")
-    assert error.states[0].doing.startswith("waits in barrier")
 
 
 def test_all_ranks_raise_and_keep_their_processes(ranks: Ranks) -> None:

@@ -44,8 +44,8 @@ def receive_early():
     send.wait()
 
 
-def ring_of_messages(metered):
-    group = None if metered else bare_group()
+def ring_of_messages():
+    group = bare_group()
     rank, k = dist.get_rank(), dist.get_world_size()
     x, y = torch.full((2,), float(rank)), torch.empty(2)
     send = dist.isend(x, group=group, group_dst=(rank + 1) % k)
@@ -54,7 +54,7 @@ def ring_of_messages(metered):
     return y.tolist()
 
 
-@pytest.mark.parametrize("program", [receive_early, lambda: ring_of_messages(False)])
+@pytest.mark.parametrize("program", [receive_early, ring_of_messages])
 def test_single_messages_hang_by_themselves_as_with_nccl(program):
     k = 2 if program is receive_early else 3
     with Ranks(k, on="cpu", timeout=4) as ranks, pytest.raises(RanksError):
@@ -62,32 +62,6 @@ def test_single_messages_hang_by_themselves_as_with_nccl(program):
 
 
 # Metered ----------------------------------------------------------------------------------------
-
-
-def test_single_messages_of_metered_ranks_do_not(nccl_ranks):
-    k = nccl_ranks.world_size
-    got = nccl_ranks.run(ring_of_messages, True)
-    assert got == [[float((rank - 1) % k)] * 2 for rank in range(k)]
-
-
-def by_tag():
-    if dist.get_rank() == 0:
-        for work in [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (1, 2)]:
-            work.wait()
-    if dist.get_rank() != 1:
-        return None
-    came = {}
-    works = []
-    for tag in (2, 1):
-        came[tag] = torch.empty(2)
-        works.append(dist.irecv(came[tag], 0, tag=tag))
-    for work in works:
-        work.wait()
-    return {tag: tensor.tolist() for tag, tensor in came.items()}
-
-
-def test_tags_are_kept_apart(nccl_ranks):
-    assert nccl_ranks.run(by_tag)[1] == {1: [1.0] * 2, 2: [2.0] * 2}
 
 
 HOOKS = {
@@ -165,24 +139,6 @@ def bare_pipeline(name, micro_batches):
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
 def test_a_pipeline_does_not_hang_by_nccl_alone(ranks_of, name, k):
     ranks_of("cpu", k).run(bare_pipeline, name, 6)
-
-
-def objects():
-    rank, k = dist.get_rank(), dist.get_world_size()
-    everyone = [None] * k
-    dist.all_gather_object(everyone, {"rank": rank})
-    sent = [("from", k - 1)] if rank == k - 1 else [None]
-    dist.broadcast_object_list(sent, src=k - 1)
-    pair = dist.new_group([0, k - 1])
-    if rank in (0, k - 1):
-        dist.barrier(pair)  # first in its group
-    return everyone, sent
-
-
-def test_objects_and_barriers(nccl_ranks):
-    k = nccl_ranks.world_size
-    expected = [{"rank": rank} for rank in range(k)], [("from", k - 1)]
-    assert nccl_ranks.run(objects) == [expected] * k
 
 
 # The trace and the diagnosis ----------------------------------------------------------------------

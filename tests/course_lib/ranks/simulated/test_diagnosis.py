@@ -12,7 +12,7 @@ from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError
 from course_lib.ranks.ranks import Ranks
 from course_lib.ranks.simulated.baton import Stopped
-from tests.helpers.faulty_programs import all_send_first, neighbours, nobody_sends, one_skips
+from tests.helpers.student_bugs import all_send_first, here, nobody_sends, one_skips
 
 
 def test_a_deadlock_is_found_without_any_time_limit() -> None:
@@ -28,7 +28,7 @@ def test_eager_sends_hide_the_deadlock_of_small_messages() -> None:
     Ranks(4, on="simulated", network=eager).run(all_send_first)
 
     def large() -> None:
-        _, _, right, left = neighbours()
+        _, _, right, left = here()
         dist.send(torch.ones(25), right)
         dist.recv(torch.ones(25), left)
 

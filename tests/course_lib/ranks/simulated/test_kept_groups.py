@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -62,49 +61,6 @@ for _ in range(2):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
-def test_destroyed_groups_are_back_in_the_next_call_and_after_init() -> None:
-    def script() -> float:
-        x = torch.ones(1)
-        dist.init_process_group("gloo")  # harmless: there is one
-        dist.all_reduce(x)
-        dist.destroy_process_group()
-        assert not dist.is_initialized()
-        dist.init_process_group("gloo")
-        dist.all_reduce(x)
-        dist.destroy_process_group()
-        return x.item()
-
-    ranks = Ranks(3, on="simulated")
-    assert ranks.run(script) == [9.0] * 3
-    assert ranks.run(script) == [9.0] * 3
-
-
-def test_a_gloo_group_is_simulated() -> None:
-    def fn() -> list[float]:
-        group = dist.new_group([0, 2], backend="gloo")
-        x = torch.full((1,), 1.0 + dist.get_rank())
-        if dist.get_rank() != 1:
-            dist.all_reduce(x, group=group)
-            dist.monitored_barrier(group, timeout=timedelta(seconds=1))
-            objects = [None, None]
-            dist.all_gather_object(objects, dist.get_rank(), group=group)
-            assert objects == [0, 2]
-        return x.tolist()
-
-    ranks = Ranks(3, on="simulated")
-    assert ranks.run(fn) == [[4.0], [2.0], [4.0]]
-    assert ranks.trace.calls(0)["barrier"] == 1
-
-
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_a_monitored_barrier_waits_for_no_plain_one(on: str) -> None:
-    def program() -> None:
-        dist.monitored_barrier() if dist.get_rank() == 1 else dist.barrier()
-
-    with Ranks(3, on=on) as ranks, pytest.raises(MismatchError, match=r"1 +barrier monitored"):
-        ranks.run(program)
-
-
 def test_one_rank_can_profile() -> None:
     def one_profiles() -> bool:
         profiled = dist.get_rank() == 1
@@ -155,6 +111,16 @@ def test_a_key_that_nobody_sets_is_a_deadlock() -> None:
     with pytest.raises(DeadlockError, match="a key of the store") as caught:
         Ranks(3, on="simulated").run(fn)
     assert "waits in the store until a rank sets 'weights'" in str(caught.value)
+
+
+def test_a_group_that_is_gone_says_how_to_get_another() -> None:
+    def fn() -> None:
+        group = dist.new_group()
+        dist.destroy_process_group(group)
+        dist.all_reduce(torch.ones(1), group=group)
+
+    with pytest.raises(RankError, match="Make a new one with"):
+        Ranks(3, on="simulated").run(fn)
 
 
 def test_groups_made_in_different_order() -> None:

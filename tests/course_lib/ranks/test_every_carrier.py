@@ -1,0 +1,375 @@
+"""One list of programs with what they must return, send and raise; every carrier runs all of it.
+
+What students do wrong is a list of its own, with a page: `test_student_bugs`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.ranks import DeadlockError, MismatchError, RankError, RanksError
+from tests.helpers.carriers import EVERY, ranks_on
+from tests.helpers.every_operation import assert_same, everything
+from tests.helpers.training import train_ddp
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("carrier", [each for each in EVERY if each != "cpu"])
+def test_every_operation_gives_what_gloo_gives(carrier: str, k: int) -> None:
+    # Small whole numbers: every order of adding them gives the same bits, in every dtype.
+    for n in (0, 1, 5):
+        ours, theirs = (ranks_on(on, k).run(everything, n) for on in (carrier, "cpu"))
+        for rank in range(k):
+            assert ours[rank].keys() == theirs[rank].keys()
+            for name in ours[rank]:
+                assert_same(ours[rank][name], theirs[rank][name], f"{name}, {n=}, {rank=}")
+
+
+def own(dtype: torch.dtype, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(1003, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def summed(dtype: torch.dtype) -> torch.Tensor:
+    x = own(dtype, dist.get_rank())
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("carrier", EVERY)
+def test_sums_are_right_within_rounding(carrier: str, k: int) -> None:
+    # K-1 additions of terms of size up to 4; gloo rounds 16-bit sums at every addition.
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        exact = torch.stack([own(dtype, rank).double() for rank in range(k)]).sum(0)
+        bound = 2 * (k - 1) * torch.finfo(dtype).eps * 4 * k
+        found = ranks_on(carrier, k).run(summed, dtype)
+        for each in found:
+            assert torch.equal(each, found[0])
+            assert (each.double() - exact).abs().max() <= bound
+
+
+# What is returned and sent ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        fn: runs on every rank.
+        returns: (rank, K) → what it must return there.
+        sends: (rank, K) → the calls, bytes sent and peers that its trace must have; or nothing.
+        ks: the numbers of ranks that it can do with.
+        but: carriers that have no such thing.
+
+    """
+
+    fn: Callable[[], Any]
+    returns: Callable[[int, int], Any]
+    sends: Callable[[int, int], tuple[dict[str, int], int, set[int]]] | None = None
+    ks: tuple[int, ...] = (2, 3, 4)
+    but: tuple[str, ...] = ()
+
+
+def here() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def ring_of_messages() -> list[float]:
+    rank, k = here()
+    x, y = torch.full((2,), float(rank)), torch.empty(2)
+    send = dist.isend(x, (rank + 1) % k)
+    dist.recv(y, (rank - 1) % k)
+    send.wait()
+    return y.tolist()
+
+
+def ring_all_reduce() -> list[float]:
+    rank, k = here()
+    x = torch.arange(12.0) + rank
+    chunks = list(x.tensor_split(k))
+    for step in range(2 * (k - 1)):
+        part = torch.empty_like(chunks[(rank - step - 1) % k])
+        send = dist.isend(chunks[(rank - step) % k].clone(), (rank + 1) % k)
+        dist.recv(part, (rank - 1) % k)
+        send.wait()
+        target = chunks[(rank - step - 1) % k]
+        target.copy_(target + part if step < k - 1 else part)
+    return x.tolist()
+
+
+def tags_in_another_order() -> list[float] | None:
+    if dist.get_rank() == 0:
+        for work in [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (1, 2)]:
+            work.wait()
+    if dist.get_rank() != 1:
+        return None
+    first, second = torch.empty(2), torch.empty(2)
+    work = dist.irecv(second, 0, tag=2)
+    dist.recv(first, 0, tag=1)
+    while not work.is_completed():  # plain gloo would never say so
+        time.sleep(0.001)
+    return [first[0].item(), second[0].item()]
+
+
+def receives_from_anyone() -> list[tuple[int | None, float]]:
+    rank, k = here()
+    x = torch.zeros(1)
+    if rank:
+        dist.send(torch.tensor([10.0 * rank]), 0, tag=5)
+        return []
+    return sorted((dist.recv(x, tag=5), x.item()) for _ in range(k - 1))
+
+
+def receives_from_anyone_of_a_group() -> int | None:
+    rank, k = here()
+    group = dist.new_group([k - 2, k - 1])
+    if rank == k - 2:
+        return dist.recv(torch.zeros(1), group=group)
+    if rank == k - 1:
+        dist.send(torch.ones(1), k - 2, group=group)
+    return None
+
+
+def lists_of_different_sizes() -> list[list[float]]:
+    rank, k = here()
+    outputs = [torch.empty(i + rank + 1) for i in range(k)]
+    inputs = [torch.full((rank + i + 1,), 10.0 * rank + i) for i in range(k)]
+    dist.all_to_all(outputs, inputs, async_op=True).wait()
+    return [output.tolist() for output in outputs]
+
+
+def reduce_scatter_in_every_way() -> list[list[float]]:
+    import torch.distributed._functional_collectives as functional
+    import torch.distributed.nn.functional as with_gradients
+
+    rank, k = here()
+    x = torch.arange(2.0 * k) + rank
+    a, b, later = torch.empty(2), torch.empty(2), torch.empty(2)
+    dist.reduce_scatter_tensor(a, x)
+    dist.reduce_scatter(b, list(x.chunk(k)))
+    work = dist.reduce_scatter_tensor(later, x, async_op=True)
+    work.get_future().wait()
+    work.wait()
+    assert work.is_completed()
+    c = functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD) + 0
+    y = x.clone().requires_grad_()
+    d = with_gradients.reduce_scatter(torch.empty(2), list(y.chunk(k)))
+    d.sum().backward()
+    assert torch.equal(y.grad, torch.ones_like(y))
+    return [each.tolist() for each in (a, b, later, c, d)]
+
+
+def objects() -> tuple[list[Any], list[Any]]:
+    rank, k = here()
+    everyone: list[Any] = [None] * k
+    dist.all_gather_object(everyone, {"rank": rank})
+    sent = [("from", k - 1)] if rank == k - 1 else [None]
+    dist.broadcast_object_list(sent, src=k - 1)
+    return everyone, sent
+
+
+def group_of_the_ends() -> list[float]:
+    rank, k = here()
+    group = dist.new_group([0, k - 1], backend="gloo")
+    x = torch.full((1,), 1.0 + rank)
+    if rank in (0, k - 1):
+        dist.barrier(group)  # first in its group
+        dist.all_reduce(x, group=group)
+    return x.tolist()
+
+
+def monitored_barrier() -> None:
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+
+
+def groups_are_destroyed_and_made_again() -> float:
+    x = torch.ones(1)
+    dist.init_process_group("gloo")  # harmless: there is one
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo")
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return x.item()
+
+
+def sum_of_chunks(rank: int, k: int) -> list[float]:
+    total = k * torch.arange(2.0 * k) + k * (k - 1) / 2
+    return total[2 * rank : 2 * rank + 2].tolist()
+
+
+FROM_ONE = ("nccl", "gpu")
+"""Carriers that receive from a rank that is named, and not from whoever comes first."""
+PROGRAMS = [
+    Program(
+        ring_of_messages,
+        lambda rank, k: [float((rank - 1) % k)] * 2,
+        lambda rank, k: ({"send": 1, "recv": 1}, 8, {(rank + 1) % k, (rank - 1) % k}),
+    ),
+    Program(
+        ring_all_reduce,
+        lambda rank, k: (k * torch.arange(12.0) + k * (k - 1) / 2).tolist(),
+        lambda rank, k: (
+            {"send": 2 * (k - 1), "recv": 2 * (k - 1)},
+            2 * (k - 1) * 48 // k,
+            {(rank + 1) % k, (rank - 1) % k},
+        ),
+    ),
+    Program(tags_in_another_order, lambda rank, k: [1.0, 2.0] if rank == 1 else None),
+    Program(
+        receives_from_anyone,
+        lambda rank, k: [] if rank else [(other, 10.0 * other) for other in range(1, k)],
+        but=FROM_ONE,
+    ),
+    Program(
+        receives_from_anyone_of_a_group,
+        lambda rank, k: k - 1 if rank == k - 2 else None,
+        but=FROM_ONE,
+    ),
+    Program(
+        lists_of_different_sizes,
+        lambda rank, k: [[10.0 * i + rank] * (i + rank + 1) for i in range(k)],
+    ),
+    Program(reduce_scatter_in_every_way, lambda rank, k: [sum_of_chunks(rank, k)] * 5),
+    Program(objects, lambda rank, k: ([{"rank": r} for r in range(k)], [("from", k - 1)])),
+    Program(
+        group_of_the_ends,
+        lambda rank, k: [k + 1.0 if rank in (0, k - 1) else rank + 1.0],
+    ),
+    Program(
+        monitored_barrier,
+        lambda rank, k: None,
+        lambda rank, k: ({"barrier": 1}, 0, set()),
+        but=("sockets",),
+    ),
+    Program(groups_are_destroyed_and_made_again, lambda rank, k: float(k * k), but=("sockets",)),
+]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.fn.__name__)
+@pytest.mark.parametrize("carrier", EVERY)
+def test_what_it_returns_and_sends(carrier: str, program: Program) -> None:
+    if carrier in program.but:
+        pytest.skip("it has no such thing")
+    for k in program.ks:
+        ranks = ranks_on(carrier, k)
+        for _ in range(2):  # what the first call leaves behind is not in the way of the next
+            assert ranks.run(program.fn) == [program.returns(rank, k) for rank in range(k)]
+        if program.sends:
+            for rank in range(k):
+                trace = ranks.trace
+                sent = trace.calls(rank), trace.bytes_sent(rank), trace.peers(rank)
+                assert sent == program.sends(rank, k)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("carrier", EVERY)
+def test_ddp_trains_as_on_simulated_ranks(carrier: str) -> None:
+    for k, hook in ((2, False), (3, True)):
+        both = (ranks_on(on, k).run(train_ddp, hook, False) for on in (carrier, "simulated"))
+        for mine, expected in zip(*both, strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
+# What is raised --------------------------------------------------------------------------------
+
+
+def a_message_that_nobody_waits_for_at_once() -> None:
+    """A received tensor is unchanged: neither cut nor taken for another type."""
+    if dist.get_rank() == 0:
+        dist.isend(torch.full((4,), 7.0), 1).wait()
+    elif dist.get_rank() == 1:
+        x = torch.zeros(8)
+        try:
+            dist.irecv(x, 0).wait()
+        finally:
+            assert x.tolist() == [0.0] * 8
+
+
+def swallows() -> None:
+    with suppress(RuntimeError):
+        dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+
+def a_mismatch_that_was_not_waited_for() -> None:
+    dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
+
+
+def receives_from(peer: int) -> Callable[[], Any]:
+    return lambda: dist.recv(torch.ones(1), peer)
+
+
+def nobody_sends_to_one_who_receives_from_anyone() -> None:
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1))
+
+
+def negative_tag() -> None:
+    dist.isend(torch.ones(1), (dist.get_rank() + 1) % 3, tag=-1)
+
+
+def two_kinds_of_barrier() -> None:
+    dist.monitored_barrier() if dist.get_rank() == 1 else dist.barrier()
+
+
+def two_are_stuck_while_another_computes() -> None:
+    if dist.get_rank() < 2:
+        dist.recv(torch.ones(1), src=1 - dist.get_rank())
+
+
+def a_ddp_step_against_a_receive() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1), src=1)
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def raises_while_others_wait() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no such shard")
+    dist.barrier()
+
+
+RAISE: list[tuple[Callable[[], Any], type[RanksError], str, tuple[str, ...]]] = [
+    (a_message_that_nobody_waits_for_at_once, MismatchError, "sends 4 elements of float32", ()),
+    (swallows, MismatchError, "collective #1", ()),
+    (a_mismatch_that_was_not_waited_for, MismatchError, "3 elements", ()),
+    (receives_from(-1), RankError, "recv from rank -1: the ranks of this group have", ()),
+    (receives_from(3), RankError, "have the numbers 0 to 2", ()),
+    (nobody_sends_to_one_who_receives_from_anyone, DeadlockError, "recv from any rank", FROM_ONE),
+    (negative_tag, RankError, "tag must be 0 or more, got -1", ()),
+    (two_kinds_of_barrier, MismatchError, "barrier monitored", ("sockets",)),
+    (two_are_stuck_while_another_computes, DeadlockError, "rank 0 → rank 1 → rank 0", ()),
+    (a_ddp_step_against_a_receive, DeadlockError, "recv from rank 1", ()),
+    (raises_while_others_wait, RankError, "Rank 1 raised ValueError: no such shard", ()),
+]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("fn", "error", "words", "but"), RAISE)
+@pytest.mark.parametrize("carrier", EVERY)
+def test_what_it_raises(
+    carrier: str, fn: Callable[[], Any], error: type[RanksError], words: str, but: tuple[str, ...]
+) -> None:
+    if carrier in but:
+        pytest.skip("it has no such thing")
+    ranks = ranks_on(carrier, 3)
+    with pytest.raises(RanksError) as caught:
+        ranks.run(fn)
+    assert type(caught.value) is error, caught.value
+    assert words in f"{caught.value} {caught.value.__cause__}"  # a socket tells who, its rank why
+    assert ranks.run(dist.get_rank) == [0, 1, 2]

@@ -1,0 +1,42 @@
+"""Ranks on everything that can carry what they send: programs must not see which one it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+
+from course_lib.ranks import Ranks
+from course_lib.ranks.trace.trace import Trace
+from tests.helpers.carried_ranks import CarriedRanks
+from tests.helpers.emulated_nccl import emulate
+
+CARRIERS = ("simulated", "cpu", "nccl", "sockets")
+"""The fabric in this process, gloo, NCCL's semantics over gloo, the grader's network."""
+EVERY = (*CARRIERS, pytest.param("gpu", marks=pytest.mark.gpu))
+
+
+class Carried(Protocol):
+    """What all of them have."""
+
+    trace: Trace
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]: ...
+
+
+@functools.cache
+def _started(carrier: str, k: int, timeout: float) -> Ranks:
+    on: Any = "cpu" if carrier in ("nccl", "sockets") else carrier
+    return Ranks(k, on=on, timeout=timeout, metered=carrier != "sockets")
+
+
+def ranks_on(carrier: str, k: int, timeout: float = 60) -> Carried:
+    """Return ranks that all tests of a worker share: each must leave them in order."""
+    ranks = _started(carrier, k, timeout)
+    if carrier == "sockets":
+        return CarriedRanks(ranks)
+    if carrier == "nccl":
+        ranks.run(emulate)  # ranks that were started anew do not yet
+    return ranks
