@@ -39,8 +39,8 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     module = None
     try:
-        for name, told in COMMANDS.items():
-            command = commands.add_parser(name, help=told)
+        for name, line in COMMANDS.items():
+            command = commands.add_parser(name, help=line)
             if name in words[:1]:  # import only this command: --help must not need the libraries
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION

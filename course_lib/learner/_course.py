@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
 from course_lib.diary import find_desk
 from course_lib.installed import SHARED
-
-Cell = dict[str, Any]
+from course_lib.learner.what_counts import is_check, role
 
 
 class Unknown(LookupError):
@@ -55,39 +52,25 @@ def find(course: Path, said: str) -> str:
         Unknown: `said` fits no assignment, or more than one.
 
     """
-    there = names(course)
+    known = names(course)
     if "lectures" in Path(said).parts:
         raise Unknown(f"{said} is a lecture, which gives no points. Give the name of an assignment")
     said = Path(said).name.removesuffix(".ipynb").lower()
     if said.isdigit():
         said = f"{int(said):02}"
-    meant = [name for name in there if said == name] or [name for name in there if said in name]
+    meant = [name for name in known if said == name] or [name for name in known if said in name]
     if len(meant) == 1 and said:
         return meant[0]
     close = meant if said else []
-    close = close or difflib.get_close_matches(said, there, n=3, cutoff=0.5)
-    every = f"the assignments are {', '.join(there)}"
-    told = f"did you mean {' or '.join(close)}?" if close else every
-    raise Unknown(f"there is no assignment {said!r}: {told}")
+    close = close or difflib.get_close_matches(said, known, n=3, cutoff=0.5)
+    every = f"the assignments are {', '.join(known)}"
+    advice = f"did you mean {' or '.join(close)}?" if close else every
+    raise Unknown(f"there is no assignment {said!r}: {advice}")
 
 
 def notebook_of(folder: Path, name: str) -> Path:
     """Return the path of an assignment's notebook, in the course or on a desk."""
     return folder / "assignments" / name / f"{name}.ipynb"
-
-
-def cells(notebook: Path) -> list[Cell]:
-    """Return a notebook's cells, each with its source as one text.
-
-    Raises:
-        Unknown: the file is not a notebook; the message names it.
-
-    """
-    try:
-        found = json.loads(notebook.read_bytes())["cells"]
-        return [{**cell, "source": "".join(cell["source"])} for cell in found]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise _damaged(notebook) from error
 
 
 def read(notebook: Path) -> nbformat.NotebookNode:
@@ -103,32 +86,16 @@ def read(notebook: Path) -> nbformat.NotebookNode:
         )
         return found
     except Exception as error:  # nbformat raises errors of any type on a damaged file
-        raise _damaged(notebook) from error
-
-
-def _damaged(notebook: Path) -> Unknown:
-    return Unknown(
-        f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
-        "get a good copy"
-    )
-
-
-def role(cell: Cell) -> dict[str, Any]:
-    """Return nbgrader's metadata of a cell; empty if it has none."""
-    metadata = cell.get("metadata")
-    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def is_check(cell: Cell) -> bool:
-    """Tell whether a cell holds a task's check."""
-    return bool(role(cell).get("grade")) and not role(cell).get("solution")
+        raise Unknown(
+            f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
+            "get a good copy"
+        ) from error
 
 
 def tasks(course: Path, name: str) -> list[Task]:
     """Return the tasks and questions of an assignment, in order."""
     return [
         Task(role(cell)["grade_id"], float(role(cell)["points"]), is_check(cell))
-        for cell in cells(notebook_of(course, name))
+        for cell in read(notebook_of(course, name)).cells
         if role(cell).get("grade")
     ]

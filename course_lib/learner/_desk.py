@@ -117,16 +117,16 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
 
 def _lay_beside(desk: Path, path: str, content: bytes, record: Record) -> str:
     """Write a file next to one that stays, without overwriting anything; return its name."""
-    for place in _beside(desk / path, "new"):
-        theirs = _read(place)
+    for target in _beside(desk / path, "new"):
+        theirs = _read(target)
         if theirs is None:
-            if os.path.lexists(place):  # a folder, or a file without permission to read
+            if os.path.lexists(target):  # a folder, or a file without permission to read
                 continue
         elif not _is_as_handed_out(path, theirs, record):
             continue
-        put(desk, place, content, is_read_only(path))
+        put(desk, target, content, is_read_only(path))
         break
-    return place.name
+    return target.name
 
 
 def _take_back(desk: Path, path: str, record: Record) -> list[str]:
@@ -253,8 +253,8 @@ class Records:
         self.by_path: dict[str, Record] = {}
         if self._path.exists():
             try:
-                told = json.loads(self._path.read_bytes())
-                files = told["files"] if told["version"] == _VERSION else {}
+                stored = json.loads(self._path.read_bytes())
+                files = stored["files"] if stored["version"] == _VERSION else {}
                 self.by_path = {
                     path: Record(str(entry["given"]), [str(word) for word in entry["words"]])
                     for path, entry in files.items()
@@ -269,8 +269,8 @@ class Records:
     def save(self) -> None:
         """Write the records completely or not at all."""
         files = {path: asdict(record) for path, record in sorted(self.by_path.items())}
-        told = {"version": _VERSION, "files": files}
-        put(self._desk, self._path, f"{json.dumps(told, indent=1)}\n".encode())
+        stored = {"version": _VERSION, "files": files}
+        put(self._desk, self._path, f"{json.dumps(stored, indent=1)}\n".encode())
 
 
 def put(desk: Path, path: Path, content: bytes, read_only: bool = False) -> None:

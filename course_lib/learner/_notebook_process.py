@@ -77,8 +77,8 @@ def _run(
         return None
     if kind is None:
         print(flush=True)
-        told = _told(getattr(error, "report", done.result), error)
-        return {**told, "check": step["check"], "seconds": round(seconds, 1)}
+        outcome = _outcome(getattr(error, "report", done.result), error)
+        return {**outcome, "check": step["check"], "seconds": round(seconds, 1)}
     left[kind] -= seconds
     return {"cell": number, "kind": kind, "seconds": seconds, "is_late": is_late}
 
@@ -99,7 +99,7 @@ def _be_quiet_about_failed_checks(shell: Any) -> None:
     shell.showtraceback = showtraceback
 
 
-def _told(report: Any, error: BaseException | None) -> dict[str, Any]:
+def _outcome(report: Any, error: BaseException | None) -> dict[str, Any]:
     if hasattr(report, "fraction"):
         return {"fraction": report.fraction, "reason": report.reason}
     if error is not None:

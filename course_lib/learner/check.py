@@ -35,7 +35,7 @@ from course_lib.learner.limits import (
     clock_of,
 )
 from course_lib.learner.start import add_desk, desk_of
-from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild
+from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild, role
 
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "
@@ -44,7 +44,7 @@ DESCRIPTION = (
 Step = dict[str, Any]
 NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
 GRACE_SECONDS = 10
-"""The time that an interrupted process has to end its ranks."""
+"""The time that a process has to end itself and its ranks."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +111,9 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     checked = [task for task in tasks if task.checked]
     wrong = set(said) - {task.name for task in checked}
     if wrong:
-        there = ", ".join(task.name for task in checked)
-        told = f"no check belongs to {', '.join(sorted(wrong))}"
-        raise _course.Unknown(f"{told}. The tasks with a check are: {there}")
+        names = ", ".join(task.name for task in checked)
+        message = f"no check belongs to {', '.join(sorted(wrong))}"
+        raise _course.Unknown(f"{message}. The tasks with a check are: {names}")
     return [task for task in checked if not said or task.name in said]
 
 
@@ -136,7 +136,7 @@ def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> l
         elif is_run(cell):
             if cell.source.strip() not in given:
                 written |= names_defined(cell.source) | stubs.get(grade_id(cell), set())
-            kind = SOLUTIONS if _course.role(cell).get("solution") else OTHERS
+            kind = SOLUTIONS if role(cell).get("solution") else OTHERS
             steps.append({"source": cell.source, "number": number, "kind": kind})
     return steps
 
@@ -198,24 +198,27 @@ def _run_once(
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(f"{json.dumps(plan)}\n")
             process.stdin.flush()
-        for told in _watched(process, read):
-            if "check" in told:
-                outcomes[told["check"]] = told
+        for result in _watched(process, read):
+            if "check" in result:
+                outcomes[result["check"]] = result
                 continue
-            left[told["kind"]] -= told["seconds"]
-            if told.get("is_stuck"):
-                return 0, told["cell"]
-            notes += [_late(told)] if told["is_late"] else []
-        status = process.wait()
+            left[result["kind"]] -= result["seconds"]
+            if result.get("is_stuck"):
+                return 0, result["cell"]
+            notes += [_late(result)] if result["is_late"] else []
+        try:
+            status = process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:  # a thread that a cell has started goes on
+            status = 0
     except BaseException:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
         raise
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):  # with what a cell has started and left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
     if status:
@@ -259,21 +262,21 @@ def _watched(process: subprocess.Popen[str], read: int) -> Iterator[dict[str, An
             continue
         if not line:
             return
-        told = json.loads(line)
-        if "check" in told or "is_late" in told:
+        result = json.loads(line)
+        if "check" in result or "is_late" in result:
             end = math.inf
-            yield told
+            yield result
         else:
-            cell, end, is_interrupted = told, clock_of(process.pid) + told["seconds"], False
+            cell, end, is_interrupted = result, clock_of(process.pid) + result["seconds"], False
 
 
-def _late(told: dict[str, Any]) -> str:
+def _late(result: dict[str, Any]) -> str:
     """Return the note on a cell that has used up its time, or the time of its kind of cells."""
-    what = f"interrupted after {told['seconds']:.0f} s" if told["seconds"] else "not run"
-    advice = "" if told["kind"] == SOLUTIONS else "; a cell with the tag explore is not run"
+    what = f"interrupted after {result['seconds']:.0f} s" if result["seconds"] else "not run"
+    advice = "" if result["kind"] == SOLUTIONS else "; a cell with the tag explore is not run"
     return (
-        f"cell {told['cell']} was {what}: as in the grader, a cell has {CELL_SECONDS:g} s, and all "
-        f"{told['kind']} together have {CELLS_SECONDS:g} s{advice}"
+        f"cell {result['cell']} was {what}: as in the grader, a cell has {CELL_SECONDS:g} s, and "
+        f"all {result['kind']} together have {CELLS_SECONDS:g} s{advice}"
     )
 
 
@@ -282,11 +285,11 @@ def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
     width = max(len(task.name) for task in tasks)
     lines, earned, most = [name], 0.0, 0.0
     for task in tasks:
-        told = outcomes.get(task.name)
-        if told is not None:
-            points = task.points * told["fraction"]
+        outcome = outcomes.get(task.name)
+        if outcome is not None:
+            points = task.points * outcome["fraction"]
             earned, most = earned + points, most + task.points
-            lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(told)}")
+            lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(outcome)}")
         elif not task.checked:
             lines.append(
                 f"  {task.name:{width}}     – of {task.points:<3g} a person reads this answer"
@@ -295,6 +298,6 @@ def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cut(told: dict[str, Any]) -> str:
-    reason = " ".join(told["reason"].split())
+def _cut(outcome: dict[str, Any]) -> str:
+    reason = " ".join(outcome["reason"].split())
     return reason if len(reason) <= 90 else f"{reason[:89]}…"

@@ -35,11 +35,11 @@ def words(path: str, content: bytes) -> str | None:
     notebook = _parse(content)
     if notebook is None:
         return None
-    told = [
+    content_of_cells = [
         [cell.get("cell_type"), _source(cell), cell.get("attachments") or {}]
         for cell in _written(notebook)
     ]
-    return digest(json.dumps(told, sort_keys=True).encode())
+    return digest(json.dumps(content_of_cells, sort_keys=True).encode())
 
 
 def cleared(content: bytes) -> bytes:

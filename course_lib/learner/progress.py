@@ -104,10 +104,10 @@ def _foretold(entries: Iterable[dict[str, Any]]) -> str:
     options = [each["of"] for each in scored.values() if isinstance(each.get("of"), int)]
     guesses = [bool(each.get("right")) for each in scored.values() if "of" in each]
     numbers = [bool(each.get("right")) for each in scored.values() if "of" not in each]
-    told = f"{sum(numbers)} of {len(numbers)}" if numbers else ""
+    foretold = f"{sum(numbers)} of {len(numbers)}" if numbers else ""
     chance = sum(1 / max(each, 1) for each in options)
     guessed = f"{sum(guesses)} of {len(guesses)} ({chance:.1f})" if guesses else ""
-    return f"{told:>15}  {guessed:>13}"
+    return f"{foretold:>15}  {guessed:>13}"
 
 
 def _minutes(entries: Iterable[dict[str, Any]]) -> int:

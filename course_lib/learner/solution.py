@@ -10,8 +10,9 @@ from pathlib import Path
 from course_lib.diary import CHECKS, in_lecture, kept
 from course_lib.installed import PACKAGE, find_course
 from course_lib.learner import _course
-from course_lib.learner._course import Task, cells, is_check, role
+from course_lib.learner._course import Task
 from course_lib.learner.start import add_desk, confirm, desk_of
+from course_lib.learner.what_counts import grade_id, is_check, role
 
 DESCRIPTION = (
     "Show the solution of an assignment, or of one of its tasks. You are asked first. A copy of "
@@ -35,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         name = _course.find(course, arguments.assignment)
         tasks = _course.tasks(course, name)
         if arguments.task and arguments.task not in [task.name for task in tasks]:
-            there = ", ".join(task.name for task in tasks)
-            raise _course.Unknown(f"there is no task {arguments.task}; the tasks are {there}")
+            names = ", ".join(task.name for task in tasks)
+            raise _course.Unknown(f"there is no task {arguments.task}; the tasks are {names}")
         source = course / "instructor" / name / f"{name}.ipynb"
         if not source.is_file():
             print(_without(name), file=sys.stderr)
@@ -72,10 +73,10 @@ def standing(name: str, tasks: list[Task], desk: Path) -> str:
     checked = [task for task in tasks if task.checked]
     solved = sum(f"{name}/{task.name}" in passed for task in checked)
     begun = sum(f"{name}/{task.name}" in tried for task in checked)
-    told = f"Tasks with a check: {len(checked)}. You have tried {begun} and solved {solved}."
+    so_far = f"Tasks with a check: {len(checked)}. You have tried {begun} and solved {solved}."
     return (
-        f"{told}\nOnce you have read the solution, you can no longer find it yourself. In a graded "
-        "course,\nthe rules may forbid reading it before you hand in."
+        f"{so_far}\nOnce you have read the solution, you can no longer find it yourself. In a "
+        "graded course,\nthe rules may forbid reading it before you hand in."
     )
 
 
@@ -86,16 +87,15 @@ def solution(source: Path, chosen: list[str]) -> str:
     """
     shown: list[str] = []
     waiting: list[str] = []
-    for cell in cells(source):
-        grade_id = role(cell).get("grade_id")
+    for cell in _course.read(source).cells:
         if is_check(cell):
-            if grade_id in chosen:
+            if grade_id(cell) in chosen:
                 shown += waiting
             waiting = []
         elif role(cell).get("solution"):
             text = _MARK.sub("", cell["source"]).strip()
             if role(cell).get("grade"):
-                shown += [text] if grade_id in chosen else []
+                shown += [text] if grade_id(cell) in chosen else []
             else:
                 waiting.append(text)
     return "\n\n\n".join(["", *shown, ""]).strip("\n") + "\n"

@@ -88,12 +88,12 @@ def rebuild(
 
 def is_check(cell: NotebookNode) -> bool:
     """Tell whether a released cell is a check: it has points, and students do not write in it."""
-    return bool(_nbgrader(cell).get("grade")) and not _nbgrader(cell).get("solution")
+    return bool(role(cell).get("grade")) and not role(cell).get("solution")
 
 
 def is_answer(cell: NotebookNode) -> bool:
     """Tell whether a released cell is for a written answer, which a person grades."""
-    return bool(_nbgrader(cell).get("grade")) and bool(_nbgrader(cell).get("solution"))
+    return bool(role(cell).get("grade")) and bool(role(cell).get("solution"))
 
 
 def is_run(cell: NotebookNode) -> bool:
@@ -105,7 +105,7 @@ def is_run(cell: NotebookNode) -> bool:
 def graded_cells(notebook: NotebookNode) -> set[str]:
     """Return the names of the cells of any notebook that are answers or give points."""
     cells = [cell for cell in notebook.cells if isinstance(cell, dict)]
-    marks = [(_nbgrader(cell), grade_id(cell)) for cell in cells]
+    marks = [(role(cell), grade_id(cell)) for cell in cells]
     return {name for mark, name in marks if name and (mark.get("grade") or mark.get("solution"))}
 
 
@@ -347,19 +347,19 @@ class _Room:
 def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[str]:
     """Insert the released cells that the student deleted; checks run at the end. Return notes."""
     notes = []
-    there = {each.index for each in placed}
+    kept = {each.index for each in placed}
     at_end = []
     for index, cell in enumerate(released):
-        if index in there:
+        if index in kept:
             continue
         back = _Placed(copy.deepcopy(cell), index)
         if is_check(cell):
             at_end.append(back)
             continue
-        places = {each.index: place for place, each in enumerate(placed)}
-        before = next((i for i in range(index - 1, -1, -1) if i in places), None)
-        placed.insert(0 if before is None else places[before] + 1, back)
-        if _nbgrader(cell).get("solution"):
+        positions = {each.index: position for position, each in enumerate(placed)}
+        before = next((i for i in range(index - 1, -1, -1) if i in positions), None)
+        placed.insert(0 if before is None else positions[before] + 1, back)
+        if role(cell).get("solution"):
             notes.append(f"the cell {grade_id(cell)} is missing, so the released cell is back")
     placed += at_end
     return notes
@@ -372,7 +372,7 @@ def _empty_stubs(placed: Sequence[_Placed], released: Sequence[NotebookNode]) ->
         if not is_run(each.cell):
             continue
         names = names_defined(each.cell.source)
-        is_stub = each.index is not None and _nbgrader(each.cell).get("solution")
+        is_stub = each.index is not None and role(each.cell).get("solution")
         if is_stub and _same(each.cell.source, released[each.index or 0].source):
             if names and names <= defined:
                 each.cell.source = ""
@@ -385,10 +385,10 @@ def _leave_for_a_person(placed: Sequence[_Placed], released: Sequence[NotebookNo
 
     nbgrader gives 0 points to an answer that is as it was released.
     """
-    for place, each in enumerate(placed):
+    for position, each in enumerate(placed):
         if each.index is None or not is_answer(released[each.index]):
             continue
-        beside = [*placed[max(0, place - 1) : place], *placed[place + 1 : place + 2]]
+        beside = [*placed[max(0, position - 1) : position], *placed[position + 1 : position + 2]]
         wrote = any(one.index is None and EXPLORE not in _tags(one.cell) for one in beside)
         if wrote and _same(each.cell.source, released[each.index].source):
             each.cell.source += _ELSEWHERE
@@ -412,10 +412,10 @@ def _notes_on_exploring(cells: Sequence[NotebookNode]) -> list[str]:
                 bound.add(node.arg)
         bound |= names_defined(cell.source)
     if names := sorted(explored & used - bound):
-        told = ", ".join(name[:40] for name in names[:3])
+        listed = ", ".join(name[:40] for name in names[:3])
         return [
-            f"a cell to explore is not run, but other cells use what only it defines: {told}. Move "
-            "this into another cell"
+            f"a cell to explore is not run, but other cells use what only it defines: {listed}. "
+            "Move this into another cell"
         ]
     return []
 
@@ -445,7 +445,7 @@ def _tree(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _nbgrader(cell: Any) -> dict[str, Any]:
+def role(cell: Any) -> dict[str, Any]:
     """Return a cell's nbgrader metadata, or an empty dict if it has none of the right form."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
@@ -454,7 +454,7 @@ def _nbgrader(cell: Any) -> dict[str, Any]:
 
 def grade_id(cell: Any) -> str:
     """Return the name by which nbgrader tracks a cell, or "" if it does not."""
-    name = _nbgrader(cell).get("grade_id")
+    name = role(cell).get("grade_id")
     return name if isinstance(name, str) else ""
 
 
@@ -472,7 +472,7 @@ def _tags(cell: Any) -> list[Any]:
 
 def _may_edit(released: NotebookNode) -> bool:
     """Tell whether a student may edit a cell: it is a solution, or nbgrader does not track it."""
-    return bool(_nbgrader(released).get("solution")) or not grade_id(released)
+    return bool(role(released).get("solution")) or not grade_id(released)
 
 
 def _same(source: str, other: str) -> bool:

@@ -28,7 +28,7 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KnownSolutions, "wrong", lambda *_: "x got 3 of 4")
     found = doctor.graded()
-    assert "x got 3 of 4. So this machine, or the check, is broken" in found.told
+    assert "x got 3 of 4. So this machine, or the check, is broken" in found.summary
     assert "do not grade here" in found.advice
 
 
@@ -37,7 +37,7 @@ def test_without_solutions_it_says_what_was_not_tried(
 ) -> None:
     monkeypatch.setattr(doctor, "find_course", lambda: tmp_path)
     found = doctor.graded()
-    assert found.fine and ("not tested" in found.told or sys.platform != "linux")
+    assert found.fine and ("not tested" in found.summary or sys.platform != "linux")
 
 
 @pytest.mark.parametrize("root", [True, False])
@@ -50,7 +50,7 @@ def test_forbidden_namespaces_are_named_with_the_setting(
         Path, "read_text", lambda path: "0\n" if "max_user" in path.name else "none\n"
     )
     found = doctor.namespaces()
-    assert found.fine == root and "user.max_user_namespaces is 0" in found.told
+    assert found.fine == root and "user.max_user_namespaces is 0" in found.summary
     assert root or found.advice.endswith("user.max_user_namespaces=10000")
 
 
@@ -61,7 +61,7 @@ def test_without_bubblewrap_only_grading_is_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(binary, "candidates", list)
     monkeypatch.setattr("autograder.commands.doctor.probe", lambda: binary.choose(print))
     found = doctor.bubblewrap()
-    assert "'bwrap' is missing" in found.told
+    assert "'bwrap' is missing" in found.summary
 
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:

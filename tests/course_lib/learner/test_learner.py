@@ -45,7 +45,7 @@ def test_start_hands_out_and_never_overwrites(mine: Path, capsys: Any) -> None:
     write(mine, assignment(WRONG))
     assert main(["start", "topic"]) == 0
     assert "your copy stays as it is" in capsys.readouterr().out
-    assert WRONG in [cell["source"] for cell in _course.cells(mine)]
+    assert WRONG in [cell["source"] for cell in _course.read(mine).cells]
 
 
 @pytest.mark.parametrize("answer", ["", "n\n", "what?\n", "y\n", "YES\n"])
@@ -58,9 +58,9 @@ def test_start_over_asks_and_keeps_what_was_written(
     agreed = answer.strip().lower() in ("y", "yes")
     assert main(["start", NAME, "--over"]) == int(not agreed)
     kept = mine.with_name(f"{NAME}.old.ipynb") if agreed else mine
-    assert WRONG in [cell["source"] for cell in _course.cells(kept)]
+    assert WRONG in [cell["source"] for cell in _course.read(kept).cells]
     if agreed:
-        assert STUB in [cell["source"] for cell in _course.cells(mine)]
+        assert STUB in [cell["source"] for cell in _course.read(mine).cells]
 
 
 @pytest.mark.parametrize("said", ["9", "nothing", "", "02_topik"])
@@ -304,12 +304,13 @@ NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInter
     [
         (["import time; time.sleep(60)"], ["cell 3 was interrupted after"]),
         (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
+        (["import threading, time; threading.Thread(target=time.sleep, args=[600]).start()"], []),
         (
             ["import time; time.sleep(60)", "time.sleep(60)", "time.sleep(0.1)", "time.sleep(60)"],
             ["cell 3 was interrupted", "cell 4 was interrupted", "cell 6 was interrupted"],
         ),
     ],
-    ids=["one cell", "one that goes on", "all together"],
+    ids=["one cell", "one that goes on", "a thread", "all together"],
 )
 def test_a_cell_that_lasts_too_long_costs_no_points(
     mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, cells: list[str], notes: list[str]

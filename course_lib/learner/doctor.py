@@ -1,0 +1,372 @@
+"""``course doctor``: test whether a machine has what the course needs, and if not, say what to do.
+
+``autograder doctor`` tests what grading needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from course_lib.installed import PACKAGE, find_course
+from course_lib.learner._course import default_desk
+
+DESCRIPTION = (
+    "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
+    "0 if lectures and checks will work, else 1. What grading needs: autograder doctor."
+)
+_MARKS = {"course": "✗", "nothing": "!"}
+GIB = 2**30
+ENOUGH_MEMORY = 2 * GIB
+"""In bytes. Four ranks share PyTorch's own memory, and need about half of this."""
+ENOUGH_DISK = GIB // 2
+SECONDS = 60.0
+"""The time that ranks may take to start and to add up a tensor."""
+NAME = "sgd-to-ddp"
+COMPLETE = "complete the installation: `make .venv/ready`, or `pip install -e .` in the course"
+_DEPENDENCY = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of the machine, and whether it is fine.
+
+    Attributes:
+        name: the name of what was tested.
+        summary: what was found, in one line.
+        advice: what to do, in one sentence; empty if all is fine.
+        needed_for: what does not work without it. With ``nothing``, only comfort or speed suffers.
+
+    """
+
+    name: str
+    summary: str
+    advice: str = ""
+    needed_for: Literal["course", "nothing"] = "course"
+
+    @property
+    def fine(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.advice
+
+
+Look = Callable[[], Finding | Iterator[Finding]]
+"""A test of the machine."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options: none."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run all tests, print the results, and return the exit status."""
+    wrong = []
+    for finding in findings():
+        print(text_of(finding), flush=True)
+        wrong += [] if finding.fine or finding.needed_for == "nothing" else [finding.name]
+    if wrong:
+        print(f"\nNot ready: {', '.join(wrong)}. The arrows show what to do.")
+    else:
+        print("\nReady: lectures and checks work here. `autograder doctor` tests grading.")
+    return int(bool(wrong))
+
+
+def findings(looks: Iterable[Look] | None = None) -> Iterator[Finding]:
+    """Yield the result of each test. If a test itself raises an error, this is also a result."""
+    for look in LOOKS if looks is None else looks:
+        name = look.__name__.replace("_", " ")
+        try:
+            found = look()
+            yield from [found] if isinstance(found, Finding) else found
+        except Exception as error:
+            summary = f"the test itself failed: {type(error).__name__}: {error}"
+            yield Finding(name, summary, "please report this, with what course doctor prints")
+
+
+def text_of(finding: Finding) -> str:
+    """Return a finding as lines for a terminal."""
+    mark = "✓" if finding.fine else _MARKS[finding.needed_for]
+    lines = textwrap.wrap(
+        f"{mark} {finding.name:15} {finding.summary}", 100, subsequent_indent=" " * 18
+    )
+    if not finding.fine:
+        lines += textwrap.wrap(
+            f"→ {finding.advice}", 100, initial_indent=" " * 18, subsequent_indent=" " * 20
+        )
+    return "\n".join(lines)
+
+
+# Python and its packages ----------------------------------------------------------------------
+
+
+def python() -> Finding:
+    """Report Python's version and environment."""
+    summary = f"{platform.python_version()} in {sys.prefix}"
+    return Finding("Python", summary)
+
+
+def packages() -> Finding:
+    """Test whether the packages in pyproject.toml are installed and new enough."""
+    try:
+        asked = metadata.requires(NAME) or []
+    except metadata.PackageNotFoundError:
+        summary = f"the course is not installed in {sys.prefix}"
+        return Finding("packages", summary, COMPLETE)
+    wrong, count = [], 0
+    for name, bound in (found.groups() for line in asked if (found := _DEPENDENCY.match(line))):
+        count += 1
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        if _numbers(version) < _numbers(bound):
+            wrong.append(f"{name} is {version}, but the course needs {bound}")
+    if wrong:
+        return Finding("packages", "; ".join(wrong), COMPLETE)
+    return Finding("packages", f"all {count} packages that the course needs are installed")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def course() -> Finding:
+    """Test whether the lectures, assignments and solutions are there."""
+    folder = find_course()
+    if not (folder / "lectures" / "00_start_here.ipynb").is_file():
+        advice = "install from a clone with `pip install -e .`, or from a wheel of the course"
+        return Finding("course", f"there are no lectures in {folder}", advice)
+    where = "a checkout" if folder == PACKAGE.parent else "installed"
+    kept = "with" if (folder / "instructor").is_dir() else "without"
+    return Finding("course", f"{folder} ({where}, {kept} solutions)")
+
+
+def torch_build() -> Finding:
+    """Test PyTorch: its version, what it was built for, and whether it can run ranks."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        summary = "is missing" if missing else f"does not load: {str(error).splitlines()[0]}"
+        return Finding("PyTorch", summary, COMPLETE)
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+    summary = f"{torch.__version__}, built for {built}"
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return Finding("PyTorch", f"{summary}, without gloo", f"install another build; {COMPLETE}")
+    has_driver = any(Path("/dev").glob("nvidia[0-9]*"))
+    if has_driver and not torch.version.cuda:
+        advice = "to use the GPUs, install PyPI's torch, which has CUDA: see pip in the README"
+        return Finding("PyTorch", f"{summary}, but this machine has GPUs", advice, "nothing")
+    if torch.version.cuda and not has_driver:
+        summary += "; there is no NVIDIA GPU, so the CUDA part only uses disk space"
+    return Finding("PyTorch", summary)
+
+
+def kernels() -> Iterator[Finding]:
+    """Test whether JupyterLab has the kernel that notebooks name, and the multi-rank one."""
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager
+    except ImportError:
+        yield Finding("kernels", "jupyter_client is missing", COMPLETE)
+        return
+    kernelspecs = KernelSpecManager().find_kernel_specs()
+    if "python3" not in kernelspecs:
+        yield Finding("kernels", "the kernel python3 is missing", COMPLETE)
+    elif "data-parallel" not in kernelspecs:
+        advice = "use %load_ext course_lib in a notebook, or install the course again"
+        yield Finding(
+            "kernels", "python3 is there, but not the multi-rank kernel", advice, "nothing"
+        )
+    else:
+        yield Finding("kernels", "python3, and Data Parallel (multi-rank)")
+
+
+# The machine --------------------------------------------------------------------------------
+
+
+def memory() -> Finding:
+    """Test how much memory processes can still get, and how many cores they may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free = _available()
+    if free is None:
+        return Finding("memory", f"free memory is unknown; {cores} cores")
+    summary = f"{free / GIB:.1f} GiB available, {cores} cores"
+    if free < ENOUGH_MEMORY:
+        return Finding(
+            "memory", summary, "close other programs: four ranks need one or two gibibytes"
+        )
+    return Finding("memory", summary)
+
+
+def _available() -> int | None:
+    """Return the bytes that processes can get from the machine and from this control group."""
+    found = []
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(1024 * int(line.split()[1]))
+    limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
+    if limit.strip().isdigit() and used.strip().isdigit():
+        found.append(int(limit) - int(used))
+    return min(found, default=None)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def disk() -> Finding:
+    """Test the disk space for copies and temporary files, and whether files can be made."""
+    desk = default_desk(find_course())
+    nearest = next(folder for folder in (desk, *desk.parents) if folder.exists())
+    said = []
+    for name, folder in (("your copies", nearest), ("temporary files", _temporary())):
+        if folder is None:
+            advice = "set TMPDIR to a folder that you may write to"
+            return Finding("disk", "there is no writable folder for temporary files", advice)
+        free = shutil.disk_usage(folder).free
+        said.append(f"{free / GIB:.1f} GiB for {name}")
+        if not os.access(folder, os.W_OK):
+            advice = f"choose another folder for {name}: --desk"
+            return Finding("disk", f"{folder} is read-only", advice)
+        if free < ENOUGH_DISK:
+            summary = f"only {free / 2**20:.0f} MiB are free in {folder}, for {name}"
+            return Finding(
+                "disk", summary, f"free some space: half a gibibyte is enough for {name}"
+            )
+    return Finding("disk", ", ".join(said))
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return None
+
+
+def home() -> Finding:
+    """Test whether JupyterLab and IPython can write their own files."""
+    try:
+        from jupyter_core.paths import jupyter_runtime_dir
+    except ImportError:
+        return Finding("home", "jupyter_core is missing", "see packages above")
+    folder = Path(jupyter_runtime_dir())
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    if not os.access(nearest, os.W_OK):
+        advice = "give JupyterLab another home folder: HOME=/a/folder/of/yours course lab"
+        return Finding("home", f"{nearest} is not writable", advice)
+    as_root = "; as root, start it with: make lab ARGS=--allow-root" if os.geteuid() == 0 else ""
+    return Finding("home", f"JupyterLab can write to {folder}{as_root}")
+
+
+def loopback() -> Finding:
+    """Test whether the network interface that CPU ranks use exists and works."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    names = chosen.split(",") if chosen else ["lo", "lo0"]
+    found = [name for name in names if name in interfaces]
+    if found and (chosen or _reaches_itself()):
+        return Finding("network", f"gloo communicates over {found[0]}")
+    if found:
+        return Finding("network", f"{found[0]} is down", f"bring it up: ip link set {found[0]} up")
+    advice = "bring the loopback interface up: ip link set lo up"
+    summary = "there is no loopback interface"
+    if chosen:
+        advice = "unset GLOO_SOCKET_IFNAME"
+        summary = f"there is no interface {chosen}, which GLOO_SOCKET_IFNAME asks for"
+    return Finding("network", f"{summary}; the interfaces are {', '.join(interfaces)}", advice)
+
+
+def _reaches_itself() -> bool:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def gpus() -> Finding:
+    """Test the GPUs, NCCL, and whether ranks can share a GPU."""
+    try:
+        import torch
+
+        from course_lib.ranks.placement import nccl_version, share
+    except ImportError:
+        return Finding("GPUs", "PyTorch is missing", "see PyTorch above")
+    count = torch.cuda.device_count()
+    if not count:
+        if any(Path("/dev").glob("nvidia[0-9]*")) and torch.version.cuda:
+            advice = "update NVIDIA's driver, or correct CUDA_VISIBLE_DEVICES"
+            return Finding("GPUs", "the machine has GPUs, but PyTorch sees none", advice, "nothing")
+        return Finding("GPUs", "none, and none is needed: ranks run as processes on the CPU")
+    names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
+    return Finding("GPUs", f"{count}: {names}; {share(2 * count, count, nccl_version()).why}")
+
+
+def simulated() -> Finding:
+    """Start four simulated ranks."""
+    return _try("simulated", "simulated ranks")
+
+
+def real() -> Finding:
+    """Start two processes that communicate over gloo."""
+    return _try("cpu", "CPU ranks")
+
+
+def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
+    try:
+        import torch
+
+        from course_lib.ranks import Ranks
+        from course_lib.ranks.explain.errors import RanksError
+    except ImportError as error:
+        return Finding(name, f"{error.name} is missing", "see packages above")
+    size = 4 if on == "simulated" else 2
+    start = time.monotonic()
+    try:
+        with Ranks(size, on=on, timeout=SECONDS) as ranks:
+            sums = ranks.run(_sum)
+    except (RanksError, OSError, RuntimeError) as error:
+        summary = str(error).strip().splitlines()[0]
+        advice = "see memory, disk and network above; the notebooks need working ranks"
+        return Finding(name, summary, advice)
+    if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
+        return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
+    return Finding(
+        name, f"{size} ranks started and added up a tensor in {time.monotonic() - start:.1f} s"
+    )
+
+
+def _sum() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return tensor
+
+
+LOOKS: tuple[Look, ...] = (
+    *(python, packages, torch_build, course, memory, disk, home),
+    *(gpus, loopback, simulated, real, kernels),
+)
