@@ -309,6 +309,17 @@ def test_a_forward_too_many(
     assert (first.key.step, first.key.kind, first.label) == (step, "input", "too many forwards")
 
 
+@pytest.mark.parametrize(("rows", "step", "label"), [(8, 0, "rows missing"), (12, 5, "other rows")])
+def test_rows_that_no_rank_should_have_or_lack(rows: int, step: int, label: str) -> None:
+    def wrong() -> Record:
+        start = rows * dist.get_rank()
+        own = [each[start : start + rows] for each in batch(step)]
+        return train(mlp(), data=lambda _: own, after=synchronized)
+
+    first = compare(trusted_run(one_rank), simulated(2).run(wrong)).first
+    assert first is not None and (first.key.kind, first.label) == ("input", label), first.says
+
+
 @pytest.mark.parametrize("strided", [False, True])
 def test_equal_rows_are_not_taken_twice(strided: bool) -> None:
     def step(rank: int, world_size: int) -> Record:
