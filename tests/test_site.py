@@ -118,3 +118,15 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         equation = "document.querySelector('div.math')"
         off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
         assert abs(browser.run(off)) < 5
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+def test_no_page_of_a_lecture_scrolls_sideways_on_a_phone(site: Path) -> None:
+    with Browser() as browser:
+        browser.narrow(390)
+        for page in sorted(site.glob("lectures/**/*.html")):
+            browser.open(page.as_uri())
+            browser.wait_for("document.readyState == 'complete'")
+            assert browser.run("document.scrollingElement.scrollWidth") == 390, page.stem

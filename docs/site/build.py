@@ -7,6 +7,7 @@ link that leads nowhere, or a warning of Sphinx, ends the build with status 1.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -114,6 +115,8 @@ def write_api() -> None:
 def build(site: Path) -> int:
     """Build the pages into `site` and look at their links; return the exit status."""
     print("1/3 pages of notebooks, texts and modules: one or two minutes ...", flush=True)
+    for folder in (HERE / "api", site / "_modules"):  # where modules that are gone would stay
+        shutil.rmtree(folder, ignore_errors=True)
     write_api()
     # In one process: with several, the module of a name depends on which process reads first.
     sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going"]

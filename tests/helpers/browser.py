@@ -55,6 +55,11 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return answer["result"]
 
+    def narrow(self, width: int) -> None:
+        """Be a phone of so many pixels from now on."""
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        self._ask("Emulation.setDeviceMetricsOverride", size, self._session)
+
     def open(self, url: str) -> None:
         self._ask("Page.navigate", {"url": url}, self._session)
 
