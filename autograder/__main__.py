@@ -85,8 +85,8 @@ def main() -> int:
         "--course", type=Path, help="the course folder (default: this folder or one above it)"
     )
     module: ModuleType | None = None
-    for name, told in COMMANDS.items():
-        command = commands.add_parser(name, parents=[course], help=told)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, parents=[course], help=summary)
         if name in sys.argv[1:2]:  # imported late: nbgrader takes a second; --help needs none
             if in_the_way := _in_the_way():
                 print(f"autograder: {in_the_way}", file=sys.stderr)
@@ -108,9 +108,9 @@ def main() -> int:
     except Exception as error:
         if not type(error).__module__.startswith("sqlalchemy."):  # few commands import it
             raise
-        said = getattr(error, "orig", None) or error
+        own = getattr(error, "orig", None) or error  # SQLite's
         url = str(load_config(root).CourseDirectory.db_url)
-        print(f"autograder: {gradebook.told(said, url)}", file=sys.stderr)
+        print(f"autograder: {gradebook.sentence_on(own, url)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nautograder: interrupted; no process is left running", file=sys.stderr)

@@ -51,20 +51,21 @@ def make_sure_of(url: str, *, writes: bool) -> None:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
     except sqlite3.DatabaseError as error:
-        raise GradebookUnusable(told(error, path)) from None
+        raise GradebookUnusable(sentence_on(error, path)) from None
 
 
-def told(error: Exception, path: str | Path) -> str:
-    """Return one sentence that says what is wrong with the gradebook at `path`, and what to do."""
+def sentence_on(error: BaseException, path: str | Path) -> str:
+    """Return what is wrong with the gradebook at `path`, and what to do, by SQLite's own code."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # its first byte
     why = str(error).splitlines()[0]
-    if "locked" in why:
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return (
             f"the gradebook {path} is locked: another program is writing it. Wait until it ends, "
             "or close it; then give the same command again"
         )
-    if "disk is full" in why:
+    if code == sqlite3.SQLITE_FULL:
         return f"the gradebook {path} cannot grow, because the disk is full: make room there"
-    if "unable to open" in why or "readonly" in why or "disk I/O" in why:
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
         return f"the gradebook {path} cannot be opened ({why}): check its folder and the disk"
     return (
         f"the gradebook {path} is damaged ({why}). Replace it by a backup. Without a backup, move "

@@ -136,8 +136,8 @@ def place(
             target.rename(kept)
         _write(target, files, when)
         record.keep(student, sha256, late, at)
-        told = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
-        return told + (
+        done = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
+        return done + (
             "; the earlier one was GRADED already, so grade again"
             if places.was_graded(student)
             else ""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 from traitlets.config import Config
 
 from autograder.collection._placing import Places, Record, digest_of, keep_aside, place
 from autograder.collection.extensions import read_extensions
-from autograder.collection.formats import Gathered, HandIn, Refused, gather
+from autograder.collection.formats import EXCHANGE_FOLDER, Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
 from autograder.collection.roster import Roster, Student, kept_roster, read_roster, student_id_of
 from autograder.collection.times import (
@@ -171,52 +172,63 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
     if not entries and not foreign:
         raise SourceError(f"{path} is empty: there is nothing to collect")
     gathered = gather(entries, assignment, format) if entries else Gathered(format, [], [])
-    gathered.refused += [
-        Refused(folder.partition("+")[0], folder, f"belongs to {owner}, not to this student")
-        for folder, owner in foreign.items()
-        if f"+{assignment}+" in folder
-    ]
+    for folder, owner in foreign.items():
+        name = EXCHANGE_FOLDER.fullmatch(folder)
+        if name is not None and name["assignment"] == assignment:
+            why = f"belongs to {owner}, not to this student"
+            gathered.refused.append(Refused(name["id"], folder, why))
     return gathered
+
+
+class Account(NamedTuple):
+    """Who owns a file; the name is the number if this machine knows no name of the account."""
+
+    name: str
+    is_named: bool
 
 
 def _owned_by_others(inbound: Path) -> dict[str, str]:
     """Return the submissions in the exchange that neither the named student nor we wrote.
 
-    Anybody may write into the exchange, and choose a folder's name.
+    Anybody may write into the exchange, and choose a folder's name. If an account has no name here,
+    the first who wrote under a student's name is this student, unless they wrote under two names.
     """
     ours = {_account(0), _account(os.geteuid())}
-    folders = sorted(inbound.iterdir(), key=lambda each: each.name.split("+")[2:])
-    owners = {folder.name: owner_of(folder) for folder in folders}
-    names: dict[str, set[str]] = {}  # account → the students under whose names it wrote
-    first: dict[str, str] = {}  # student → the account that wrote first under this name
+    folders = {
+        path.name: match
+        for path in inbound.iterdir()
+        if (match := EXCHANGE_FOLDER.fullmatch(unicodedata.normalize("NFC", path.name)))
+    }
+    owners = {
+        name: owner_of(inbound / name)
+        for name in sorted(folders, key=lambda name: folders[name]["time"])
+    }
+    names: dict[Account, set[str]] = {}  # account → the students under whose names it wrote
+    first: dict[str, Account] = {}  # student → the account that wrote first under this name
     for name, owner in owners.items():
-        names.setdefault(owner, set()).add(_student_in(name))
-        first.setdefault(_student_in(name), owner)
+        names.setdefault(owner, set()).add(folders[name]["id"])
+        first.setdefault(folders[name]["id"], owner)
     found = {}
     for name, owner in owners.items():
-        student = _student_in(name)
-        is_theirs = owner.casefold() == student.casefold()
-        if owner.isdigit():  # this machine knows no name of the account
+        student = folders[name]["id"]
+        is_theirs = owner.name.casefold() == student.casefold()
+        if not owner.is_named:
             is_theirs = owner == first[student] and len(names[owner]) == 1
         if owner not in ours and not is_theirs:
-            found[name] = owner
+            found[name] = owner.name
     return found
 
 
-def _student_in(folder: str) -> str:
-    return unicodedata.normalize("NFC", folder.partition("+")[0])
-
-
-def owner_of(path: Path) -> str:
+def owner_of(path: Path) -> Account:
     """Return the account to which a file or folder belongs."""
     return _account(path.lstat().st_uid)
 
 
-def _account(uid: int) -> str:
+def _account(uid: int) -> Account:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return Account(pwd.getpwuid(uid).pw_name, True)
     except KeyError:
-        return str(uid)
+        return Account(str(uid), False)
 
 
 def _by_student(
@@ -339,5 +351,5 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, nbfor
         if found := sorted((root / directory / assignment).glob("*.ipynb")):
             return {path.stem: nbformat.read(path, as_version=4) for path in found}
     known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
-    told = ", ".join(known) or "none"
-    raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {told}")
+    names = ", ".join(known) or "none"
+    raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {names}")

@@ -41,10 +41,11 @@ _MADE = re.compile(
     r"(?:  :created_at: (?P<when>.+))?",
     re.MULTILINE,
 )
-_EXCHANGE = re.compile(
-    r"(?:.*/)?inbound/(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?/"
-    r"(?P<file>.+)"
+EXCHANGE_FOLDER = re.compile(
+    r"(?P<id>[^/]+)\+(?P<assignment>[^/+]+)\+(?P<time>[^/+]+ UTC)(?:\+[^/]*)?"
 )
+"""The name that ``nbgrader submit`` gives to a submission's folder."""
+_EXCHANGE = re.compile(rf"(?:.*/)?inbound/{EXCHANGE_FOLDER.pattern}/(?P<file>.+)")
 
 
 MAX_METADATA = 50 * 2**20
@@ -222,11 +223,11 @@ def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> No
 
 def _submitters(whose: str, when: str | None) -> Iterator[HandIn]:
     for person in re.split(r"^  - ", whose, flags=re.MULTILINE)[1:]:
-        told = {k: v.strip("'\" ") for k, v in re.findall(r":(name|sid|email): *(.*)", person)}
-        number = told.get("sid") or told.get("email", "").partition("@")[0]
-        if number or told.get("name"):
+        fields = {k: v.strip("'\" ") for k, v in re.findall(r":(name|sid|email): *(.*)", person)}
+        number = fields.get("sid") or fields.get("email", "").partition("@")[0]
+        if number or fields.get("name"):
             time = read_time(when) if when else None
-            yield HandIn(number, told.get("name", ""), when=time)
+            yield HandIn(number, fields.get("name", ""), when=time)
 
 
 def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:

@@ -42,19 +42,19 @@ def vet(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     `assignment` and `student` are the command's arguments, and may be patterns.
     """
     for folder in {Path(notebook).parent for notebook in notebooks}:
-        told = notes[folder.parent.name, folder.name] = []
+        remarks = notes[folder.parent.name, folder.name] = []
         for notebook in notebooks:  # first, because notes on files may exceed the limit of notes
             if Path(notebook).parent == folder:
-                _vet_notebook(Path(notebook), told)
-        _vet_files(folder, [Path(notebook) for notebook in notebooks], told)
-        del told[_MAX_NOTES:]
-        for note in told:
+                _vet_notebook(Path(notebook), remarks)
+        _vet_files(folder, [Path(notebook) for notebook in notebooks], remarks)
+        del remarks[_MAX_NOTES:]
+        for note in remarks:
             logging.getLogger(__name__).warning("%s: %s", folder, note)
 
 
-def damage(told: Sequence[str]) -> list[str]:
+def damage(remarks: Sequence[str]) -> list[str]:
     """Return the notes of a submission that are about the notebook itself."""
-    return [note for note in told if note.startswith(_NOTEBOOK)]
+    return [note for note in remarks if note.startswith(_NOTEBOOK)]
 
 
 def _place_aside(path: Path, folder: Path) -> Path:
@@ -74,7 +74,7 @@ def set_aside(path: Path, folder: Path) -> None:
 # Files ----------------------------------------------------------------------------------------
 
 
-def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None:
+def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> None:
     kept = size = many = 0
     beside: list[Path] = []
     for path, info in sorted(_below(folder)):
@@ -82,13 +82,13 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
             continue
         name = str(path.relative_to(folder))[:80]
         if not stat.S_ISREG(info.st_mode):
-            told.append(f"{name!r} is not an ordinary file, so it was set aside")
+            remarks.append(f"{name!r} is not an ordinary file, so it was set aside")
         elif path == folder / "timestamp.txt" and not _is_timestamp(path, info.st_size):
-            told.append(
+            remarks.append(
                 "timestamp.txt contains no time and was set aside, so the submission has no time"
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
-            told.append(f"{name!r} is too large, so it was set aside")
+            remarks.append(f"{name!r} is too large, so it was set aside")
         elif kept >= MAX_FILES:
             many += 1
         else:
@@ -99,9 +99,9 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], told: list[str]) -> None
         set_aside(path, folder)
     released = folder.parents[2] / "release" / folder.name
     names = (str(path.relative_to(folder)) for path in beside)
-    told += notes_on_files(name for name in names if not (released / name).exists())
+    remarks += notes_on_files(name for name in names if not (released / name).exists())
     if many:
-        told.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
+        remarks.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -135,7 +135,7 @@ def notes_on_files(names: Iterable[str]) -> list[str]:
 # The notebook ---------------------------------------------------------------------------------
 
 
-def _vet_notebook(path: Path, told: list[str]) -> None:
+def _vet_notebook(path: Path, remarks: list[str]) -> None:
     info = os.lstat(path)
     content: Any = None
     if stat.S_ISLNK(info.st_mode) or not stat.S_ISREG(info.st_mode):
@@ -147,18 +147,18 @@ def _vet_notebook(path: Path, told: list[str]) -> None:
         problem, content = read_content(data)
         problem = problem or _why_nbgrader_stops(content) or _odd_encoding(data)
     if not problem:
-        told += _told_before(path, content)
+        remarks += _earlier_note(path, content)
         return
     done = "an empty notebook" if content is None else "its readable part"
     note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
-    told.append(note)
+    remarks.append(note)
     set_aside(path, path.parent)
     mended = repaired(content)
     mended["metadata"][_MENDED] = note
     path.write_text(json.dumps(mended), encoding="utf-8")
 
 
-def _told_before(path: Path, content: Any) -> list[str]:
+def _earlier_note(path: Path, content: Any) -> list[str]:
     """Return the note on a notebook that this pass repaired before, if grading was interrupted."""
     note = content["metadata"].get(_MENDED)
     ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)

@@ -74,7 +74,7 @@ class Roster:
         self.students = {student.student_id: student for student in students}
         self._alike: dict[str, list[Student]] = {}
         for student in self.students.values():
-            self._alike.setdefault(student.student_id.casefold(), []).append(student)
+            self._alike.setdefault(usable_id(student.student_id).casefold(), []).append(student)
         self._systems = {s.system_id: s for s in self.students.values() if s.system_id}
         self._names: dict[str, list[Student]] = {}
         for student in self.students.values():
@@ -88,11 +88,11 @@ class Roster:
     def find(self, system_id: str, name: str) -> Student | None:
         """Return the student with this number of the system, id of the course, or unique name.
 
-        Ids may differ in case, if only one student's then fits.
+        Ids may differ in case, and by what an id must not have, if only one student's then fits.
         """
         if found := self._systems.get(system_id) or self.students.get(system_id):
             return found
-        alike = self._alike.get(system_id.casefold(), [])
+        alike = self._alike.get(usable_id(system_id).casefold(), [])
         if len(alike) == 1:
             return alike[0]
         named = self._names.get(plain_name(name), [])

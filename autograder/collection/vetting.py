@@ -84,6 +84,8 @@ def vet_hand_in(
             continue
         limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
         target = names.get(entry.path, entry.path)
+        if target in names.values() and entry.path not in names:
+            continue  # another notebook counts under this name, and a note says so
         data = b""
         why = _refusal(entry, target, vetted)
         if not why and entry.path in others:

@@ -120,16 +120,16 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
 
 def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
-        told = f"reading {done} of {of} …" if done < of else ""
-        print(f"\r{told:30}\r", end="", file=sys.stderr, flush=True)
+        line = f"reading {done} of {of} …" if done < of else ""
+        print(f"\r{line:30}\r", end="", file=sys.stderr, flush=True)
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool, all: bool) -> None:
     rows = sorted(collected.rows, key=lambda row: row.student)
-    told = [row for row in rows if all or row.notes or row.late or row.what not in _ORDINARY]
-    if told:
+    shown_rows = [row for row in rows if all or row.notes or row.late or row.what not in _ORDINARY]
+    if shown_rows:
         header = ("student", "what", "handed in", "days late", "notes")
-        print(format_rows(header, [row.cells(collected.zone) for row in told]) + "\n")
+        print(format_rows(header, [row.cells(collected.zone) for row in shown_rows]) + "\n")
     if collected.refused:
         cells = [(each.who, each.path, each.why) for each in collected.refused]
         print(format_rows(("refused from", "file", "reason"), cells) + "\n")
@@ -149,12 +149,12 @@ def _summary(collected: Collected) -> str:
     for row in collected.rows:
         what = row.what.partition(";")[0]
         counts[what] = counts.get(what, 0) + 1
-    told = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
+    done = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
     whole = sum(not each.path for each in collected.refused)
     kinds = ((whole, "submission"), (len(collected.refused) - whole, "file"))
     refused = " and ".join(counted(count, kind) for count, kind in kinds if count) or "nothing"
-    parts = [f"{collected.format}: {told}", f"{late} late", f"{refused} refused"]
+    parts = [f"{collected.format}: {done}", f"{late} late", f"{refused} refused"]
     if collected.before:
         parts.append(
             f"{counted(len(collected.before), 'student')} submitted before, but not in this source"

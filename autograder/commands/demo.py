@@ -104,7 +104,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     source = find_sources(root) / ASSIGNMENT
     if on == "gpu":
         gpu_access()
-    Exam.of(source).place(replace(Settings.of(load_config(root)), on=on))
+    Exam.of(source).sandbox(replace(Settings.of(load_config(root)), on=on))
     folder = root / "grading" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -206,8 +206,8 @@ def table(results: list[Result], width: int | None = None) -> str:
             f"{result.seconds:7.1f}  "
         )
         room, below = max(width, len(head) + 20), " " * len(head)
-        told = textwrap.fill(result.reason, room, initial_indent=head, subsequent_indent=below)
-        lines.append(told or head.rstrip())
+        line = textwrap.fill(result.reason, room, initial_indent=head, subsequent_indent=below)
+        lines.append(line or head.rstrip())
     return "\n".join(lines)
 
 

@@ -71,8 +71,8 @@ def bubblewrap() -> Finding:
         return Finding("sandbox", "only on Linux", "see namespaces above")
     try:
         started = f"it starts, with {probe()}"
-        with SandboxedPlace() as place:
-            ready(place)
+        with SandboxedPlace() as sandbox:
+            ready(sandbox)
         return Finding("sandbox", started)
     except SandboxUnavailable as error:
         advice = "`autograder --version` says what to do on each system; only grading needs this"

@@ -115,8 +115,8 @@ def _report(grades: list[Grade], to: Path) -> None:
         those = [grade for grade in grades if grade.assignment == name]
         counts = Counter(grade.status for grade in those)
         late = sum(grade.late_penalty > 0 for grade in those)
-        told = ", ".join(f"{n} {status}" for status, n in counts.items())
-        print(f"{name}: {told}; with a late penalty: {late}")
+        counted = ", ".join(f"{n} {status}" for status, n in counts.items())
+        print(f"{name}: {counted}; with a late penalty: {late}")
         if counts[BY_HAND]:
             print(
                 "  to be read: written answers have no points yet; give points with make formgrader"

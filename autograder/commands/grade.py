@@ -77,10 +77,10 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
         submitted = Folders.of(config.CourseDirectory).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
         if len(there) != 1:
-            told = f"name one of the assignments with submissions: {', '.join(there)}"
+            message = f"name one of the assignments with submissions: {', '.join(there)}"
             if not there:
-                told = "no assignment has submissions: run autograder collect first"
-            print(f"autograder {arguments.command}: {told}", file=sys.stderr)
+                message = "no assignment has submissions: run autograder collect first"
+            print(f"autograder {arguments.command}: {message}", file=sys.stderr)
         assignment = there[0] if len(there) == 1 else ""
     jobs = arguments.jobs
     if settings.on == "gpu" and jobs > 1:

@@ -174,8 +174,8 @@ def _number(value: float | None) -> float | str:
 def _comment(grade: Grade) -> str:
     if grade.status == MISSING:
         return "nothing submitted"
-    told = f"{grade.raw_score:g} of {grade.max_score:g} point{'s' * (grade.max_score != 1)}"
+    comment = f"{grade.raw_score:g} of {grade.max_score:g} point{'s' * (grade.max_score != 1)}"
     if grade.late_penalty:
         days = f"{grade.days_late} day{'s' * (grade.days_late != 1)}"
-        told += f"; late penalty for {days}: {grade.late_penalty:g}"
-    return told
+        comment += f"; late penalty for {days}: {grade.late_penalty:g}"
+    return comment

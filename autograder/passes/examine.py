@@ -66,8 +66,8 @@ def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     if _warm:
         return
     try:
-        with SandboxedPlace() as place:
-            ready(place)
+        with SandboxedPlace() as sandbox:
+            ready(sandbox)
     except SandboxUnavailable as error:
         raise SystemExit(f"nbgrader autograde: {error}") from None
 
@@ -127,9 +127,9 @@ class Exam:
         hidden = load_module(source / "hidden.py", handed_out(source))
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
-    def place(self, settings: Settings) -> SandboxedPlace:
+    def sandbox(self, settings: Settings) -> SandboxedPlace:
         """Return the sandbox that examines submissions; it keeps running between submissions."""
-        return warm_place(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
+        return warm_sandbox(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
 
 
 def all_filled_in(settings: Settings) -> Settings:
@@ -165,15 +165,15 @@ def examine_notebook(
         case=settings.case_seconds,
         submission=settings.submission_seconds,
     )
-    place = exam.place(settings)
-    place.warm()  # before the submission's time starts
-    with Submission(place, limits) as submission:
+    sandbox = exam.sandbox(settings)
+    sandbox.warm()  # before the submission's time starts
+    with Submission(sandbox, limits) as submission:
         examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
-    for told in (
+    for note in (
         submission.exploration.told_when_over("exploration in other cells"),
         submission.budget.told_when_over(),
     ):
-        verdict.notes += [told] if told is not None else []
+        verdict.notes += [note] if note is not None else []
     verdict.seconds = time.monotonic() - start
 
 
@@ -265,7 +265,7 @@ def _examine(
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
 
 
-def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
+def warm_sandbox(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
     """Return the sandbox of an assignment: the last submission's, or else a new one.
 
     Raises:
@@ -278,12 +278,12 @@ def warm_place(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbo
         if gpus:
             access = gpu_access()
             limits = access.room(limits)
-        for place in _warm.values():  # keep one assignment's sandbox only
-            place.close()
+        for sandbox in _warm.values():  # keep one assignment's sandbox only
+            sandbox.close()
         _warm.clear()
-        place = SandboxedPlace(key[0], limits, access.mounts, access.environment)
-        ready(place)
-        _warm[key] = place
+        sandbox = SandboxedPlace(key[0], limits, access.mounts, access.environment)
+        ready(sandbox)
+        _warm[key] = sandbox
     return _warm[key]
 
 

@@ -192,7 +192,7 @@ class SelfTest:
 
     Attributes:
         seconds: duration of the last test.
-        sandbox: place and generation of the trusted sandbox; None if there is none.
+        sandbox: the trusted sandbox and its generation; None if there is none.
 
     """
 
@@ -206,9 +206,9 @@ class SelfTest:
         """Return whether the running sandbox has passed the test; start one if none runs."""
         if self.sandbox is None or self._exam is None:
             return False
-        place = self._exam.place(self._settings)
-        place.warm()
-        return self.sandbox == (place, place.generation)
+        sandbox = self._exam.sandbox(self._settings)
+        sandbox.warm()
+        return self.sandbox == (sandbox, sandbox.generation)
 
     def examine(
         self,
@@ -244,16 +244,16 @@ class SelfTest:
         self.sandbox = None
         exam = self._exam = Exam.of(self._source)
         known = KnownSolutions.of(exam, self._source, self._released)
-        place = exam.place(self._settings)
-        place.warm()
-        start, sandbox = time.monotonic(), (place, place.generation)
+        sandbox = exam.sandbox(self._settings)
+        sandbox.warm()
+        start, passed = time.monotonic(), (sandbox, sandbox.generation)
         if known is not None:
             try:
                 self._grade(known)
             except SelfTestFailed:
-                place.close()
+                sandbox.close()
                 raise
-        self.seconds, self.sandbox = time.monotonic() - start, sandbox
+        self.seconds, self.sandbox = time.monotonic() - start, passed
 
     def _grade(self, known: KnownSolutions) -> None:
         verdict = Verdict(

@@ -42,8 +42,8 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
         if check is None:
             continue
         if cell.cell_type == "code":
-            told = f"cases passed on the grader's network: {_counted(check)}\n"
-            cell.outputs = [new_output("stream", name="stdout", text=told), *cell.outputs]
+            passed = f"cases passed on the grader's network: {_counted(check)}\n"
+            cell.outputs = [new_output("stream", name="stdout", text=passed), *cell.outputs]
         cells += _timeline(check)
     nb.cells = cells
 
@@ -64,7 +64,7 @@ def _overview(verdict: Verdict) -> str:
     damaged = damage(notes)
     notes = [note for note in notes if note not in damaged]
     notes += [f"limit reached: {limit}" for limit in verdict.limits]
-    told = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
+    also = "".join(f"\n- {_plain(note)}" for note in dict.fromkeys(notes))
     first = "".join(f"**Read this first:** {_plain(note)}\n\n" for note in damaged)
     return (
         f"{first}**What was examined?** Your functions ran in a sandbox, on several ranks. You "
@@ -72,15 +72,15 @@ def _overview(verdict: Verdict) -> str:
         "not in this table.\n\n"
         "| task | points | cases passed | first failure |\n|---|---|---|---|\n"
         + "\n".join(rows)
-        + (f"\n\n**Also:**\n{told}" if told else "")
+        + (f"\n\n**Also:**\n{also}" if also else "")
     )
 
 
 def _counted(check: CheckVerdict) -> str:
     visible = [case["passed"] for case in check.cases if not case["hidden"]]
     hidden = [case["passed"] for case in check.cases if case["hidden"]]
-    told = f"{sum(visible)} of {len(visible)} visible"
-    return f"{told}; {sum(hidden)} of {len(hidden)} hidden" if hidden else told
+    passed = f"{sum(visible)} of {len(visible)} visible"
+    return f"{passed}; {sum(hidden)} of {len(hidden)} hidden" if hidden else passed
 
 
 def _why(check: CheckVerdict) -> str:

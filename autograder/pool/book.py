@@ -70,7 +70,7 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) 
     api.config.Book.graded = {
         name: str(path.with_suffix(".ipynb")) for name, path in found.graded.items()
     }
-    told = as_booked(folders, assignment, found)  # before nbgrader reads it
+    identity = as_booked(folders, assignment, found)  # before nbgrader reads it
     read = _read_by_hand(api.config, folders, assignment, found.student)
     outcome = api.autograde(assignment, found.student, force=True)
     if not outcome["success"]:
@@ -80,7 +80,7 @@ def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) 
     for name, path in found.graded.items():
         # Also store it by student and notebook: feedback and nbgrader autograde look for it there.
         Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
-    write_whole(mark, json.dumps(told))
+    write_whole(mark, json.dumps(identity))
     return ""
 
 

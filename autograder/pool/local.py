@@ -85,10 +85,11 @@ class _Worker:
     def _answer(self) -> dict[str, Any]:
         why = "the worker process gave no answer within its time limit"
         if select.select([self._answers], [], [], self._patience)[0]:
-            if line := self._answers.readline():
-                return dict(json.loads(line))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                why = f"the worker process ended: {exit_reason(self.process.wait(5))}"
+            try:
+                return dict(json.loads(self._answers.readline()))
+            except ValueError:  # it ended, perhaps within a line
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    why = f"the worker process ended: {exit_reason(self.process.wait(5))}"
         self._log.seek(max(0, self._log.seek(0, 2) - 1000))
         said = self._log.read().decode(errors="replace").strip()
         raise WorkerLost(f"{why}. {said}".strip())

@@ -83,8 +83,8 @@ def grade_class(
             graded.append(Outcome(str(path), verdict=str(target), unchanged=True, notes=notes))
             _remember(folders, graded[-1])
         if waiting:
-            with SandboxedPlace() as place:
-                ready(place)
+            with SandboxedPlace() as sandbox:
+                ready(sandbox)
             if settings.on == "gpu":
                 gpu_access()
         progress = Progress("grading", len(waiting))
@@ -98,15 +98,15 @@ def grade_class(
 
 def without_notebook(folders: Folders, assignment: str, only: Sequence[str]) -> list[str]:
     """Return a line for each student who submitted something, but no notebook."""
-    told = []
+    lines = []
     for student in students(folders, assignment, only):
         if not handed_in(folders, assignment, student):
             lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
             expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
-            told.append(
+            lines.append(
                 f"{student}: {expected} is missing; submitted: {', '.join(lies) or 'nothing'}"
             )
-    return told
+    return lines
 
 
 def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:

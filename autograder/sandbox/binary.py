@@ -29,12 +29,12 @@ class Bubblewrap:
     def __str__(self) -> str:
         """Name its version, origin and path, as in ``bubblewrap 0.11.0 (packaged, /…/bwrap)``."""
         try:
-            told = subprocess.run(
+            version = subprocess.run(
                 [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
-            told = "bubblewrap, version unknown"
-        return f"{told} ({self.origin}, {self.path})"
+            version = "bubblewrap, version unknown"
+        return f"{version} ({self.origin}, {self.path})"
 
 
 def tool(name: str) -> str:

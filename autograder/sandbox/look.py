@@ -16,7 +16,7 @@ from course_lib.ranks.wire import receive
 _SECONDS = 120.0
 
 
-def ready(place: SandboxedPlace) -> None:
+def ready(sandbox: SandboxedPlace) -> None:
     """Start the sandbox, and test from inside a cell that everything needed is there.
 
     Raises:
@@ -24,31 +24,31 @@ def ready(place: SandboxedPlace) -> None:
 
     """
     try:
-        place.warm()
-        told = _look_from_a_cell(place)
+        sandbox.warm()
+        seen = _look_from_a_cell(sandbox)
     except (MachineFailure, OSError) as error:
         raise SandboxUnavailable(_short(str(error)), advice="") from None
-    if hidden := told.get("hidden"):
+    if hidden := seen.get("hidden"):
         raise SandboxUnavailable(
             f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
             f"Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
             advice="",
         )
-    if wrong := told.get("home"):
+    if wrong := seen.get("home"):
         raise SandboxUnavailable(f"Nothing can be written in the sandbox: {wrong}", advice="")
 
 
-def _look_from_a_cell(place: SandboxedPlace) -> dict[str, Any]:
+def _look_from_a_cell(sandbox: SandboxedPlace) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            cell = place.cell("autograder.inside.look:serve", {}, [theirs.fileno()])
+            cell = sandbox.cell("autograder.inside.look:serve", {}, [theirs.fileno()])
         with cell:
             ours.settimeout(_SECONDS)
             try:
                 return dict(receive(ours))  # trusted, because no student code has run here
             except (OSError, ValueError, EOFError):
-                raise place.broken("A cell of the sandbox did not start") from None
+                raise sandbox.broken("A cell of the sandbox did not start") from None
 
 
 def _short(text: str) -> str:

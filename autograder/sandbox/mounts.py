@@ -140,6 +140,6 @@ def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[M
     for name in masked:
         parent, _, module = name.rpartition(".")
         if parent == package:
-            told = f"this assignment asks you to write {name}, so it is not available"
-            code = f"raise ImportError({told + ' while grading'!r}, name={name!r})\n"
+            message = f"this assignment asks you to write {name}, so it is not available"
+            code = f"raise ImportError({message + ' while grading'!r}, name={name!r})\n"
             yield Mount(directory / f"{module}.py", text=code)

@@ -9,7 +9,6 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from autograder.__main__ import main
 from autograder.collection import collecting
-from autograder.collection.collecting import Collected, collect
+from autograder.collection.collecting import Account, Collected, collect
 from autograder.collection.listing import SourceError, list_source
 from autograder.collection.repair import MAX_FILE
 from autograder.collection.roster import read_roster
@@ -429,10 +428,11 @@ def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
         source.mkdir(parents=True)
         (source / solved_one).write_bytes(SOLVED)
         (source / untouched).write_bytes(UNTOUCHED)
-        (row,) = collect(course, ASSIGNMENT, str(source.parent)).rows
+        collected = collect(course, ASSIGNMENT, str(source.parent))
+        (row,) = collected.rows
         (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
         assert b"return 42, 43" in path.read_bytes(), row.notes
-        assert f"ignored: '{untouched}'" in row.notes
+        assert f"ignored: '{untouched}'" in row.notes and not why(collected)
         shutil.rmtree(course / "grading")
 
 
@@ -469,6 +469,8 @@ def test_names_of_people_everywhere(course: Path, tmp_path: Path) -> None:
     assert students.find("s1234567", "") is students.students["S1234567"]
     assert students.find("Ada", "") is None, "two would fit"
     assert students.find("?", "José") is students.students["S1234567"]
+    roster.write_text("student_id\nobrien\n")
+    assert read_roster(roster).find("O’Brien", "O’Brien") is not None
     roster.write_text("student_id\nO'Brien\n")
     with pytest.raises(SourceError, match="for example OBrien"):
         read_roster(roster)
@@ -508,23 +510,33 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
     assert now() == ("first", 0)
 
 
-@pytest.mark.parametrize("account", [lambda name, number: name, lambda name, number: number])
+@pytest.mark.parametrize(
+    "accounts",
+    [
+        {"hers": Account("Ada+1", True), "not hers": Account("eve", True)},
+        {"hers": Account("1001", False), "not hers": Account("1002", False)},
+        {"not hers": Account("20002", True), "hers": Account("20001", True)},
+    ],
+    ids=["names", "accounts without a name", "names that are numbers, and the other came first"],
+)
 def test_a_submission_in_the_exchange_that_somebody_else_wrote_is_refused(
-    account: Callable[[str, str], str],
+    accounts: dict[str, Account],
     course: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inbound = tmp_path / "x" / "inbound"
-    for when, text in (("2026-11-19", "hers"), ("2026-11-20", "not hers")):
-        folder = inbound / f"ada+{ASSIGNMENT}+{when} 10:00:00 UTC+{when}"
+    student = accounts["hers"].name.lower() if accounts["hers"].is_named else "ada"
+    inbound, owners = tmp_path / "x" / "inbound", {}
+    for day, (text, owner) in enumerate(accounts.items(), 19):
+        folder = inbound / f"{student}+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
         folder.mkdir(parents=True)
         (folder / FILE).write_bytes(notebook(text))
-    owners = {"2026-11-19": account("Ada", "1001"), "2026-11-20": account("eve", "1002")}
-    monkeypatch.setattr(collecting, "owner_of", lambda p: owners[p.name.rpartition("+")[2]])
+        owners[folder] = owner
+    (inbound / "lost+found").mkdir()
+    monkeypatch.setattr(collecting, "owner_of", owners.__getitem__)
     collected = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange")
-    assert submitted(course) == {"ada": "hers"}
-    assert f"belongs to {owners['2026-11-20']}, not to this student" in why(collected)
+    assert submitted(course) == {student: "hers"}
+    assert f"belongs to {accounts['not hers'].name}, not to this student" in why(collected)
 
 
 def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(

@@ -92,39 +92,77 @@ def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAKE_WORKER = """
-import json, sys
+import json, sys, time
 answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
 failed = dict(failed="x", fault="the machine failed")
-starts = sys.argv[2] == "starts"
-print(json.dumps({} if starts else failed), file=answers)
-for line in sys.stdin if starts else ():
+how = sys.argv[2]
+print(json.dumps(failed if how == "does not start" else {}), file=answers)
+for line in sys.stdin if how != "does not start" else ():
     path = json.loads(line)
+    if how == "dies in a line":
+        print('{"path": "', end="", file=answers, flush=True)
+        sys.exit(3)
+    if how == "takes long" and "/late/" not in path:
+        time.sleep(600)
     print(json.dumps({"path": path, **({} if "/late/" in path else failed)}), file=answers)
 """
 
 
-@pytest.mark.parametrize(
-    ("starts", "count", "jobs"), [("starts", 1, 1), ("starts", 1, 3), ("", 0, 2)]
-)
-def test_the_pool_gives_up_only_if_no_worker_starts(
-    course: Course, monkeypatch: pytest.MonkeyPatch, starts: str, count: int, jobs: int
-) -> None:
-    """Three submissions fail three times each; the fourth is graded."""
+@pytest.fixture
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subprocess.Popen[bytes]]]:
+    """Return a function that makes all workers fakes; it returns their processes."""
     popen = subprocess.Popen
 
-    def fake(command: list[str], **options: Any) -> Any:
-        given = [str(options["pass_fds"][0]), starts]
-        return popen([sys.executable, "-c", FAKE_WORKER, *given], **options)
+    def be(how: str) -> list[subprocess.Popen[bytes]]:
+        started: list[subprocess.Popen[bytes]] = []
 
-    monkeypatch.setattr(local.subprocess, "Popen", fake)
+        def fake(command: list[str], **options: Any) -> Any:
+            given = [str(options["pass_fds"][0]), how]
+            started.append(popen([sys.executable, "-c", FAKE_WORKER, *given], **options))
+            return started[-1]
+
+        monkeypatch.setattr(local.subprocess, "Popen", fake)
+        return started
+
+    return be
+
+
+def paths_of(course: Course) -> list[Path]:
     folder = course.root / "grading" / "submitted"
-    names = ("right", "sum", "right-too", "late")
-    paths = [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in names]
-    outcomes = local.grade_all(course.root, ASSIGNMENT, paths, Settings(), jobs=jobs)
-    assert sum(not outcome.failed for outcome in outcomes) == count
-    assert [outcome.path for outcome in outcomes] == [str(path) for path in paths]
-    told = {outcome.failed for outcome in outcomes} - {""}
-    assert told == {"x (tried 3 times)" if starts else "x (not tried again)"}
+    return [folder / name / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for name in CLASS]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("how", "jobs", "graded", "words"),
+    [
+        ("fails", 1, 1, "x (tried 3 times)"),
+        ("fails", 3, 1, "x (tried 3 times)"),
+        ("does not start", 2, 0, "x (not tried again)"),
+        ("dies in a line", 2, 0, "the worker process ended: it called exit with status 3. (tried"),
+    ],
+)
+def test_the_pool_gives_up_only_if_no_worker_starts(
+    course: Course, fake_workers: Any, how: str, jobs: int, graded: int, words: str
+) -> None:
+    """Workers fail on three submissions, three times on each; the fourth is graded."""
+    fake_workers(how)
+    outcomes = local.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
+    assert sum(not outcome.failed for outcome in outcomes) == graded
+    assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
+    assert all(words in outcome.failed for outcome in outcomes if outcome.failed), outcomes
+
+
+def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any) -> None:
+    workers = fake_workers("takes long")
+
+    def interrupt(_: Outcome) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        paths = reversed(paths_of(course))  # "late" first
+        local.grade_all(course.root, ASSIGNMENT, [*paths], Settings(), jobs=2, tell=interrupt)
+    assert workers and all(worker.poll() is not None for worker in workers)
 
 
 @pytest.mark.usefixtures("new_sandbox")
