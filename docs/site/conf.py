@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from folding import answers, only_draws, only_prepares  # noqa: E402
+from folding import only_draws, only_prepares  # noqa: E402
 from mathml import mathml  # noqa: E402
 
 project = "From mini-batch SGD to DDP"
@@ -115,20 +115,16 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _fold(app: Any, docname: str, source: list[str]) -> None:
-    """Fold what answers a question, and code that only draws; mark diagrams.
+    """Fold code that only draws, which has no tag for it, and mark diagrams.
 
-    The notebook has no tags for it: whoever works through it runs one cell after the other. On
-    paper (`pdf.py`) answers are open, and code that only draws or imports is not there.
+    On paper (`pdf.py`) nothing is folded, and code that only draws or imports is not there.
     """
     if not (ROOT / f"{docname}.ipynb").is_file():
         return
     notebook = json.loads(source[0])
-    cells = notebook["cells"]
-    for cell in cells:
-        cell["source"] = "".join(cell["source"])
     on_paper = app.builder.name == "singlehtml"
-    answering = answers(cells)
-    for place, cell in enumerate(cells):
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
         tags = cell["metadata"].setdefault("tags", [])
         code = cell["cell_type"] == "code"
         if on_paper:
@@ -137,8 +133,6 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
             continue
         if code and only_draws(cell):
             tags.append("hide-input")
-        if place in answering:
-            tags.append("hide-output")
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
             if _DIAGRAM.search(cell["source"]) and "text/html" in data:
                 shown = "".join(data["text/html"])

@@ -1,13 +1,12 @@
-"""Which code only draws, and which results answer a question: the site and the slides fold them."""
+"""Which code only draws, and which only prepares: the site folds it, and the PDF leaves it out."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-QUESTION = "*Predict:"
 DRAWN = 0.6
 """Part of a cell's lines that speak of a drawing, from which on it only draws."""
 _DRAWING = re.compile(
@@ -42,25 +41,6 @@ def only_prepares(cell: dict[str, Any]) -> bool:
     imports = (ast.Import, ast.ImportFrom)
     calls = all(isinstance(each, imports) or _is_call(each) for each in body)
     return not cell["outputs"] and calls and any(isinstance(each, imports) for each in body)
-
-
-def answers(cells: Sequence[dict[str, Any]]) -> set[int]:
-    """Return the places of the cells whose results answer a question, *Predict: …*.
-
-    They are the first ones with results after it, up to the text that speaks about them, in
-    the section that asks.
-    """
-    found: set[int] = set()
-    asked = answered = False
-    for place, cell in enumerate(cells):
-        if cell["cell_type"] == "markdown":
-            new = re.search("^##? ", cell["source"], re.MULTILINE)
-            asked = QUESTION in cell["source"] or (asked and not answered and not new)
-            answered = False
-        elif asked and cell.get("outputs"):
-            found.add(place)
-            answered = True
-    return found
 
 
 def _is_figure(output: dict[str, Any]) -> bool:
