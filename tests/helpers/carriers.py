@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import pytest
-
 from course_lib.ranks import Ranks
 from course_lib.ranks.trace.trace import Trace
 from tests.helpers.carried_ranks import CarriedRanks
@@ -15,7 +13,6 @@ from tests.helpers.emulated_nccl import emulate
 
 CARRIERS = ("simulated", "cpu", "nccl", "sockets")
 """The fabric in this process, gloo, NCCL's semantics over gloo, the grader's network."""
-EVERY = (*CARRIERS, pytest.param("gpu", marks=pytest.mark.gpu))
 
 
 class Carried(Protocol):

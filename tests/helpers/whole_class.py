@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -168,24 +166,6 @@ def small_class(root: Path) -> dict[str, Member]:
             frozenset(),
         ),
     }
-
-
-def large_class(root: Path, count: int) -> dict[str, Member]:
-    """Return `count`: all mutants and all attacks, and the small class, again and again."""
-    from tests.autograder.examination.test_attacks import ATTACKS, notebook_of
-
-    found = small_class(root)
-    for mutant in mutants_of(load_module(SOURCES / ASSIGNMENT / "mutants.py")):
-        if mutant.reason is not None and "grader" not in mutant.where:
-            continue  # wrong, and what the grader says of it is not promised
-        full = frozenset(TASKS) - {mutant.task} if mutant.reason is not None else frozenset(TASKS)
-        notebook = notebook_of(root, (mutant.task, mutant.mistake))
-        found[f"{mutant.task}-{mutant.mistake}"] = Member(_saved(notebook), full)
-    for name, attack in ATTACKS.items():
-        short = re.sub(r"\W+", "-", name).strip("-")
-        found[f"attack-{short}"] = Member(_saved(notebook_of(attack)), frozenset(attack.passes))
-    numbered = itertools.islice(itertools.cycle(found.items()), count)
-    return {f"{number:03}-{name}": member for number, (name, member) in enumerate(numbered)}
 
 
 def hand_in(root: Path, members: dict[str, Member]) -> None:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from autograder.inside.fabric_client import FabricStopped
+from course_lib import collectives
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankTimeout
 from course_lib.ranks.ranks import Ranks
 from course_lib.ranks.simulated.operation import Operation
-from tests.helpers import collectives_by_hand as by_hand
 from tests.helpers.carried_ranks import CarriedRanks, Carrying, rank_on
 from tests.helpers.every_operation import assert_same
 
@@ -41,12 +41,11 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     network = Network(1.3e-3, 7e6, jitter=0.5, seed=3)
     ours, theirs = CarriedRanks(processes[k], network), Ranks(k, on="simulated", network=network)
     calls: list[tuple[Any, ...]] = [
-        (by_hand.central, 100),
-        (by_hand.tree, 101),
-        (by_hand.ring, 103),
-        (by_hand.halving_doubling, 107),
-        (by_hand.pipelined_broadcast, 109, 4),
-        (by_hand.blocking_broadcast, 109, 4),
+        (collectives.central_all_reduce, 100),
+        (collectives.tree_all_reduce, 101),
+        (collectives.pipelined_ring_all_reduce, 103),
+        (collectives.halving_doubling_all_reduce, 107),
+        (collectives.pipelined_broadcast, 109),
     ]
     for call in calls:
         assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))

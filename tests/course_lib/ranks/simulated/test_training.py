@@ -11,20 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib.ranks.costs.computation import clock, compute
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
-from tests.helpers.training import model, train, train_ddp, weights
+from tests.helpers.training import model, train, weights
 
 NETWORK = Network(latency=1e-3, bandwidth=100e6)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_ddp_gives_the_weights_of_ddp_on_gloo(k: int) -> None:
-    with Ranks(k, on="cpu") as real:
-        for hook, unused in ((False, False), (True, False), (False, True)):
-            theirs = real.run(train_ddp, hook, unused)
-            ours = Ranks(k, on="simulated", network=NETWORK).run(train_ddp, hook, unused)
-            torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
-            for replica in ours:
-                assert torch.equal(replica, ours[0])
 
 
 def power_sgd() -> torch.Tensor:
@@ -40,29 +29,6 @@ def power_sgd() -> torch.Tensor:
 def test_hooks_that_launch_more_from_their_callbacks() -> None:
     replicas = Ranks(3, on="simulated").run(power_sgd)
     assert torch.equal(replicas[1], replicas[0]) and torch.equal(replicas[2], replicas[0])
-
-
-def fsdp() -> torch.Tensor:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    net = model()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in net:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    train(net)
-    return weights(net)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_fsdp2_gives_the_weights_of_ddp(k: int) -> None:
-    ranks = Ranks(k, on="simulated")
-    for sharded, replicated in zip(
-        ranks.run(fsdp), ranks.run(train_ddp, False, False), strict=True
-    ):
-        torch.testing.assert_close(sharded, replicated, rtol=1e-4, atol=1e-5)
 
 
 WIDTH, LAYERS, BATCH = 32, 4, 5
