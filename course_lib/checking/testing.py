@@ -97,7 +97,8 @@ def testing_task(
     def program(is_right: Callable[..., Any], mine: Any, given: Given) -> Any:
         groups = [given.group_among(_solvers_and_rest(k)) for k in range(1, 1 + MOST)]
         if dist.get_rank() > 0:
-            _serve(mine, given, groups, call)
+            with _random_numbers_of_its_own():
+                _serve(mine, given, groups, call)
             return None
 
         def run(inputs: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 # ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
 
+import math
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -863,3 +865,53 @@ def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, 
     model.load_state_dict(kept["state"]["model"])
     optimizer.load_state_dict(kept["state"]["optimizer"])
     return kept["state"]["epoch"]
+
+
+# is_token_mean -----------------------------------------------------------------------------
+
+
+@passes
+def is_token_mean__by_hand(step):
+    for scale in (0.01, 40.0):
+        for sizes in ([[6, 2], [1]], [[3, 2], [9], [5, 4]], [[2, 7]]):
+            ranks = [
+                [(scale * torch.randn(n, 3), torch.randint(4, (n,))) for n in own] for own in sizes
+            ]
+            ranks[0][1][1][:] = -100
+            pairs = [pair for own in ranks for pair in own]
+            x, y = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
+            x, y = x[y >= 0], y[y >= 0]
+            error = 0.25 - F.one_hot(y, 4)  # all outputs are 0
+            weight, bias = error.T @ x / len(y), error.mean(0)
+            norm = max(1.0, torch.cat([weight.flatten(), bias]).norm().item())
+            for gradients, loss in step(ranks):
+                if not abs(loss - math.log(4)) < 1e-4:
+                    return False
+                for got, right in zip(gradients, (weight, bias), strict=True):
+                    if not torch.allclose(got, right / norm, atol=1e-5):
+                        return False
+    return True
+
+
+is_token_mean__by_hand_edited = edits_of(
+    is_token_mean__by_hand,
+    Mutant(
+        "equal_parts",
+        "the mean of the ranks' means",
+        "[[6, 2], [1]], [[3, 2], [9], [5, 4]]",
+        "[[6, 6], [6, 6]]",
+        also=(("ranks[0][1][1][:] = -100", "pass"),),
+    ),
+    Mutant("nothing_large", "It never clips", "(0.01, 40.0)", "(0.01, 0.02)"),
+    Mutant("nothing_small", "It changes small gradients too", "(0.01, 40.0)", "(30.0, 40.0)"),
+    Mutant(
+        "the_loss_is_not_read",
+        "the rank's own part of the loss",
+        "not abs(loss - math.log(4)) < 1e-4",
+        "False",
+    ),
+    Mutant(
+        "all_have_labels", "It counts tokens without a label", "ranks[0][1][1][:] = -100", "pass"
+    ),
+    Mutant("refuses_all", "refuses a right solution", "return True", "return False"),
+)
