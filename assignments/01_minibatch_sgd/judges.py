@@ -515,10 +515,10 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
             if abs(sum(drawn) / count - got) <= near
         ]
         if not fitting:
-            told = ", ".join(f"{each:.5g}" for each in different)
+            possible = ", ".join(f"{each:.5g}" for each in different)
             raise Wrong(
                 f"{asked} is {got:.5g}, but {count} batches cannot have this mean: for a single "
-                f"batch, |g_B - ∇F|² can only be one of {told}",
+                f"batch, |g_B - ∇F|² can only be one of {possible}",
                 _named_otherwise(got, list(means.values()), count, near),
             )
         seen.update(fitting)

@@ -331,12 +331,12 @@ def places_of_chunks(case, inputs, me, value):
     if not wrong:
         return ""
     place = me if me in wrong else min(wrong)
-    told = f"Place {place} of the vector holds {wrong[place]}, but should hold chunk {place}"
+    message = f"Place {place} of the vector holds {wrong[place]}, but should hold chunk {place}"
     if wrong[place] != "nothing":
-        return f"{told}. Chunk r comes from rank r of the group, whichever rank passed it on."
+        return f"{message}. Chunk r comes from rank r of the group, whichever rank passed it on."
     if place == me:
-        return f"{told}, your own. Send your own chunk first: you have no other chunk yet."
-    return f"{told}. In each of K - 1 steps, pass on the chunk that you received last."
+        return f"{message}, your own. Send your own chunk first: you have no other chunk yet."
+    return f"{message}. In each of K - 1 steps, pass on the chunk that you received last."
 
 
 def node_sum(case, inputs, me):
@@ -401,8 +401,8 @@ RINGS = shaped(
 def drawn_ring(generator: torch.Generator) -> Case:
     """Draw a case of task 4 for one student: ranks, numbers and a network."""
     k, n = one_of(generator, 3, 4, 5), one_of(generator, *range(51, 400))
-    network, told = drawn_network(generator)
-    name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{told}."
+    network, words = drawn_network(generator)
+    name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{words}."
     return Case(name, k, {"shape": (n,)}, network=network)
 
 

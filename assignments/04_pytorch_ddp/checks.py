@@ -164,8 +164,8 @@ def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
         raise TypeError(f"{said}, expected a dict from question to letter")
     for question, letter in answers.items():
         if not isinstance(question, str) or not isinstance(letter, str):
-            told = f"{question!r:.40}: {letter!r:.40}"
-            raise TypeError(f"the answers have {told}, expected two texts, as in 'exhibit_1': 'A'")
+            pair = f"{question!r:.40}: {letter!r:.40}"
+            raise TypeError(f"the answers have {pair}, expected two texts, as in 'exhibit_1': 'A'")
     return {"answers": answers}
 
 

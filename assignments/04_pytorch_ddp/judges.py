@@ -296,8 +296,8 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     try:
         found = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        told = str(error).partition(". ")[0]
-        raise ValueError(f"{_UNREADABLE} it: {told}") from None
+        reason = str(error).partition(". ")[0]
+        raise ValueError(f"{_UNREADABLE} it: {reason}") from None
     if not isinstance(found, dict) or set(found) != KEYS:
         keys = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")

@@ -377,10 +377,10 @@ def equals_run(*keys: str, **options: Any) -> Judge:
     """
 
     def some(oracle: Oracle) -> Oracle:
-        def told(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        def chosen(case: Case, inputs: Sequence[Any], me: int) -> Any:
             return those(oracle(case, inputs, me), keys)
 
-        return told
+        return chosen
 
     mistakes = {words: some(oracle) for words, oracle in EPOCHS_MISTAKES.items()}
     return looking_at(keys, equals(some(with_epochs()), mistakes, **options))

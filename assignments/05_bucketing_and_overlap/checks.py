@@ -112,8 +112,8 @@ def table(asked: Mapping[str, Any]) -> str:
         special = f"the same tensor as {first}" if first < i else special
         size = elements * getattr(torch, dtype).itemsize
         rows.append((str(i), str(size), dtype, special))
-    told = f"{format_table(rows)}\ncap = {asked['cap']} B, first_cap = {asked['first_cap']} B"
-    return f"{told}\nExpected: {asked['expected']}" if "expected" in asked else told
+    call = f"{format_table(rows)}\ncap = {asked['cap']} B, first_cap = {asked['first_cap']} B"
+    return f"{call}\nExpected: {asked['expected']}" if "expected" in asked else call
 
 
 def every_parameter_once(case: Case, buckets: Any) -> None:
@@ -267,12 +267,12 @@ def drawn_chain(generator: torch.Generator) -> Case:
     micros = one_of(generator, 20, 30, 40, 50)
     sizes = [8 * one_of(generator, *range(2, 20)) for _ in range(layers)]
     cap, first_cap = one_of(generator, 160, 200, 240), one_of(generator, 40, 80, 120)
-    network, told = drawn_network(generator)
+    network, words = drawn_network(generator)
     bytes_each = ", ".join(str(4 * size) for size in sizes)
     name = (
         f"{k} ranks, one backward. The gradients of layers 0 to {layers - 1} have {bytes_each} B.\n"
         f"Backward takes {micros} µs per layer. The cap is {4 * cap} B, the first cap "
-        f"{4 * first_cap} B.\n{told}; an all_reduce is a ring."
+        f"{4 * first_cap} B.\n{words}; an all_reduce is a ring."
     )
     steps = [[list(range(layers))]]
     parameters = {"shapes": [(size,) for size in sizes], "steps": steps, "seconds": 1e-6 * micros}

@@ -321,9 +321,9 @@ def drawn_codec(generator: torch.Generator) -> Case:
     """Draw a case of task 5 for one student: ranks, numbers, a codec and a network."""
     k, n = one_of(generator, 2, 3, 4), one_of(generator, *range(301, 2000))
     codec = one_of(generator, "8 bits", "1 bit")
-    network, told = drawn_network(generator)
+    network, words = drawn_network(generator)
     name = (
-        f"{k} ranks, {n} numbers of 4 bytes on each, {codec} per number.\n{told}; an all_to_all "
+        f"{k} ranks, {n} numbers of 4 bytes on each, {codec} per number.\n{words}; an all_to_all "
         "sends its pieces one after the other, and an all_gather is a ring."
     )
     return Case(name, k, {"shape": (n,), "codec": codec}, network=network)

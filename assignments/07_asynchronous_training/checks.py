@@ -120,8 +120,8 @@ def serving(name, text, shapes, lr, **options):
 def working(name, server, seconds, updates, shapes, lr, loss="distance", before=False, sizes=()):
     order = order_of(seconds, updates)
     own = {"server": server, "seconds": seconds, "order": order, "shapes": shapes}
-    told = {"lr": lr, "loss": loss, "before": before, "sizes": dict(sizes)}
-    return Case(name, len(seconds) + 1, {**own, **told})
+    options = {"lr": lr, "loss": loss, "before": before, "sizes": dict(sizes)}
+    return Case(name, len(seconds) + 1, {**own, **options})
 
 
 def numbers(case):

@@ -217,9 +217,9 @@ def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]
     for rank in range(case.world_size):
         size = own["sizes"].get(rank, 1)  # zero targets give zero gradients of the product
         targets = [[size * each for each in draw()] for _ in range(own["order"].count(rank))]
-        told = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
+        options = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
         seconds = own["seconds"].get(rank, 0.0)
-        made.append({"values": draw(), "targets": targets, "seconds": seconds, **told})
+        made.append({"values": draw(), "targets": targets, "seconds": seconds, **options})
     return made
 
 

@@ -132,9 +132,9 @@ GAP_MISTAKES = {
 def choice_inputs(case, generator):
     names, k = case.parameters["candidates"], case.parameters["k"]
     made = [whole_numbers(graph, k) for graph in names]
-    told = {key: case.parameters[key] for key in ("nbytes", "latency", "bandwidth", "tolerance")}
+    options = {key: case.parameters[key] for key in ("nbytes", "latency", "bandwidth", "tolerance")}
     graphs = [{"numbers": numbers, "denominator": d} for numbers, d in made]
-    return [{"candidates": graphs, "one": torch.ones(1), **told}]
+    return [{"candidates": graphs, "one": torch.ones(1), **options}]
 
 
 def choice_program(choose_graph, mine, given):

@@ -220,8 +220,8 @@ def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     made = []
     for rank in range(case.world_size):
         steps = matrices(case, rank)
-        told = ("lr", "loss", "seconds", "unused", "before")
-        options = {key: case.parameters[key] for key in told}
+        keys = ("lr", "loss", "seconds", "unused", "before")
+        options = {key: case.parameters[key] for key in keys}
         size = 0 if rank == case.parameters["zeros"] else case.parameters["size"]
         targets = [[size * each for each in draw()] for _ in steps]
         made.append({"values": draw(), "targets": targets, "matrices": steps, **options})

@@ -144,10 +144,10 @@ def drawn_weights(generator: torch.Generator) -> Case:
     k, layers = one_of(generator, 2, 3, 4), one_of(generator, 3, 4, 5)
     sizes = [one_of(generator, *range(40, 300)) for _ in range(layers)]
     frozen = one_of(generator, *range(layers))
-    network, told = drawn_network(generator)
+    network, words = drawn_network(generator)
     name = (
         f"{k} ranks, two steps. Parameters 0 to {layers - 1} have "
-        f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n{told}; "
+        f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n{words}; "
         "reduce_scatter and all_gather are rings."
     )
     parameters = training("momentum", *((size,) for size in sizes), frozen=[frozen])

@@ -99,8 +99,8 @@ def race_inputs(case, generator):
 
 
 def race_program(train, mine, given):
-    told = run_rank(train, mine, given.ask)
-    return {"weights": told["weights"], "bytes": told["bytes"]}
+    result = run_rank(train, mine, given.ask)
+    return {"weights": result["weights"], "bytes": result["bytes"]}
 
 
 def reaches_the_target(case, inputs, values):
@@ -129,7 +129,7 @@ def reaches_the_target(case, inputs, values):
             "After the last step, average all parameters over the ranks, also the biases.",
         )
     if loss > race.target:
-        told = f"the loss on test rows, which no rank has, is {in_digits(loss)}, expected at most"
+        found = f"the loss on test rows, which no rank has, is {in_digits(loss)}"
         hint = (
             "The model trains, but not far enough: take more steps, average more often, or change "
             "the learning rate. rehearse(train, Race()) tells you the loss quickly."
@@ -137,7 +137,7 @@ def reaches_the_target(case, inputs, values):
             else "This is no better than guessing. Do you train job.model itself? Do you divide "
             "sums over the ranks by K? Is the learning rate too large?"
         )
-        raise Wrong(f"{told} {race.target:g}", hint)
+        raise Wrong(f"{found}, expected at most {race.target:g}", hint)
 
 
 def in_digits(loss):
