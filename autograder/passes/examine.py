@@ -217,49 +217,35 @@ def examine_cells(
                 cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
     verdict.timings["cells"] = time.monotonic() - start
     functions = {cell.metadata.nbgrader.grade_id: taken for cell, taken in tests}
-    for cell, _ in tests:
+    for cell, taken in tests:
         start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
-        report = _examine(name, functions, checks, hidden, submission, verdict, log)
+        check = checks[name]
+        if isinstance(check, Defence):
+            passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
+            about, theirs = checks[check.of], functions.get(check.of)
+            check = asked(check, about, passed, submission, theirs, verdict.student)
+        log.info("Examining %s/%s", verdict.assignment, name)
+        report = examine(
+            f"{verdict.assignment}/{name}",
+            check,
+            submission,
+            seed=verdict.seed,
+            hidden=hidden.get(name, ()),
+            on=verdict.settings.get("on") or None,
+            taken=taken,
+            progress=lambda result: log.debug(
+                "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
+            ),
+        )
+        for note in notes_on(report):
+            log.error("%s", note)
+            verdict.notes.append(note)
+        verdict.limits += limits_of(report)
         points = float(cell.metadata.nbgrader.points)
         verdict.checks.append(CheckVerdict.of(report, points))
         score = verdict.checks[-1].score
         cell.outputs = graded_outputs(for_the_student(report), score, cell.execution_count)
         verdict.timings[name] = verdict.timings.get(name, 0.0) + time.monotonic() - start
-
-
-def _examine(
-    short: str,
-    functions: dict[str, Taken],
-    checks: dict[str, Check],
-    hidden: dict[str, Any],
-    submission: Submission,
-    verdict: Verdict,
-    log: logging.Logger | logging.LoggerAdapter[Any],
-) -> CheckReport:
-    name = f"{verdict.assignment}/{short}"
-    log.info("Examining %s", name)
-    check = checks[short]
-    if isinstance(check, Defence):
-        passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
-        about, taken = checks[check.of], functions.get(check.of)
-        check = asked(check, about, passed, submission, taken, verdict.student)
-    report = examine(
-        name,
-        check,
-        submission,
-        seed=verdict.seed,
-        hidden=hidden.get(short, ()),
-        on=verdict.settings.get("on") or None,
-        taken=functions[short],
-        progress=lambda result: log.debug(
-            "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
-        ),
-    )
-    for note in notes_on(report):
-        log.error("%s", note)
-        verdict.notes.append(note)
-    verdict.limits += limits_of(report)
-    return report
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
