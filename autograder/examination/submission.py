@@ -29,9 +29,7 @@ MAX_FUNCTIONS = 192 * 2**20
 TIME, MEMORY = "time", "memory"
 """The limits that a submission may reach."""
 
-_UNREADABLE = (
-    "the notebook's process gave an answer that could not be read, so the grader ended that process"
-)
+_UNREADABLE = "gave an answer that could not be read, so the grader ended its process"
 Taken = bytes | SubmissionError
 """A function as the notebook handed it over, or why it did not."""
 
@@ -50,7 +48,7 @@ class CellOutcome:
 
 
 class _NotebookEnded(Exception):
-    """The notebook process gives no more answers; the message says why."""
+    """The notebook process gives no more answers; the message says what its request did."""
 
     limit = ""
 
@@ -122,13 +120,13 @@ class Submission:
                 answer = self._outcome_in(self._ask("run", request, budget, deadline))
             except _TookTooLong as late:
                 answer = self._interrupt(late)
-                interrupted = f"{late}, so it was interrupted"
+                interrupted = f"the cell {late}, so it was interrupted"
         except OutOfTime as ended:
             self._stopped.append((number, source, str(ended)))
             return CellOutcome(error=str(ended), limit=TIME)
         except _NotebookEnded as ended:
-            self._stopped.append((number, source, str(ended)))
-            return CellOutcome(error=str(ended), limit=ended.limit)
+            self._stopped.append((number, source, f"the cell {ended}"))
+            return CellOutcome(error=f"the cell {ended}", limit=ended.limit)
         printed = _text(answer.get("stdout")), _text(answer.get("stderr"))
         if interrupted:
             self._stopped.append((number, source, interrupted))
@@ -179,22 +177,22 @@ class Submission:
                 return channel.ask(deadline, self._look)
         except TimeoutError:  # the process still runs, and may be interrupted
             self._sandbox.make_sure()
-            raise _TookTooLong(f"the cell took longer than {deadline.seconds:.3g} s") from None
+            raise _TookTooLong(f"took longer than {deadline.seconds:.3g} s") from None
         except WireError:
             self._end_notebook()
-            raise _NotebookEnded("the cell wrote into the grader's connection") from None
+            raise _NotebookEnded("wrote into the grader's connection") from None
         except EOFError:
             why = self._sandbox.why_ended(cell)
             ended = _TookTooMuch if self._sandbox.over_memory() else _NotebookEnded
             self._end_notebook()
-            raise ended(f"the cell ended the Python process: {why}") from None
+            raise ended(f"ended the Python process: {why}") from None
         except BaseException:
             self._end_notebook()
             raise
 
     def _look(self) -> None:
         if over := self._sandbox.over_memory():
-            raise _TookTooMuch(f"the cell was stopped, because {over}")
+            raise _TookTooMuch(f"was stopped, because {over}")
 
     def _start_notebook(self, budget: Budget) -> tuple[Channel, Cell]:
         ours, theirs = socket.socketpair()
@@ -271,7 +269,7 @@ class Submission:
                     shown = [check.for_the_rank(own) for own in inputs]
                     outputs = self._outputs(ranks, shown, deadline)
                 except RanksError as error:
-                    error.trace = ranks.trace  # type: ignore[attr-defined]
+                    error.trace = ranks.trace
                     raise
                 network = case.network if on is None else None
                 return Observed(outputs, ranks.trace, network, ranks.touched)
@@ -317,10 +315,10 @@ class Submission:
             return SubmissionError(over.summary)
         except _NotebookEnded as ended:
             self._end_notebook()
-            why = str(ended).replace("the cell", "reading the function", 1)
             return SubmissionError(
-                f"{function} could not be read from the notebook: {why}. All global names that the "
-                "function uses are read with it, so keep no large objects in them."
+                f"{function} could not be read from the notebook: reading the function {ended}. "
+                "All global names that the function uses are read with it, so keep no large "
+                "objects in them."
             )
         match answer:
             case ("function", bytes(packed)):
@@ -335,7 +333,8 @@ class Submission:
             case ("refused", str(why)):
                 return SubmissionError(f"{_text(why)}{self._cell_that_should_define(function)}")
         self._end_notebook()
-        return SubmissionError(f"{function} could not be read from the notebook: {_UNREADABLE}.")
+        why = f"reading the function {_UNREADABLE}"
+        return SubmissionError(f"{function} could not be read from the notebook: {why}.")
 
     def _cell_that_should_define(self, function: str) -> str:
         """Return a sentence on the last failed cell whose source names the function."""

@@ -210,7 +210,7 @@ def _examine(
             cost = _cost(trace)
         judged = judge_case(check, case, draw, observed, earlier)
     except RanksError as failed:
-        error, trace = failed, getattr(failed, "trace", None)
+        error, trace = failed, failed.trace
         if hint := _copies(case, error):
             error.add_detail(hint)
     except NotPlainError as refused:

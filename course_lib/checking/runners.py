@@ -22,7 +22,6 @@ from course_lib.ranks import (
     RanksError,
     RankState,
     RankTimeout,
-    Trace,
     per_rank,
 )
 from course_lib.ranks.explain.failure import timed_out
@@ -73,7 +72,10 @@ class LocalRunner:
             with redirect_stdout(printed), _told_of_misuse(touched):
                 outputs = ranks.run(_run_program, check.program, self._function, per_rank(own))
         except RanksError as error:
-            raise _with_trace(_of_a_case(error, check), ranks.trace) from None
+            if isinstance(error, RankTimeout):  # its report has the check's time limit
+                error = _timed_out(check, error.states)
+            error.trace = ranks.trace
+            raise error from None
         finally:
             text = printed.getvalue()[:_MAX_PRINTED]
             if text and self._echo is not None:
@@ -135,13 +137,6 @@ def _told_of_misuse(touched: list[str]) -> Iterator[None]:
         yield
 
 
-def _of_a_case(error: RanksError, check: Check) -> RanksError:
-    """Return the error as the report of a case shows it: a timeout has the check's time limit."""
-    if isinstance(error, RankTimeout):
-        return _timed_out(check, error.states)
-    return error
-
-
 def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
     error = timed_out("case", seconds_of(check), states)
     wanting, cores = round(os.getloadavg()[0]), os.cpu_count() or 1
@@ -150,9 +145,4 @@ def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
             f"This may be the machine's fault: in the last minute {wanting} processes wanted to "
             f"run on its {cores} cores. End programs that you do not need, and check again."
         )
-    return error
-
-
-def _with_trace(error: RanksError, trace: Trace) -> RanksError:
-    error.trace = trace  # type: ignore[attr-defined]
     return error

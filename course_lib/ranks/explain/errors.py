@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from course_lib.ranks.explain.words import format_table, in_short
 
@@ -62,6 +63,8 @@ class RanksError(RuntimeError):
     """What happened, for readers who must not learn anything about the inputs."""
     limit = ""
     """The limit that was reached, ``time`` or ``memory``; else empty."""
+    trace: Any = None
+    """What was recorded until then, if whoever ran the ranks has kept it."""
 
     def __init__(self, summary: str, states: Sequence[RankState] = (), detail: str = "") -> None:
         self.summary = summary
