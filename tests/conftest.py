@@ -39,6 +39,11 @@ settings.load_profile("course")
 
 LONG = (
     "test_class.py",
+    "test_feedback.py",
+    "test_self_test.py",
+    "test_demo.py",
+    "test_one_rule.py",
+    "test_every_carrier.py",
     "test_lectures.py",
     "test_assignments.py",
     "test_mutants.py",
@@ -46,13 +51,15 @@ LONG = (
     "test_attacks.py",
     "test_submission.py",
     "test_node.py",
-    "test_demo.py",
     "test_repair.py",
     "test_hook.py",
     "test_nbgrader_config.py",
     "test_main.py",
     "test_notebook.py",
     "test_rebuild.py",
+    "test_watch.py",
+    "test_kills.py",
+    "test_doctor.py",
 )
 """Files of half a minute or more. Workers begin with them, so that none is left at the end."""
 

@@ -1,8 +1,6 @@
 """From the board's entries follow exactly the ranks that can never go on."""
 
-import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -141,18 +139,6 @@ def test_tables_that_are_full_say_so(board: Board) -> None:
             board.start_message(0, MessageChannel(True, 1, tag, WORLD), ONE)
 
 
-@given(
-    st.booleans(),
-    st.integers(0, 63),
-    st.integers(0, MessageChannel.MAX_TAG),
-    st.integers(1, 2**32),
-)
-def test_a_channel_is_one_word(sends: bool, peer: int, tag: int, group: int) -> None:
-    channel = MessageChannel(sends, peer, tag, group)
-    assert 0 < channel.word() < 2**64
-    assert MessageChannel.of(channel.word()) == channel
-
-
 @given(st.binary(min_size=1, max_size=2000), st.integers(0, 10_000))
 @settings(max_examples=50)
 def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> None:
@@ -195,22 +181,3 @@ def test_a_cleared_board_has_room_again(board: Board) -> None:
         assert not board.view(0).channels
         assert not board.view(0).groups
         board.open_group(0, WORLD, (0, 1, 2))
-
-
-def test_counting_in_two_threads_loses_nothing() -> None:
-    from course_lib.ranks.processes.rank_recorder import RankRecorder
-
-    board = running(1)
-    recorder = RankRecorder(board, 0, [], lambda: "")
-
-    def count(changes: Sequence[int]) -> None:
-        for change in changes:
-            recorder.add_pending(change)
-
-    recorder.add_pending(5000)
-    threads = [threading.Thread(target=count, args=([1, -1] * 5000,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert board.view(0).pending == 5000

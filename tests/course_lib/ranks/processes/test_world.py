@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks
+from course_lib.ranks import RankError, Ranks
 
 K = 4
 
@@ -88,37 +88,6 @@ def test_tags_do_not_run_out(ranks: Ranks) -> None:
         assert ranks.run(count, call)[1] == 299
 
 
-def test_a_group_that_some_ranks_do_not_make_is_found(ranks: Ranks) -> None:
-    def members_only() -> None:
-        if dist.get_rank() < 2:
-            group = dist.new_group([0, 1])
-            dist.all_reduce(torch.ones(1), group=group)
-
-    with pytest.raises(DeadlockError, match="Rank 2 called 1 new_group fewer than ranks 0, 1"):
-        ranks.run(members_only)
-    # Also in the calls that come after it.
-    assert ranks.run(lambda: dist.new_group([0, 1]) and None) == [None] * K
-    assert works(ranks)
-
-
-def test_a_group_that_some_members_do_not_make_is_found(ranks: Ranks) -> None:
-    def first_only() -> None:
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
-
-    with pytest.raises(DeadlockError, match="Rank 0 waits for rank 1"):
-        ranks.run(first_only)
-    assert works(ranks)
-
-
-def test_different_groups_are_a_mismatch(ranks: Ranks) -> None:
-    def different() -> None:
-        dist.new_group([0, 1] if dist.get_rank() % 2 else [0, 2])
-
-    with pytest.raises(MismatchError, match=r"new_group #1(.|\n)*ranks 0, 2"):
-        ranks.run(different)
-
-
 def test_a_group_without_the_others_is_allowed_where_pytorch_allows_it(ranks: Ranks) -> None:
     def local() -> float:
         pair = dist.get_rank() // 2
@@ -167,11 +136,6 @@ def test_the_environment_is_that_of_torchrun(ranks: Ranks) -> None:
         return [os.environ[name] for name in names]
 
     assert ranks.run(environment) == [[str(r), str(r), "4", "4", "127.0.0.1"] for r in range(K)]
-
-
-def test_a_gloo_group_is_metered(ranks: Ranks) -> None:
-    ranks.run(lambda: dist.all_reduce(torch.ones(2), group=dist.new_group(backend="gloo")))
-    assert ranks.trace.calls(0)["all_reduce"] == 1
 
 
 def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: Ranks) -> None:

@@ -50,11 +50,6 @@ def test_original_exception_and_first_rank() -> None:
     assert isinstance(caught.value.original, ValueError)
 
 
-def test_exit_is_an_error_of_the_rank() -> None:
-    with pytest.raises(RankError, match="SystemExit"):
-        Ranks(2, on="simulated").run(lambda: sys.exit(3))
-
-
 def test_a_stop_that_nothing_explains_is_an_error() -> None:
     """A rank that ends in the middle of a call must not look as if it had returned `None`."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankError
+from course_lib.ranks.explain.errors import DeadlockError, RankError
 from course_lib.ranks.ranks import Ranks
 
 sys.modules["kept_by_ranks"] = types.ModuleType("kept_by_ranks")
@@ -85,24 +85,6 @@ def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:
     assert ranks.run(lambda: dist.get_rank()) == [0, 1]
 
 
-def test_the_default_store_is_one_and_waits() -> None:
-    def fn() -> Any:
-        store = dist.distributed_c10d._get_default_store()
-        rank = dist.get_rank()
-        if rank == 2:
-            from course_lib.ranks.costs.computation import compute
-
-            compute(0.5)
-            store.set("go", b"now")
-        value = store.get("go")
-        store.add("count", rank + 1)
-        store.wait([f"done {(rank + 1) % 3}"]) if rank == 0 else store.set(f"done {rank}", "x")
-        dist.barrier()
-        return value, store.add("count", 0), store.check(["go"]), store.check(["no"])
-
-    assert Ranks(3, on="simulated").run(fn) == [(b"now", 6, True, False)] * 3
-
-
 def test_a_key_that_nobody_sets_is_a_deadlock() -> None:
     def fn() -> None:
         if dist.get_rank() == 1:
@@ -121,33 +103,3 @@ def test_a_group_that_is_gone_says_how_to_get_another() -> None:
 
     with pytest.raises(RankError, match="Make a new one with"):
         Ranks(3, on="simulated").run(fn)
-
-
-def test_groups_made_in_different_order() -> None:
-    def fn() -> None:
-        pairs = [[0, 1], [0, 2]]
-        if dist.get_rank() == 2:
-            pairs.reverse()
-        groups = [dist.new_group(pair) for pair in pairs]
-        if dist.get_rank() != 1:
-            dist.all_reduce(torch.ones(1), group=groups[pairs.index([0, 2])])
-
-    with pytest.raises(MismatchError, match="disagree about new_group #1") as caught:
-        Ranks(3, on="simulated").run(fn)
-    assert "new_group of ranks 0, 1" in str(caught.value)
-    assert "new_group of ranks 0, 2" in str(caught.value)
-
-
-def test_two_groups_entered_crosswise_are_named() -> None:
-    def fn() -> None:
-        a, b = dist.new_group(), dist.new_group()
-        first, second = (a, b) if dist.get_rank() < 2 else (b, a)
-        dist.all_reduce(torch.ones(1), group=first)
-        dist.all_reduce(torch.ones(1), group=second)
-
-    with pytest.raises(DeadlockError) as caught:
-        Ranks(4, on="simulated").run(fn)
-    line = f"test_kept_groups.py, line {fn.__code__.co_firstlineno + 1}"
-    doing = [state.doing for state in caught.value.states]
-    assert all(f"ranks 0-3, made at {line}" in each for each in doing)
-    assert sorted("of group 1," in each for each in doing) == [False, False, True, True]
