@@ -50,11 +50,6 @@ class Member:
     asleep_since: float | None = None
     seen_in_backward: bool = False
 
-    @property
-    def answered(self) -> bool:
-        """Whether the answer to the call has arrived."""
-        return self.answer is not None
-
     def last_words(
         self, server: ForkServer, labels: Mapping[str, str]
     ) -> tuple[int | None, str, str]:

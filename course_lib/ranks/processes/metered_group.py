@@ -108,13 +108,13 @@ class MeteredProcessGroup(PythonGroup):
         reduction = reduction_of(options.reduceOp) if kind.reduces else collective.variant
         signature = signature_of(kind.name, reduction, root, tensors)
         where = me.locate()
-        seq = me.enter(self.key, self._members, signature, where)
+        limit = max(options.timeout, timedelta(0))
+        seq = me.enter(self.key, self._members, signature, where, bool(limit))
         sent = sent_to_others(kind.name, _puts(operations), self.rank())
         event = self._event(kind.name, tensors, root, seq, where)._replace(sent=sent)
         operation = MeteredOperation(me, event, Wait.COLLECTIVE, self.key)
         operation.launched()
         # The launch itself may block in gloo (barrier does), so show the rank as blocked already.
-        limit = max(options.timeout, timedelta(0))
         operation.block(limited=bool(limit))
         whole = self._inner
         carrier = whole.carrier(tensors) if isinstance(whole, GpuGroup) else whole
@@ -122,8 +122,9 @@ class MeteredProcessGroup(PythonGroup):
             inner = launch(carrier, collective, arguments, options)
         except Exception:  # gloo refused it, or the limit is over
             operation.take_back(broken=bool(limit))
+            operation.unblock()
             raise
-        finally:
+        if not limit:  # else it must be seen until the wait ends: this rank goes on by itself
             operation.unblock()
         emulated = None
         if self._link is not None:

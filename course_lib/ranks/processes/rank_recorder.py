@@ -73,19 +73,31 @@ class RankRecorder:
             self._slots[key] = self.board.open_group(self.rank, key, members)
         return self._slots[key]
 
-    def enter(self, key: int, members: tuple[int, ...], signature: str, where: str) -> int:
+    def enter(
+        self,
+        key: int,
+        members: tuple[int, ...],
+        signature: str,
+        where: str,
+        limited: bool = False,
+    ) -> int:
         """Show that this rank enters the next collective of a group; return its number, from 1.
+
+        `limited`: whether it will go on by itself; that must be seen as early as the number.
 
         Raises:
             CollectiveMismatch: another member has entered something different under this number.
 
         """
         board, signature = self.board, signature[:SIGNATURE]
+        if limited:
+            board.set_state(self.rank, RankPhase.LIMITED)
         seq = board.enter_collective(self.rank, self.slot(key, members), signature, where)
         for other in members:
             entry = board.collective(other, key, seq) if other != self.rank else None
             if entry is not None and entry[0] != signature:
                 board.see_mismatch(self.rank)
+                board.unblock(self.rank)
                 call = f"collective #{seq} of this group"
                 raise CollectiveMismatch(
                     f"{f'new_group #{seq}' if key == NEW_GROUPS else call} is '{signature}' on "

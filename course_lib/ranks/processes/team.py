@@ -357,7 +357,7 @@ class Team:
         """Raise the error of a failed rank as soon as waiting longer would show nothing more."""
         failures = self._failures()
         stuck = stuck_ranks(views)
-        waits = all(member.answered or member.rank in stuck for member in self.members)
+        waits = all(m.answer is not None or m.rank in stuck for m in self.members)
         # The board explains a mismatch, so there is no need to wait for other ranks.
         mismatch = any(failure.mismatch for failure in failures.values())
         if mismatch or seconds > (_STUCK_GRACE if waits else _GRACE):
@@ -405,7 +405,7 @@ class Team:
 
     def _await(self) -> set[int]:
         """Start to listen to the pipes of the ranks that have yet to answer; return these ranks."""
-        waiting = {member.rank for member in self.members if not member.answered}
+        waiting = {member.rank for member in self.members if member.answer is None}
         for rank in waiting:
             self._poll.register(self.members[rank].pipe, select.POLLIN)
         return waiting
