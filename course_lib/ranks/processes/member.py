@@ -26,7 +26,7 @@ from course_lib.ranks.processes.object_pipe import Answer, ObjectPipe
 
 _ASLEEP_AFTER = 0.5
 """Seconds without any use of the processor after which a rank is asked for its stack."""
-_DUMP_LIMIT = 3.0
+_DUMP_LIMIT = 10.0
 """Seconds for all stacks together; the fork server, which passes the signal, may be importing."""
 
 
