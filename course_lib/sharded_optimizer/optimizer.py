@@ -70,8 +70,8 @@ class ShardedOptimizer(Optimizer):
     All ranks must construct it, with the same weights (wrap the model in DDP before). It moves the
     parameters into flat buffers, so convert the model (`to`, `double`) before. Schedulers,
     parameter groups and `zero_grad` work as usual, but all groups must be given to the constructor.
-    Gradients that are None on this rank count as zero with "local" and "sharded", and are skipped
-    with "averaged".
+    Gradients that are None on this rank count as zero with "local" and "sharded", so weight decay
+    and momentum still act. They are skipped with "averaged".
 
     Args:
         params: parameters or groups of them, as for `optimizer_cls`. Frozen ones are left out; tied

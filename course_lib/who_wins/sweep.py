@@ -6,6 +6,7 @@ depend on the network (see `measure`).
 """
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
@@ -80,7 +81,7 @@ def run(
 ) -> dict[Job, Any]:
     """Run all jobs and return their results; `show_progress` gets how many of them are done."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(processes, context, _begin) as pool:
         running = {job: pool.submit(job.result) for job in jobs}
         try:
             for number, each in enumerate(as_completed(running.values()), 1):
@@ -90,3 +91,9 @@ def run(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {job: each.result() for job, each in running.items()}
+
+
+def _begin() -> None:
+    """Prepare a process: one thread, and an interrupt ends it without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
