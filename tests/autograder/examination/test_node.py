@@ -71,17 +71,23 @@ def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -
     assert real.passed == (mutant.reason is None), str(real)
 
 
+ON_REAL_RANKS_ALONE = [
+    (
+        "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
+        "Rank 1 raised ValueError: here (Cell In[2], line",
+    ),
+    ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
+    ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
+    ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
+    ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
-        ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
-        ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
-        (
-            "if on_gloo and dist.get_rank(group) == 1: raise ValueError('here')",
-            "Rank 1 raised ValueError: here (Cell In[2], line",
-        ),
-        ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
+        ON_REAL_RANKS_ALONE[0],
+        *(pytest.param(*each, marks=pytest.mark.large) for each in ON_REAL_RANKS_ALONE[1:]),
     ],
 )
 def test_what_fails_on_real_ranks_alone_fails_there(

@@ -17,7 +17,7 @@ from course_lib.collectives import (
     tree_all_reduce,
 )
 from course_lib.figures import chunk_moments, draw_steps, marked_chunks, steps_in_words
-from course_lib.figures._chunks import Moment, chunk_names, draw_moment
+from course_lib.figures._chunks import Moment, chunk_names
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
@@ -136,20 +136,3 @@ def test_a_rank_gets_only_what_a_sender_held(name, k):
 def test_chunks_that_cannot_be_marked_are_refused(nbytes):
     with pytest.raises(ValueError, match="use a multiple of 16 that is at least 256"):
         chunk_moments(Ranks(4, on="simulated"), ring_all_reduce, nbytes)
-
-
-def test_a_drawn_moment_has_its_messages_and_stays_after_the_last():
-    moments, _ = moments_of("ring", 4)
-    figure = draw_moment(moments, 1, "ring")
-    (axes,) = figure.axes
-    assert axes.get_title() == "ring: 0 to 1.6 ms"
-    arrows = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
-    tips = {arrow.get_gid() for arrow in arrows}
-    assert len(arrows) == 4 and "tip: one message of 60,000 bytes from rank 3 to rank 0" in tips
-    assert {text.get_text() for text in axes.texts if text.get_weight() == "bold"} == {
-        name for row, old in zip(moments[1].held, moments[0].held, strict=True)
-        for name in set(row) - set(old)
-    }  # fmt: skip
-    last, beyond = draw_moment(moments, 6).axes[0], draw_moment(moments, 60).axes[0]
-    assert texts(last) == texts(beyond) and texts(last).count("Σa") == 4
-    assert draw_moment(moments, 0).axes[0].get_title() == "at first"

@@ -17,12 +17,10 @@ from IPython.utils.capture import capture_output
 
 from course_lib.figures import (
     bytes_and_quality,
-    error_curves,
     feedback_step,
     show,
     step_spans,
     timeline,
-    use_course_style,
 )
 from course_lib.ranks import Network, Ranks, clock, compute
 from course_lib.ranks.trace.figure import described
@@ -108,20 +106,6 @@ def test_without_description_it_is_refused(alt):
 # --- use_course_style -----------------------------------------------------------------------------
 
 
-def test_course_figures_stay_under_100_kb(notebook):
-    use_course_style()
-    fig, ax = plt.subplots()
-    timeline(ax, SPANS)
-    assert len(base64.b64decode(shown(fig, "timeline")["image/png"])) < 100_000
-
-    fig, axes = plt.subplots(1, 2)
-    for ax in axes:
-        for k in range(1, 8):
-            ax.loglog(range(1, 500), [k / i for i in range(1, 500)], label=f"K = {k}")
-        ax.legend()
-    assert len(base64.b64decode(shown(fig, "curves")["image/png"])) < 100_000
-
-
 def test_import_and_style_choose_no_backend():
     code = (
         "import sys, course_lib.figures as f; assert 'matplotlib' not in sys.modules\n"
@@ -134,28 +118,6 @@ def test_import_and_style_choose_no_backend():
 
 
 # --- timeline -------------------------------------------------------------------------------------
-
-
-def bars_of(ax) -> set[tuple[float, float, float, float]]:
-    """Return the drawn bars as (left, right, bottom, top), as the artists hold them."""
-    return {
-        (*(round(v, 9) for v in (box.x0, box.x1, box.y0, box.y1)),)
-        for bars in ax.collections
-        for box in (path.get_extents() for path in bars.get_paths())
-    }
-
-
-def test_every_span_is_drawn_in_the_row_of_its_rank():
-    _, ax = plt.subplots()
-    timeline(ax, SPANS, unit="ms")
-    bars = bars_of(ax)
-    assert len(bars) == len(SPANS)
-    for rank, _, start, stop, _ in SPANS:
-        inside = [b for b in bars if rank - 0.5 < b[2] < b[3] < rank + 0.5]
-        assert (round(start, 9), round(stop, 9)) in {b[:2] for b in inside}
-    assert [t.get_text() for t in ax.get_yticklabels()] == [f"rank {r}" for r in range(4)]
-    assert ax.get_ylim()[0] > ax.get_ylim()[1]  # rank 0 on top
-    assert ax.get_xlabel() == "time (ms)"
 
 
 def test_lanes_have_names_colours_and_hatches():
@@ -225,17 +187,6 @@ def test_a_step_has_its_lanes_and_an_all_reduce_begins_when_the_one_before_is_ov
 
 
 # --- error_curves, bytes_and_quality --------------------------------------------------------------
-
-
-def test_a_power_law_is_a_straight_line_and_ticks_are_the_xs_of_few() -> None:
-    figure = error_curves([1, 2, 4], {"one": [1.0, 0.5, 0.25], "two": [3.0, 3.0, 3.0]}, "K", "why")
-    (ax,) = figure.axes
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
-    assert [(text.get_text(), text.get_color()) for text in ax.texts] == [
-        (line.get_label(), line.get_color()) for line in ax.lines
-    ]
-    figure.canvas.draw()
 
 
 def test_every_run_has_a_marker_of_its_own() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.collectives import ring_all_reduce
-from course_lib.ranks import Event, Network, Ranks, Trace, compute
+from course_lib.ranks import Event, Network, Ranks, compute
 from course_lib.ranks.trace.bars import WAITS
 from course_lib.ranks.trace.meetings import messages, waits
 
@@ -110,21 +110,3 @@ def test_the_figure_has_an_arrow_for_each_message_and_blanks_for_waiting(k: int)
     assert "for rank 0, 500 ms" in figure.alt
     written = {text.get_text() for text in axes.texts}
     assert "waits for 0" in written
-
-
-def test_too_many_messages_have_no_arrows() -> None:
-    def events(each: int) -> Trace:
-        made = []
-        for i in range(each):
-            made.append(Event(0, "send", (0, 1), 1, 8, "float32", i + 1, i, i + 0.5, ""))
-            made.append(Event(1, "recv", (0, 1), 0, 8, "float32", i + 1, i, i + 0.6, ""))
-        return Trace(made, 2)
-
-    def heads(trace: Trace) -> list[bool]:
-        (axes,) = trace.plot().axes
-        drawn = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
-        return [arrow.get_arrowstyle().arrow == "-|>" for arrow in drawn]
-
-    assert heads(events(5)) == [True] * 5
-    assert heads(events(100)) == [False] * 100
-    assert heads(events(400)) == []

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import DeadlockError, Event, Ranks, Trace
 from course_lib.ranks.trace.bars import styles_of
-from course_lib.ranks.trace.timeline import draw_timelines
 
 
 @pytest.fixture(scope="module")
@@ -249,16 +248,6 @@ def test_a_part_of_a_trace_begins_at_zero() -> None:
 def test_an_empty_trace_says_so() -> None:
     with pytest.raises(ValueError, match="the trace is empty"):
         Trace([], 4).plot()
-
-
-def test_two_traces_share_one_axis_of_time() -> None:
-    figure = draw_timelines({"four": example(4).timeline, "two": example(2).timeline})
-    above, below = figure.axes
-    assert above.get_title(loc="left") == "four" and below.get_title(loc="left") == "two"
-    assert above.get_xlim() == below.get_xlim()
-    assert [len(axes.get_yticks()) for axes in (above, below)] == [4, 2]
-    kinds = {event.kind for event in example(4).events}
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == kinds
 
 
 def looks_of(figure: Figure) -> dict[str, tuple[object, str]]:
