@@ -97,6 +97,14 @@ PIECES = (
 """What to know if a send and its receive differ."""
 
 
+def differing(sender: int, sent: tuple[int, str], receiver: int, received: tuple[int, str]) -> str:
+    """Return in words how a send and its receive differ; each is (elements, dtype)."""
+    return (
+        f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
+        f"receives them as {counted(received[0], 'element')} of {received[1]}"
+    )
+
+
 def message_mismatch(
     sender: int,
     sent: tuple[int, str],
@@ -105,9 +113,4 @@ def message_mismatch(
     states: Sequence[RankState],
 ) -> MismatchError:
     """Return the error for a send and a receive that differ; each is (elements, dtype)."""
-    return MismatchError(
-        f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
-        f"receives them as {counted(received[0], 'element')} of {received[1]}.",
-        states,
-        PIECES,
-    )
+    return MismatchError(f"{differing(sender, sent, receiver, received)}.", states, PIECES)

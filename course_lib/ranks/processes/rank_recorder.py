@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.explain.mismatch import differing
 from course_lib.ranks.explain.waiting import operation_in_words
-from course_lib.ranks.explain.words import counted
 from course_lib.ranks.processes.board import SIGNATURE, Board
 from course_lib.ranks.processes.board_views import (
     NEW_GROUPS,
@@ -116,12 +116,10 @@ class RankRecorder:
         theirs = self.board.message(channel.peer, channel.other_end(self.rank), seq)
         if theirs is not None and theirs != what:
             self.board.see_mismatch(self.rank)
-            verbs = ("sends", "receives") if channel.sends else ("receives", "sends")
-            raise CollectiveMismatch(
-                f"rank {self.rank} {verbs[0]} {counted(what.numel, 'element')} of {what.dtype}, "
-                f"but rank {channel.peer} {verbs[1]} {counted(theirs.numel, 'element')} of "
-                f"{theirs.dtype}"
-            )
+            mine = self.rank, (what.numel, what.dtype)
+            other = channel.peer, (theirs.numel, theirs.dtype)
+            both = (*mine, *other) if channel.sends else (*other, *mine)
+            raise CollectiveMismatch(differing(*both))
         return seq
 
     def note(self, event: Event) -> int:

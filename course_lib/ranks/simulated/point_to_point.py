@@ -16,7 +16,7 @@ import torch
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.words import counted
+from course_lib.ranks.explain.mismatch import differing
 from course_lib.ranks.simulated.operation import Mismatch, Operation
 
 Envelope = tuple[str, int, int, int]
@@ -149,12 +149,11 @@ class Messages:
 
 
 def _check_pair(send: Operation, receive: Operation) -> None:
-    if send.numel != receive.numel or send.dtype != receive.dtype:
+    sent, received = (send.numel, send.dtype), (receive.numel, receive.dtype)
+    if sent != received:
         raise Mismatch(
             [send, receive],
-            f"Rank {send.rank} sends {counted(send.numel, 'element')} of {send.dtype}, but rank "
-            f"{receive.rank} receives them as {counted(receive.numel, 'element')} of "
-            f"{receive.dtype}.",
+            f"{differing(send.rank, sent, receive.rank, received)}.",
         )
     if send.inputs[0].is_meta != receive.outputs[0].is_meta:
         without = send if send.inputs[0].is_meta else receive

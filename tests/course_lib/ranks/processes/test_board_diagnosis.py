@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.ranks.explain.errors import CollectiveMismatch
+from course_lib.ranks.explain.mismatch import differing
 from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
 from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
@@ -15,6 +17,7 @@ from course_lib.ranks.processes.board_diagnosis import (
     stuck_ranks,
 )
 from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
+from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 WORLD = 17
 """Key of a group."""
@@ -58,6 +61,22 @@ def test_messages_match_by_tag(board: Board, tag: int, stuck: set[int]) -> None:
     wait_in_message(board, 0, 1, sends=True, tag=5)
     wait_in_message(board, 1, 0, sends=False, tag=tag)
     assert set(stuck_ranks(board.views())) == stuck
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_message_that_differs_is_told_alike_whoever_comes_last(board: Board, first: int) -> None:
+    starts = [
+        (RankRecorder(board, rank, [], str), MessageChannel(rank == 0, 1 - rank, 0, WORLD), message)
+        for rank, message in enumerate([Message(3, "float32"), Message(4, "int32")])
+    ]
+    for number in (first, 1 - first):
+        recorder, channel, message = starts[number]
+        if number == first:
+            recorder.start_message(channel, message)
+            continue
+        with pytest.raises(CollectiveMismatch) as caught:
+            recorder.start_message(channel, message)
+        assert str(caught.value) == differing(0, (3, "float32"), 1, (4, "int32"))
 
 
 @st.composite
