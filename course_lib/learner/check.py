@@ -43,6 +43,8 @@ DESCRIPTION = (
 )
 Step = dict[str, Any]
 NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the process."""
 GRACE_SECONDS = 10
 """The time that a process has to end itself and its ranks."""
 
@@ -248,11 +250,13 @@ def _watched(process: subprocess.Popen[str], read: int) -> Iterator[dict[str, An
     threading.Thread(target=pass_on, daemon=True).start()
     cell, end, is_interrupted = dict[str, Any](), math.inf, False
     while True:
-        rest = end - clock_of(process.pid)
+        rest = max(0.0, end - clock_of(process.pid))
         try:
-            line = lines.get(timeout=None if rest == math.inf else max(rest, 0.0))
+            line = lines.get(timeout=min(rest, LOOK_EVERY))
         except queue.Empty:
-            if clock_of(process.pid) < end:  # it waited for a core meanwhile
+            if process.poll() is not None:  # and what it has started keeps the pipe open
+                return
+            if clock_of(process.pid) < end:  # a process that waits for a core has more time
                 continue
             if is_interrupted:
                 yield {**cell, "is_stuck": True}

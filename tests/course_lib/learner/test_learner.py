@@ -305,12 +305,13 @@ NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInter
         (["import time; time.sleep(60)"], ["cell 3 was interrupted after"]),
         (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
         (["import threading, time; threading.Thread(target=time.sleep, args=[600]).start()"], []),
+        (["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),
         (
             ["import time; time.sleep(60)", "time.sleep(60)", "time.sleep(0.1)", "time.sleep(60)"],
             ["cell 3 was interrupted", "cell 4 was interrupted", "cell 6 was interrupted"],
         ),
     ],
-    ids=["one cell", "one that goes on", "a thread", "all together"],
+    ids=["one cell", "one that goes on", "a thread", "a fork", "all together"],
 )
 def test_a_cell_that_lasts_too_long_costs_no_points(
     mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, cells: list[str], notes: list[str]
