@@ -302,7 +302,10 @@ NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInter
 @pytest.mark.parametrize(
     ("cells", "notes"),
     [
-        (["import time; time.sleep(60)"], ["cell 3 was interrupted after"]),
+        pytest.param(
+            *(["import time; time.sleep(60)"], ["cell 3 was interrupted after"]),
+            marks=pytest.mark.large,
+        ),
         (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
         (["import threading, time; threading.Thread(target=time.sleep, args=[600]).start()"], []),
         (["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),

@@ -40,7 +40,7 @@ def step(number: int) -> float:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_thousands_of_calls_leave_nothing_behind(on: str) -> None:
-    """Item 17. Threads of this process share what they leave: as much is allowed for each."""
+    """Threads of this process share what they leave: as much is allowed for each."""
     with Ranks(2, on=on) as ranks:
         for number in range(WARM_UP):
             ranks.run(step, number)

@@ -42,7 +42,7 @@ def read_then_write(x: torch.Tensor) -> tuple[float, int, int]:
 @pytest.mark.parametrize("size", [64 << 20, pytest.param(1 << 30, marks=pytest.mark.large)])
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_a_large_argument_is_copied_at_most_once_per_rank(on: str, size: int) -> None:
-    """Item 17. By memory: ranks that write to all of it have one copy each, of one for all."""
+    """By memory: ranks that write to all of it have one copy each, of one for all."""
     argument = torch.ones(size // 4)
     with Ranks(WORLD_SIZE, on=on) as ranks:
         ranks.run(read_then_write, torch.ones(1 << 20))  # what the first call loads

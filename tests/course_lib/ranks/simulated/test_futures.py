@@ -61,23 +61,6 @@ def test_ddp_equals_one_process(
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-@pytest.mark.parametrize("k", [2, 3])
-def test_join_with_uneven_inputs(k: int, find_unused: bool) -> None:
-    def fn() -> torch.Tensor:
-        model = torch.nn.Linear(2, 1, bias=False)
-        wrapped = DDP(model, find_unused_parameters=find_unused)
-        with wrapped.join():
-            for step in range(1 + dist.get_rank()):
-                wrapped.zero_grad()
-                wrapped(torch.full((1, 2), 1.0 + step)).sum().backward()
-        return wrapped.module.weight.grad.clone()
-
-    for rank, grad in enumerate(Ranks(k, on="simulated", timeout=60).run(fn)):
-        # In its last step, a rank's input is rank + 1; those before it have joined, and add zeros.
-        torch.testing.assert_close(grad, torch.full((1, 2), (rank + 1) * (k - rank) / k))
-
-
 def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
     return torch.futures.wait_all(futures)
 
