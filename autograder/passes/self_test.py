@@ -34,6 +34,7 @@ from autograder.sandbox.place import MachineFailure, SandboxedPlace
 from autograder.settings import Settings
 from course_lib.checking import Case
 from course_lib.checking.cases import AuthorError
+from course_lib.checking.defence import Defence
 from course_lib.learner.what_counts import rebuild
 from course_lib.ranks.explain.failure import exit_reason
 
@@ -73,7 +74,8 @@ class KnownSolutions:
     def of(cls, exam: Exam, source: Path, released: Path) -> KnownSolutions | None:
         """Return an assignment's known solutions, for its cheapest task; None if none gives points.
 
-        A task whose ranks send messages is preferred to a task that runs on one rank.
+        A task whose ranks send messages is preferred to a task that runs on one rank. Questions on
+        another task's run are left out, because each student has their own.
 
         Args:
             exam: the exam of the assignment.
@@ -88,7 +90,7 @@ class KnownSolutions:
         for path in sorted(released.glob("*.ipynb")):
             for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
                 task = cell.metadata.nbgrader.grade_id
-                if task in exam.checks:
+                if task in exam.checks and not isinstance(exam.checks[task], Defence):
                     sizes = [case.world_size for case in _cases_of(exam, task)]
                     found.append((max(sizes, default=1) < 2, sum(sizes), task, path))
         if not found:
