@@ -43,7 +43,7 @@ def unvaried(name: str, check: Check, function: Callable[..., Any]) -> list[str]
 def _of_case(
     name: str, check: Check, case: Case, function: Callable[..., Any]
 ) -> Iterator[tuple[str, str]]:
-    parameters = inspect.signature(function)
+    parameters, program = inspect.signature(function), check.program  # judges need not travel
 
     def watched(mine: Any) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
@@ -62,7 +62,7 @@ def _of_case(
                     found.extend(aspects(key, value))
             return function(*bound.args, **bound.kwargs)
 
-        check.program(spy, mine)
+        program(spy, mine)
         return found
 
     inputs = check.inputs(case, case_generator("variation", name, case))
