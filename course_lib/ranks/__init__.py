@@ -8,7 +8,7 @@ The parts of this package, from the bottom up. Each one imports only parts above
 
 - `explain`: failures in words; `costs`: the time of messages and computation; `placement`: which
   device each rank gets; `variables`: what ranks keep between calls; `stopping`: how code is
-  interrupted from outside; `sockets`: how to read from sockets
+  interrupted from outside; `wire`: plain values as bytes, on sockets
 - `trace`: what happened; `memory`: objects as bytes, and memory that processes share
 - `calls`: how a function is sent to ranks
 - `_torch`: what PyTorch does not document, and the table of collectives
