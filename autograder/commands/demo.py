@@ -232,7 +232,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         print(f"autograder demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(results)}\n")
-    print("Task 4 is graded by hand, in formgrader; it has 3 points. Start formgrader with")
+    print("The written question is graded by hand, in formgrader; it has 3 points. Start it with")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")
     return 0
