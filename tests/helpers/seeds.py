@@ -42,8 +42,10 @@ def findings(
 ) -> Iterator[tuple[str, Wrong | None]]:
     """Yield each seed with the finding of the check's judge about the function, or None."""
 
+    program = check.program  # alone: the ranks do not need the judge, and some cannot be sent
+
     def run_all(mine: Sequence[Any]) -> list[Any]:
-        return [check.program(function, each) for each in mine]
+        return [program(function, each) for each in mine]
 
     def drawn(seed: str) -> Sequence[Any]:
         return check.inputs(case, case_generator(seed, name, case))
