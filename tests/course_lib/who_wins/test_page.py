@@ -11,6 +11,7 @@ from course_lib.who_wins.winners import last_average
 from tests.helpers import ROOT
 
 LATENCY, BANDWIDTH = 20e-6, 100e3
+LONG = ("1-bit", "top-k", "DiLoCo")
 ROW = "20 µs, 100 kB/s"
 IN_STEP = [name for name, algorithm in ALGORITHMS.items() if algorithm.prepare is not None]
 
@@ -24,7 +25,9 @@ def rows() -> list[list[str]]:
     return [cells_of(line) for line in page.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("name", IN_STEP)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.large) if n in LONG else n for n in IN_STEP]
+)
 def test_the_map_has_the_times_of_today(name: str) -> None:
     """Only the steps to the target, which take a training for each seed, are those of the page."""
     map_of = next(dict(zip(rows()[0], row, strict=True)) for row in rows() if row[0] == ROW)
