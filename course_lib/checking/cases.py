@@ -145,7 +145,7 @@ class Case:
     network: Network = NETWORK
     after: Case | None = None
     decides: tuple[str, ...] = ()
-    told: str = ""
+    in_short: str = ""
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

@@ -232,7 +232,7 @@ def _examine(
         time.monotonic() - start,
         hidden,
         {part: not reason or part in judged.granted for part in at_stake},
-        in_short=error.in_short if error is not None else case.told,
+        in_short=error.in_short if error is not None else case.in_short,
         limit=error.limit if error is not None else "",
         trouble=judged.trouble,
         summary=cut(summary, MAX_REASON),

@@ -64,7 +64,7 @@ class Candidate:
             f"a {'right' if self.right else 'wrong'} solution: it {self.kind}",
             *(1 + MOST, parameters, Form()),
             decides=(self.part,),
-            told=_verdict(self.right, self.kind),
+            in_short=_verdict(self.right, self.kind),
         )
 
 
