@@ -135,6 +135,8 @@ class Exchange:
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
                     look()
+        if stuck is None and all(map(self._is_over, range(len(self._channels)))):
+            stuck = self._settle()  # all may have answered before the first look at the fabric
         return self._outcome(stuck, deadline.seconds)
 
     @property

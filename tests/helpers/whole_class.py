@@ -81,15 +81,21 @@ def once(
     return folder
 
 
+FEWER = """
+few = {(case.decides, case.parameters["right"]): case for case in HIDDEN["is_right"]}.values()
+HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()} | {"is_right": tuple(few)}
+"""
+
+
 def leave_few_cases(source: Path) -> None:
     """Change an assignment's folder so that each check has one visible and one hidden case.
 
-    Each case of ``is_right`` decides a part of its points, so it keeps them all.
+    Each case of ``is_right`` decides a part of its points, so it keeps a right and a wrong solution
+    of each part.
     """
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(checks.read_text() + LESS)
-    few = "HIDDEN = {n: c if n == 'is_right' else c[:1] for n, c in HIDDEN.items()}\n"
-    hidden.write_text(hidden.read_text() + few)
+    hidden.write_text(hidden.read_text() + FEWER)
 
 
 def course_of(root: Path, less: bool = False) -> Path:
