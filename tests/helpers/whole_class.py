@@ -41,10 +41,8 @@ c.LateSubmissionPlugin.penalty_method = "zero"
 """
 LESS = """
 from dataclasses import replace
-CHECKS = {
-    name: check if name == "is_right" else replace(check, cases=check.cases[1:2])
-    for name, check in CHECKS.items()
-}
+CHECKS = {name: replace(check, cases=check.cases[1:2]) for name, check in CHECKS.items()}
+CHECKS["is_right"] = replace(CHECKS["is_right"], worth={})  # one case cannot decide its parts
 """
 
 
@@ -81,21 +79,12 @@ def once(
     return folder
 
 
-FEWER = """
-few = {(case.decides, case.parameters["right"]): case for case in HIDDEN["is_right"]}.values()
-HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()} | {"is_right": tuple(few)}
-"""
-
-
 def leave_few_cases(source: Path) -> None:
-    """Change an assignment's folder so that each check has one visible and one hidden case.
-
-    Each case of ``is_right`` decides a part of its points, so it keeps a right and a wrong solution
-    of each part.
-    """
+    """Change an assignment's folder so that each check has one visible and one hidden case."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(checks.read_text() + LESS)
-    hidden.write_text(hidden.read_text() + FEWER)
+    few = "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
+    hidden.write_text(hidden.read_text() + few)
 
 
 def course_of(root: Path, less: bool = False) -> Path:

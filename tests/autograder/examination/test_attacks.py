@@ -7,7 +7,7 @@ function in a task's place. An attack costs what it breaks, and nothing else.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import nbformat
@@ -212,6 +212,9 @@ def graded(
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
     checks = load_checks(RELEASED / ASSIGNMENT / "checks.py")
     hidden = load_module(source / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN
+    if "is_right" not in attack.tasks:  # its cases take longest: one is enough
+        less = replace(checks["is_right"], cases=checks["is_right"].cases[:1], worth={})
+        checks, hidden = {**checks, "is_right": less}, {**hidden, "is_right": ()}
     with Submission(place, Limits(cell=10, case=4)) as submission:
         examine_cells(notebook, checks, hidden, submission, verdict, logging.getLogger())
     return verdict, notebook, submission
