@@ -8,6 +8,10 @@ def check(name: str, *_: Any, **__: Any) -> None:
     print(f"{name}: the grader runs this check")
 
 
+def defend(*_: Any, **__: Any) -> None:
+    """Print no questions, because the grader draws them itself."""
+
+
 class Prediction:
     """A prediction that is not kept."""
 
