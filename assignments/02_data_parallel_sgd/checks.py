@@ -177,14 +177,6 @@ def gathers_doubles(params, group=None):  # type: ignore[no-untyped-def]
             param.grad = torch.stack(every).mean(0).to(param.dtype)
 
 
-def adds_up(params, group=None):  # type: ignore[no-untyped-def]
-    for param in params:
-        if param.grad is not None:
-            every = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(every, param.grad, group=group)
-            param.grad = torch.stack(every).sum(0)
-
-
 def averages_the_first(params, group=None):  # type: ignore[no-untyped-def]
     every = [torch.empty_like(params[0].grad) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, params[0].grad, group=group)
@@ -194,7 +186,7 @@ def averages_the_first(params, group=None):  # type: ignore[no-untyped-def]
 CANDIDATES = [
     Candidate(gathers, "gathers all gradients, then averages", "the mean", right=True),
     Candidate(gathers_doubles, "averages in float64", "every gradient", right=True),
-    Candidate(adds_up, "adds up and does not divide", "the mean"),
+    Candidate(gathers, "adds up and does not divide", "the mean", edits=((".mean(0)", ".sum(0)"),)),
     Candidate(averages_the_first, "averages only the first gradient", "every gradient"),
 ]
 

@@ -8,7 +8,7 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
@@ -123,14 +123,23 @@ def edits_of(solution: Solution, *mutants: Mutant) -> list[Solution]:
 
 
 def _edited(solution: Solution, mutant: Mutant) -> Solution:
-    text = solution.text
-    for old, new in ((mutant.old, mutant.new), *mutant.also):
-        edited = replaced(text, old, new)
-        if not old or edited == text:
-            base = f"{solution.task}__{solution.mistake}"
-            raise ValueError(f"{mutant.name}: the text of {base} has no {old!r} to replace")
-        text = edited
+    what = f"{mutant.name}: the text of {solution.task}__{solution.mistake}"
+    text = edited(solution.text, ((mutant.old, mutant.new), *mutant.also), what)
     return replace(solution, mistake=mutant.name, text=text, reason=mutant.says, where=mutant.where)
+
+
+def edited(text: str, edits: Iterable[tuple[str, str]], what: str) -> str:
+    """Return the text after all edits, each an (old, new) pair; see `Mutant`.
+
+    Raises:
+        ValueError: the text, called `what`, does not have one of the old pieces.
+
+    """
+    for old, new in edits:
+        before, text = text, replaced(text, old, new)
+        if not old or text == before:
+            raise ValueError(f"{what} has no {old!r} to replace")
+    return text
 
 
 def replaced(text: str, old: str, new: str) -> str:

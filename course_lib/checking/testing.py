@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib.checking.answers import Kind, sees
-from course_lib.checking.cases import Case, Check, Form, Wrong
+from course_lib.checking.cases import Case, Check, Wrong
+from course_lib.checking.mutants import edited
 from course_lib.checking.on_ranks.given import Given
 from course_lib.checking.task import task
 from course_lib.ranks.wire import decode, encode
@@ -44,6 +45,7 @@ class Candidate:
         kind: what is special, after "a solution that", for example ``does not divide``.
         part: the part of the points that this solution can cost.
         right: whether it is right.
+        edits: changes of its text, each an (old, new) pair; see `mutants.Mutant`.
 
     """
 
@@ -51,18 +53,21 @@ class Candidate:
     kind: str
     part: str
     right: bool = False
+    edits: tuple[tuple[str, str], ...] = ()
 
     def case(self) -> Case:
         """Return the case in which this solution is judged."""
+        name = self.function.__name__
+        text = textwrap.dedent(inspect.getsource(self.function))
         parameters = {
-            "source": textwrap.dedent(inspect.getsource(self.function)),
-            "name": self.function.__name__,
+            "source": edited(text, self.edits, f"the text of {name}"),
+            "name": name,
             "right": self.right,
             "kind": self.kind,
         }
         return Case(
             f"a {'right' if self.right else 'wrong'} solution: it {self.kind}",
-            *(1 + MOST, parameters, Form()),
+            *(1 + MOST, parameters),
             decides=(self.part,),
             in_short=_verdict(self.right, self.kind),
         )

@@ -34,21 +34,6 @@ def in_float64(params, group=None):
             param.grad = (wide / dist.get_world_size(group)).to(param.dtype)
 
 
-def halves(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= 2
-
-
-def divides_twice(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            param.grad /= dist.get_world_size(group)
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= dist.get_world_size(group)
-
-
 def does_nothing(params, group=None):
     return
 
@@ -76,14 +61,6 @@ def keeps_zeros(params, group=None):
             dist.all_reduce(mean, group=group)
             if param.grad.any():
                 param.grad = mean / dist.get_world_size(group)
-
-
-def clips(params, group=None):
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= dist.get_world_size(group)
-            param.grad.clamp_(-10, 10)
 
 
 def gives_zeros_to_the_frozen(params, group=None):
@@ -125,18 +102,22 @@ def only_once(params, group=None, kept=[]):
     kept.append(True)
 
 
+K, SUM = "dist.get_world_size(group)", "dist.all_reduce(param.grad, group=group)"
 # Every part of the points has right solutions, or a test that refuses everything would get it.
 CANDIDATES = [
     Candidate(in_one_message, "sends all gradients in one message", "every gradient", right=True),
     Candidate(in_place, "averages in place", "every rank", right=True),
     Candidate(in_float64, "adds up in float64", "every call", right=True),
-    Candidate(halves, "always divides by 2", "the mean"),
-    Candidate(divides_twice, "divides twice", "the mean"),
+    Candidate(in_place, "always divides by 2", "the mean", edits=((f"/= {K}", "/= 2"),)),
+    Candidate(in_place, "divides twice", "the mean", edits=((SUM, f"param.grad /= {K}\n{SUM}"),)),
     Candidate(does_nothing, "changes nothing", "every rank"),
     Candidate(to_one_rank, "gives the mean to one rank only", "every rank"),
     Candidate(from_one_rank, "gives all ranks the gradients of one of them", "every rank"),
     Candidate(keeps_zeros, "leaves gradients alone that are all zero", "every gradient"),
-    Candidate(clips, "cuts off large gradients", "every gradient"),
+    Candidate(
+        *(in_place, "cuts off large gradients", "every gradient"),
+        edits=((f"param.grad /= {K}", f"param.grad /= {K}\nparam.grad.clamp_(-10, 10)"),),
+    ),
     Candidate(gives_zeros_to_the_frozen, "gives frozen parameters a gradient", "every gradient"),
     Candidate(one_per_shape, "confuses gradients of the same shape", "every gradient"),
     Candidate(adds_to_the_last_call, "keeps something from the call before", "every call"),

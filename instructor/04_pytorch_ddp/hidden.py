@@ -1,7 +1,5 @@
 """Cases that are never handed out and never enter a sandbox."""
 
-# ruff: noqa: B006 - a default that is kept from call to call is one of the mistakes
-
 import torch
 import torch.distributed as dist
 
@@ -24,264 +22,98 @@ def sums_over_n(model, micro_batches, group=None):
     return total.item()
 
 
-def in_one_message(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    params = list(model.parameters())
-    flat = torch.cat([*(param.grad.flatten() for param in params), total])
-    dist.all_reduce(flat, group=group)
-    *pieces, total = flat.split([*(param.numel() for param in params), 1])
-    for param, piece in zip(params, pieces, strict=True):
-        param.grad = piece.view_as(param)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
+SUM = "dist.all_reduce(param.grad, group=group)"
+SUMS = f"""
+for param in model.parameters():
+    {SUM}
+dist.all_reduce(total, group=group)
+"""
+IN_ONE_MESSAGE = """
+params = list(model.parameters())
+flat = torch.cat([*(param.grad.flatten() for param in params), total])
+dist.all_reduce(flat, group=group)
+*pieces, total = flat.split([*(param.numel() for param in params), 1])
+for param, piece in zip(params, pieces, strict=True):
+    param.grad = piece.view_as(param)
+"""
+OVER_K = f"{SUM}\nparam.grad /= dist.get_world_size(group)"
+OVER_N = 'reduction="sum") / labels'
+LOOP = "for param in model.parameters():"
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+NORM = "norm = torch.stack([param.grad.norm() for param in model.parameters()]).norm()"
 
 
-def scaled_for_ddp(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        (dist.get_world_size(group) * loss).backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-        param.grad /= dist.get_world_size(group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
+def wrong(kind, part, *edits):
+    return Candidate(sums_over_n, kind, part, edits=edits)
 
 
-def clips_by_hand(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    norm = torch.stack([param.grad.norm() for param in model.parameters()]).norm()
-    for param in model.parameters():
-        param.grad *= min(1.0, 1.0 / float(norm + 1e-12))
-    return total.item()
+def right(kind, part, *edits):
+    return Candidate(sums_over_n, kind, part, right=True, edits=edits)
 
 
-def divides_by_k_again(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-        param.grad /= dist.get_world_size(group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def mean_of_micro_batches(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
-        loss = loss / max(1, int((y != -100).sum())) / len(micro_batches)
-        loss = loss / dist.get_world_size(group)
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def leaves_out_the_last(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches[: max(1, len(micro_batches) - 1)]:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def counts_all_tokens(model, micro_batches, group=None):
-    labels = torch.tensor(sum(len(y) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def own_loss(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def nan_without_labels(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="mean")
-        loss = loss * (y != -100).sum() / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def never_clips(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    return total.item()
-
-
-def clips_before(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    return total.item()
-
-
-def clips_each(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    for param in model.parameters():
-        torch.nn.utils.clip_grad_norm_([param], 1.0)
-    return total.item()
-
-
-def always_norm_1(model, micro_batches, group=None):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    norm = torch.stack([param.grad.norm() for param in model.parameters()]).norm()
-    for param in model.parameters():
-        param.grad /= norm
-    return total.item()
-
-
-def keeps_the_first_n(model, micro_batches, group=None, kept=[]):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    kept.append(labels)
-    labels = kept[0]
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total.item()
-
-
-def adds_to_the_last_call(model, micro_batches, group=None, kept={}):
-    labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
-    dist.all_reduce(labels, group=group)
-    total = torch.zeros(1)
-    for x, y in micro_batches:
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum") / labels
-        loss.backward()
-        total += loss.detach()
-    for param in model.parameters():
-        dist.all_reduce(param.grad, group=group)
-    dist.all_reduce(total, group=group)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for i, param in enumerate(model.parameters()):
-        last, kept[i] = kept.get(i, 0), param.grad.clone()
-        param.grad += last
-    return total.item()
-
-
+# Every part of the points has right solutions, or a test that refuses everything would get it.
 CANDIDATES = [
-    Candidate(sums_over_n, "adds up losses and divides by N", "every label", right=True),
-    Candidate(in_one_message, "sends one message", "labels only", right=True),
-    Candidate(clips_by_hand, "clips by hand", "the clipping", right=True),
-    Candidate(scaled_for_ddp, "multiplies by K, and divides by K", "every call", right=True),
-    Candidate(divides_by_k_again, "divides by the number of ranks once more", "every label"),
-    Candidate(mean_of_micro_batches, "takes the mean of micro-batches' means", "every label"),
-    Candidate(leaves_out_the_last, "leaves out the last micro-batch", "every label"),
-    Candidate(counts_all_tokens, "counts tokens without a label", "labels only"),
-    Candidate(own_loss, "returns the rank's own part of the loss", "labels only"),
-    Candidate(nan_without_labels, "fails for a micro-batch without labels", "labels only"),
-    Candidate(never_clips, "never clips", "the clipping"),
-    Candidate(clips_before, "clips before the ranks' gradients are added", "the clipping"),
-    Candidate(clips_each, "clips each parameter by itself", "the clipping"),
-    Candidate(always_norm_1, "changes small gradients too", "the clipping"),
-    Candidate(keeps_the_first_n, "keeps the N of its first call", "every call"),
-    Candidate(adds_to_the_last_call, "adds the gradients of the call before", "every call"),
+    right("adds up losses and divides by N", "every label"),
+    right("sends one message", "labels only", (SUMS, IN_ONE_MESSAGE)),
+    right(
+        *("clips by hand", "the clipping"),
+        (CLIP, f"{NORM}\n{LOOP}\n    param.grad *= min(1.0, 1.0 / float(norm + 1e-12))"),
+    ),
+    right(
+        *("multiplies by K, and divides by K", "every call"),
+        ("loss.backward()", "(dist.get_world_size(group) * loss).backward()"),
+        (SUM, OVER_K),
+    ),
+    wrong("divides by the number of ranks once more", "every label", (SUM, OVER_K)),
+    wrong(
+        *("takes the mean of micro-batches' means", "every label"),
+        (
+            OVER_N,
+            'reduction="sum") / max(1, int((y != -100).sum())) / len(micro_batches)'
+            " / dist.get_world_size(group)",
+        ),
+    ),
+    wrong(
+        *("leaves out the last micro-batch", "every label"),
+        ("x, y in micro_batches:", "x, y in micro_batches[: max(1, len(micro_batches) - 1)]:"),
+    ),
+    wrong("counts tokens without a label", "labels only", ("int((y != -100).sum())", "len(y)")),
+    wrong(
+        *("returns the rank's own part of the loss", "labels only"),
+        ("dist.all_reduce(total, group=group)", ""),
+    ),
+    wrong(
+        *("fails for a micro-batch without labels", "labels only"),
+        (OVER_N, 'reduction="mean") * (y != -100).sum() / labels'),
+    ),
+    wrong("never clips", "the clipping", (CLIP, "")),
+    wrong(
+        *("clips before the ranks' gradients are added", "the clipping"),
+        (CLIP, ""),
+        (LOOP, f"{CLIP}\n{LOOP}"),
+    ),
+    wrong(
+        *("clips each parameter by itself", "the clipping"),
+        (CLIP, f"{LOOP}\n    torch.nn.utils.clip_grad_norm_([param], 1.0)"),
+    ),
+    wrong(
+        *("changes small gradients too", "the clipping"),
+        (CLIP, f"{NORM}\n{LOOP}\n    param.grad /= norm"),
+    ),
+    wrong(
+        *("keeps the N of its first call", "every call"),
+        ("group=None):", "group=None, kept=[]):"),
+        ("total = torch.zeros(1)", "kept.append(labels)\nlabels = kept[0]\ntotal = torch.zeros(1)"),
+    ),
+    wrong(
+        *("adds the gradients of the call before", "every call"),
+        ("group=None):", "group=None, kept={}):"),
+        (
+            CLIP,
+            f"{CLIP}\nfor i, param in enumerate(model.parameters()):\n"
+            "    last, kept[i] = kept.get(i, 0), param.grad.clone()\n    param.grad += last",
+        ),
+    ),
 ]
 
 
