@@ -18,8 +18,8 @@ A kind of question is a function of a `Run`, so a new one takes ten lines.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,13 +49,13 @@ class Run:
     Attributes:
         case: the case that was drawn.
         trace: the messages of the student's solution in it.
-        slower: the same with half of the bandwidth.
+        on: runs the solution once more, on another network.
 
     """
 
     case: Case
     trace: Trace
-    slower: Trace
+    on: Callable[[Network], Trace]
 
 
 @dataclass(frozen=True)
@@ -112,22 +112,21 @@ class Defence(Check):
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         generator = case_generator(seed, self.function, Case(self.of, 1))
         case = self.draw(generator)
-        half = replace(case.network, bandwidth=case.network.bandwidth / 2)
 
-        def traced(case: Case) -> Trace:
+        def on(network: Network) -> Trace:
             inputs = about.inputs(case, case_generator(seed, self.of, case))
-            observed = run(about, case, inputs)
+            observed = run(about, replace(case, network=network), inputs)
             assert isinstance(observed, Observed) and observed.trace is not None
             return observed.trace
 
-        found = Run(case, traced(case), traced(replace(case, network=half)))
+        found = Run(case, on(case.network), on)
         order = torch.randperm(len(self.asks), generator=generator).tolist()[:QUESTIONS]
         return case, [self.asks[i](found, generator) for i in order]
 
     def asked(self, about: Check, run: Runner, student: str) -> Check:
         """Return the check with the student's questions as its cases."""
         sets = [self.questions(about, run, student, number)[1] for number in SETS]
-        return replace(self, cases=tuple(_cases([list(map(vars, each)) for each in sets])))
+        return replace(self, cases=tuple(_cases(sets)))
 
 
 def defence(of: str, draw: Callable[[torch.Generator], Case], asks: Sequence[Asks]) -> Defence:
@@ -144,19 +143,18 @@ def defence(of: str, draw: Callable[[torch.Generator], Case], asks: Sequence[Ask
         cases=[Case("the form of the answers; the grader judges the numbers", 1)],
         worth={part: 1.0 for i in range(QUESTIONS) for part in _parts(i)},
     )
-    kept: Mapping[str, Any] = {each.name: getattr(check, each.name) for each in fields(Check)}
-    return Defence(**kept, of=of, draw=draw, asks=tuple(asks))
+    return Defence(**vars(check), of=of, draw=draw, asks=tuple(asks))
 
 
 def _parts(i: int) -> tuple[str, str]:
     return f"question {i + 1}", f"question {i + 1} in set 1"
 
 
-def _cases(sets: Sequence[Sequence[Mapping[str, Any]]]) -> list[Case]:
+def _cases(sets: Sequence[Sequence[Question]]) -> list[Case]:
     cases = []
     for i, questions in enumerate(zip(*sets, strict=True)):
         for part, most in zip(_parts(i), (SETS[-1], SETS[0]), strict=True):
-            asked = {"number": i, "questions": list(map(dict, questions)), "most": most}
+            asked = {"number": i, "questions": questions, "most": most}
             cases.append(Case(part, 1, asked, decides=(part,)))
     return cases
 
@@ -183,8 +181,8 @@ def _right_answers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
         if None in answers:
             raise Wrong(f"answer {answers.index(None) + 1} is not written yet")
         return
-    i, asked = case.parameters["number"], case.parameters["questions"][number - 1]
-    question, answer = Question(**asked), answers[i]
+    i = case.parameters["number"]
+    question, answer = case.parameters["questions"][number - 1], answers[i]
     if answer is None:
         raise Wrong(f"question {i + 1} has no answer")
     if not agrees(float(answer), question.right, max(question.within, 1e-9)):
@@ -296,9 +294,11 @@ def time_waiting(run: Run, generator: torch.Generator) -> Question:
 
 def half_the_bandwidth(run: Run, generator: torch.Generator) -> Question:
     """Ask when the last rank ends if the network has half of the bandwidth."""
+    network = run.case.network
+    slower = run.on(replace(network, bandwidth=network.bandwidth / 2))
     return Question(
         "When does the last rank end, in µs from the first start, if the bandwidth is halved?",
-        1e6 * run.slower.makespan,
+        1e6 * slower.makespan,
         f"With the whole bandwidth it ends at {1e6 * run.trace.makespan:.4g} µs.",
         NEARLY,
     )

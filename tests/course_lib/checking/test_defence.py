@@ -139,7 +139,9 @@ def by_hand() -> Iterator[Run]:
             message(rank, 16, 3, 6),
         )
     ]
-    yield Run(Case("", 2, network=Network(0, 1)), Trace(events, 2), Trace(events[:2], 2))
+    yield Run(
+        Case("", 2, network=Network(0, 1)), Trace(events, 2), lambda network: Trace(events[:2], 2)
+    )
 
 
 def test_the_kinds_of_questions_read_the_trace(by_hand: Run) -> None:
