@@ -6,12 +6,10 @@ Every collective, however it was called, arrives at `_collective`, and every mes
 from __future__ import annotations
 
 import functools
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,48 +23,6 @@ from course_lib.ranks._torch.collective_table import (
 )
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
-
-
-class Watcher(Protocol):
-    """Sees what a rank launches, on all kinds of ranks; its methods return the rank's handle."""
-
-    def collective(
-        self,
-        group: PythonGroup,
-        collective: Collective,
-        arguments: tuple[Any, ...],
-        options: Any,
-        launch: Callable[[], dist.Work],
-    ) -> dist.Work:
-        """Call `launch` to launch a collective; return the handle."""
-
-    def message(
-        self,
-        group: PythonGroup,
-        kind: str,
-        tensors: Any,
-        peer: int | None,
-        tag: int,
-        launch: Callable[[], dist.Work],
-    ) -> dist.Work:
-        """Call `launch` to launch a send or a recv; return the handle."""
-
-
-class _Watched(threading.local):
-    watcher: Watcher | None = None
-
-
-_watched = _Watched()
-
-
-@contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Let `watcher` see what this thread launches."""
-    before, _watched.watcher = _watched.watcher, watcher
-    try:
-        yield
-    finally:
-        _watched.watcher = before
 
 
 class PythonGroup(dist.ProcessGroup):
@@ -168,11 +124,7 @@ class PythonGroup(dist.ProcessGroup):
     def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         if tag < 0:
             raise ValueError(f"tag must be 0 or more, got {tag}")
-        watcher = _watched.watcher
-        if watcher is None:
-            return self._message(kind, tensors, peer, tag)
-        launch = lambda: self._message(kind, tensors, peer, tag)
-        return watcher.message(self, kind, tensors, peer, tag, launch)
+        return self._message(kind, tensors, peer, tag)
 
     def _peer(self, what: str, peer: int) -> int:
         if not 0 <= peer < len(self._members):
@@ -206,11 +158,7 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
             )
         if arguments and isinstance(arguments[0], torch.Tensor) and collective.in_place:
             arguments = ([arguments[0]],)  # DDP does so with its map of used parameters
-        watcher = _watched.watcher
-        if watcher is None:
-            return self._collective(collective, arguments, options)
-        launch = lambda: self._collective(collective, arguments, options)
-        return watcher.collective(self, collective, arguments, options, launch)
+        return self._collective(collective, arguments, options)
 
     method.__name__ = collective.method
     return method
