@@ -114,7 +114,7 @@ class Exchange:
                 channel.queue("go", None)
                 selector.register(channel.socket, channel.events, rank)
                 self._serve(rank)  # what came with its sign of readiness
-            while not all(map(self._is_over, range(len(self._channels)))):
+            while not self._all_over:
                 if (left := deadline.left) <= 0:
                     break
                 for key, _ in selector.select(wait_at_most(left)):
@@ -135,7 +135,7 @@ class Exchange:
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
                     look()
-        if stuck is None and all(map(self._is_over, range(len(self._channels)))):
+        if stuck is None and self._all_over:
             stuck = self._settle()  # all may have answered before the first look at the fabric
         return self._outcome(stuck, deadline.seconds)
 
@@ -143,6 +143,10 @@ class Exchange:
     def _broken(self) -> bool:
         """Whether the fabric has ended a rank because of what it asked for."""
         return self._fabric is not None and bool(self._fabric.failures)
+
+    @property
+    def _all_over(self) -> bool:
+        return all(map(self._is_over, range(len(self._channels))))
 
     def _is_over(self, rank: int) -> bool:
         return rank in self.answers or rank in self.failures
