@@ -45,6 +45,13 @@ def test_the_walks_through_the_code_name_files_that_there_are() -> None:
             assert (ROOT / folder / file).is_file(), f"{walk}: there is no {folder}/{file}"
 
 
+def test_the_table_of_changes_names_what_there_is() -> None:
+    table = ARCHITECTURE.split("Where to change what")[1]
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", table)
+    assert len(named) > 10
+    assert not (missing := [path for path in named if not (ROOT / path).exists()]), missing
+
+
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md"),
     *(f"docs/{name}.md" for name in ("architecture", "grading", "programs", "setting_up")),
