@@ -64,11 +64,30 @@ def _place_aside(path: Path, folder: Path) -> Path:
 
 def set_aside(path: Path, folder: Path) -> None:
     """Move `path` out of the submission's `folder`."""
+    shutil.move(path, _new_place_aside(path, folder))  # a link is moved as a link
+
+
+def _new_place_aside(path: Path, folder: Path) -> Path:
     target = _place_aside(path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink() or target.exists():
         target = target.with_name(f"{target.name}.{os.urandom(3).hex()}")
-    shutil.move(path, target)  # a link is moved as a link
+    return target
+
+
+def _replace(path: Path, text: str) -> None:
+    """Set aside what is at `path`, and write `text` there: at every moment there is a file.
+
+    Whoever is killed in between leaves the submitted notebook or the new one, and never none.
+    """
+    aside = _new_place_aside(path, path.parent)
+    new = aside.with_name(f"{aside.name}.new")
+    new.write_text(text, encoding="utf-8")
+    if path.is_file() or path.is_symlink():
+        shutil.copy2(path, aside, follow_symlinks=False)
+    else:  # a folder, or a pipe that nobody should open
+        shutil.move(path, aside)
+    os.replace(new, path)
 
 
 # Files ----------------------------------------------------------------------------------------
@@ -152,10 +171,9 @@ def _vet_notebook(path: Path, remarks: list[str]) -> None:
     done = "an empty notebook" if content is None else "its readable part"
     note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
     remarks.append(note)
-    set_aside(path, path.parent)
     mended = repaired(content)
     mended["metadata"][_MENDED] = note
-    path.write_text(json.dumps(mended), encoding="utf-8")
+    _replace(path, json.dumps(mended))
 
 
 def _earlier_note(path: Path, content: Any) -> list[str]:

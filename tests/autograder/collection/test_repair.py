@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import nbformat
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
-from autograder.collection.repair import MAX_FILES, cells_of, read_content, repaired
+from autograder.collection.repair import MAX_FILES, cells_of, notes, read_content, repaired, vet
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
@@ -133,6 +135,33 @@ def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     if name == "files":
         assert len(list(aside.iterdir())) == 2_000 - MAX_FILES
     assert not list((course.data / "autograded" / name).rglob("x"))
+
+
+def _vet_until(step: int, path: Path) -> bool:
+    """Vet a submission in a process that is gone before its `step`-th call to the system."""
+    if (child := os.fork()) == 0:
+        steps = itertools.count()
+        sys.addaudithook(lambda name, _: next(steps) == step and os._exit(9))
+        vet(ASSIGNMENT, path.parents[1].name, [str(path)])
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_kill_while_it_is_repaired_loses_nothing(tmp_path: Path) -> None:
+    whole, step = False, 0
+    while not whole:
+        path = tmp_path / f"{step}/submitted/ada" / ASSIGNMENT / FILE
+        path.parent.mkdir(parents=True)
+        path.write_text("{" + "x" * step)
+        whole = _vet_until(step, path)
+        vet(ASSIGNMENT, "ada", [str(path)])
+        (note,) = notes["ada", ASSIGNMENT]
+        assert "is not JSON" in note
+        assert nbformat.read(path, as_version=4).cells == []
+        aside = tmp_path / f"{step}/set_aside/ada" / ASSIGNMENT / FILE
+        assert aside.read_text() == "{" + "x" * step
+        step += 1
+    assert step > 5
 
 
 @pytest.mark.parametrize(
