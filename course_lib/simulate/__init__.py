@@ -14,7 +14,6 @@ this order:
 - `layout`: how the model is spread over the ranks
 - `group_time`: collectives in groups that share nodes
 - `parameters`, `memory`, `traffic`, `step_time`: the results of all these
-- `on_ranks`: the same step on simulated ranks, without data
 - `published`: runs that others have measured, beside the formulas
 - `search`: the fastest layout that fits
 - `failures`: the share of time that is useful training if devices fail

@@ -2,10 +2,8 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from course_lib.simulate.cluster import CLUSTERS
@@ -28,7 +26,7 @@ examples:
   python -m course_lib.simulate step --like "Megatron 146B, 1536"
   python -m course_lib.simulate step --like "Megatron 146B, 1536" --data 12 --batch 1152
   python -m course_lib.simulate step --layers 8 --width 2048 --heads 16 --vocabulary 50000 \\
-      --cluster selene --tensor 4 --data 2 --batch 8 --on-ranks --figure step.png
+      --cluster selene --tensor 4 --data 2 --batch 8
   python -m course_lib.simulate search --like "MPT 30b, 8 H100" --ranks 512 --batch 1024
   python -m course_lib.simulate published
   python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
@@ -62,9 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     step = commands.add_parser("step", help="time, memory and bytes of one step")
     _add_fields(step, Transformer)
     _add_fields(step, Layout)
-    step.add_argument(
-        "--on-ranks", action="store_true", help="also run the step on simulated ranks"
-    )
     step.set_defaults(run=_step)
     found = commands.add_parser("search", help="the fastest layouts that fit")
     _add_fields(found, Transformer)
@@ -105,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         "--spares", type=float, default=0.5, help="percent of the devices on standby"
     )
     failing.set_defaults(run=_failures)
-    step.add_argument("--figure", type=Path, help="draw the step on simulated ranks to this file")
     return parser
 
 
@@ -151,17 +145,7 @@ def _chosen(options: argparse.Namespace) -> tuple[Transformer, str, Layout]:
 def _step(options: argparse.Namespace) -> int:
     model, name, layout = _chosen(options)
     cluster = CLUSTERS[name]
-    result = estimate(model, cluster, layout)
-    on_ranks = None
-    if options.on_ranks or options.figure:
-        from course_lib.simulate.on_ranks import step_on_ranks  # only now: it needs PyTorch
-
-        start = time.monotonic()
-        on_ranks, trace = step_on_ranks(model, cluster, layout)
-        print(f"{layout.ranks} simulated ranks: {time.monotonic() - start:.1f} s", file=sys.stderr)
-        if options.figure:
-            trace.plot().savefig(options.figure, dpi=150)
-    print(estimate_table(name, cluster, layout, result, on_ranks))
+    print(estimate_table(name, cluster, layout, estimate(model, cluster, layout)))
     return 0
 
 

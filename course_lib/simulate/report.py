@@ -15,12 +15,10 @@ from course_lib.simulate.failures import (
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import Held, Run
 from course_lib.simulate.search import Found
-from course_lib.simulate.step_time import Estimate
+from course_lib.simulate.step_time import Causes, Estimate
 
 
-def estimate_table(
-    name: str, cluster: Cluster, layout: Layout, result: Estimate, on_ranks: float | None
-) -> str:
+def estimate_table(name: str, cluster: Cluster, layout: Layout, result: Estimate) -> str:
     """Return a table of a step's time by cause, and a rank's memory and traffic."""
     lines = [
         f"{layout.ranks} ranks of {name}: tensor {layout.tensor} x context {layout.context} x data "
@@ -30,13 +28,9 @@ def estimate_table(
         f"{'a step takes':24}{result.seconds:12.4g} s   {result.mfu:.1%} MFU, "
         f"{result.tokens_per_second:,.0f} tokens/s per device",
     ]
-    for what in (
-        *("computation", "tensor", "context", "experts", "pipeline", "data", "optimizer"),
-    ):
+    for what in Causes._fields:
         seconds = getattr(result, what)
         lines.append(f"  {what:22}{seconds:12.4g} s   {seconds / result.seconds:6.1%}")
-    if on_ranks is not None:
-        lines.append(f"{'on simulated ranks':24}{on_ranks:12.4g} s   without update")
     held = result.memory.total
     lines += [
         "",

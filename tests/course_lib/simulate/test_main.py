@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,16 +26,6 @@ def test_options_change_what_is_like(capsys: pytest.CaptureFixture[str]) -> None
         return next(float(line.split()[3]) for line in lines if "weights and state" in line)
 
     assert held("--data", "4", "--batch", "8") > held()
-
-
-def test_a_step_on_ranks_with_its_timeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = tmp_path / "step.png"
-    layout = ["--tensor=2", "--pipeline=2", "--batch=4", "--figure", str(figure)]
-    assert main(["step", *TINY, *layout]) == 0
-    assert "on simulated ranks" in capsys.readouterr().out
-    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_search_has_a_line_per_layout(capsys: pytest.CaptureFixture[str]) -> None:
