@@ -12,23 +12,11 @@ models must have the same parameters. If ranks broadcast or summed parameters of
 the backend would crash, hang, or mix up numbers. `verify_same_model` names the difference.
 
 Gradients do not keep *buffers* equal, such as BatchNorm's statistics: every rank computes them from
-its own batches. Before the next forward, the first rank broadcasts its buffers to all ranks. For a
-different rule (a sum of counters, a mean of statistics) register a *buffer hook*:
-
-    >>> from course_lib.ddp import DistributedDataParallel
-    >>> def largest(group, named_buffers):
-    ...     for buffer in named_buffers.values():
-    ...         dist.all_reduce(buffer, dist.ReduceOp.MAX, group=group)
-    >>> model = DistributedDataParallel(model)
-    >>> model.register_buffer_hook(None, largest)
-
-A hook gets all buffers by name, either after each synchronised forward or before it. It may return
-futures; backward waits for them at its end.
+its own batches. Before the next forward, the first rank broadcasts its buffers to all ranks.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -156,52 +144,19 @@ def _all(group: Group) -> dist.ProcessGroup | None:
     return dist.group.WORLD if group is None else group
 
 
-BufferHook = Callable[[Any, dict[str, Tensor]], Any]
-"""`hook(state, named_buffers)` → None, or a list of futures."""
-
-Wait = Callable[[], object]
-
-
 class Buffers:
-    """The buffers of `module`, except those named in `ignored`, among the ranks of `group`.
-
-    Attributes:
-        hook: `(state, hook, after_forward)`, which replaces the broadcast; None to broadcast.
-
-    """
+    """The buffers of `module`, except those named in `ignored`, among the ranks of `group`."""
 
     def __init__(self, module: nn.Module, ignored: Collection[str], group: Group) -> None:
         self._module, self._ignored, self._group = module, ignored, group
         self._may_differ = True
-        self.hook: tuple[Any, BufferHook, bool] | None = None
 
-    def named(self) -> dict[str, Tensor]:
-        """Return name → buffer, as they are now; each one once, without empty ones."""
-        named = named_buffers(self._module, self._ignored)
-        return {name: buffer for name, buffer in named if buffer.numel()}
+    def before_forward(self, source: int, synchronised: bool) -> None:
+        """Give all ranks the buffers of rank `source`, if the last forward may have changed them.
 
-    def before_forward(self, source: int, synchronised: bool) -> list[Wait]:
-        """Make the buffers equal if the last forward may have made them different.
-
-        Without a hook, all ranks then have the buffers of rank `source` of the group. Returns the
-        functions that wait for a hook's futures.
+        `synchronised` says whether the backward of the coming forward averages the gradients.
         """
-        if self.hook is not None:
-            return self._call(after=False) if synchronised else []
         if self._may_differ:
-            broadcast_tensors(list(self.named().values()), source, self._group)
+            named = named_buffers(self._module, self._ignored)
+            broadcast_tensors([b for _, b in named if b.numel()], source, self._group)
         self._may_differ = synchronised
-        return []
-
-    def after_forward(self) -> list[Wait]:
-        """Call the hook if it runs after forward; return functions that wait for its futures."""
-        return self._call(after=True) if self.hook is not None else []
-
-    def _call(self, after: bool) -> list[Wait]:
-        assert self.hook is not None
-        state, hook, after_forward = self.hook
-        if after != after_forward:
-            return []
-        # .data, as in `broadcast_tensors`: forward may have saved them for a later backward.
-        buffers = {name: buffer.data for name, buffer in self.named().items()}
-        return [future.wait for future in hook(state, buffers) or []]

@@ -140,7 +140,6 @@ class Reducer:
         self._memory = _allocate_memory(self.params)
         self._make_buckets(range(count - 1, -1, -1))
         self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
-        self.other_waits: list[Callable[[], object]] = []  # for other work, such as buffer hooks
         self._strides = [param.stride() for param in self.params]
         self._end = EndOfBackward(self._backward_is_over)
         self.hooked = hook_gradients(self, self.params)
@@ -369,9 +368,8 @@ class Reducer:
         with self._stream.after_current():
             if not self._synchronised if self._static_graph else self.find_unused:
                 self._count_users(unused)  # after all buckets, on every rank
-            for wait in (*self._waits, *self.other_waits):
+            for wait in self._waits:
                 wait()
-        self.other_waits.clear()
         self._stream.join_current()
         self._in_backward = False
         self._state = State.DONE

@@ -25,7 +25,7 @@ S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Tr
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,6 @@ from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import (
-    BufferHook,
     Buffers,
     broadcast_module_states,
     named_parameters,
@@ -211,18 +210,6 @@ class DistributedDataParallel(nn.Module):
             )
         self._reducer.hook = (state, hook)
 
-    def register_buffer_hook(
-        self, state: Any, hook: BufferHook, after_forward: bool = True
-    ) -> None:
-        """Use `hook(state, named_buffers)` instead of a broadcast to make buffers equal.
-
-        Register it on every rank. It runs after each synchronised forward, or before it. See
-        `buffers`. Raises TypeError if the hook is not callable.
-        """
-        if not callable(hook):
-            raise TypeError(f"a buffer hook must be callable, not {hook!r}")
-        self._buffers_kept.hook = (state, hook, after_forward)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and expect a backward (if gradients are enabled, and not in `no_sync`).
 
@@ -255,15 +242,12 @@ class DistributedDataParallel(nn.Module):
     @_disable_dynamo
     def _after_forward(self, outputs: Any) -> None:
         self._reducer.watch(outputs)
-        if self.broadcast_buffers:
-            self._reducer.other_waits += self._buffers_kept.after_forward()
 
     def _sync_buffers(self, synchronised: bool) -> None:
         """Make the buffers equal if the last forward may have made them different."""
         source = 0 if self._activity is None else self._activity.authority
         if self.broadcast_buffers:
-            waits = self._buffers_kept.before_forward(source, synchronised)
-            self._reducer.other_waits += waits
+            self._buffers_kept.before_forward(source, synchronised)
 
     def _check_frozen(self) -> None:
         for name, param in self._frozen:
@@ -329,26 +313,12 @@ class DistributedDataParallel(nn.Module):
             while divisor := self._activity.announce(active=False):
                 self._reducer.divisor = divisor
                 self._sync_buffers(True)
-                if self.broadcast_buffers:
-                    self._reducer.other_waits += self._buffers_kept.after_forward()
                 self._reducer.contribute_zeros()
             source = self._activity.authority
             broadcast_module_states(self.module, source, self.group, self._ignored)
         finally:
             self._activity = None
             self._reducer.divisor = self._reducer.world_size
-
-    def join_hook(self, **kwargs: Any) -> NoReturn:
-        """Refuse `torch.distributed.algorithms.Join([model, …])`, which calls this first.
-
-        Raises NotImplementedError.
-        """
-        raise NotImplementedError(
-            "the course's DistributedDataParallel does not support Join([model, …]): a rank that "
-            "has finished takes part in the communication of the others' forwards and backwards, "
-            "but not in other communication of a step. Use `with model.join():` and an optimizer "
-            "whose step() does not communicate, or PyTorch's DistributedDataParallel."
-        )
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,7 @@ from torch.utils._pytree import tree_leaves
 from course_lib.collectives import Group, place_in
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit
-from course_lib.gradient_sync import sync_flat
-from course_lib.sharded_optimizer import clip_by_norms, gradient_norms, local_norms
+from course_lib.sharded_optimizer import clip_by_norms, gradient_norms
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -56,10 +55,6 @@ class FullyShardedDataParallel(nn.Module):
         unit_types: types of modules whose parameters, and those of modules inside, are gathered
             together, for example `(Block,)`. By default each module with its own parameters is a
             unit.
-        whole_types: types of small modules, for example `(nn.LayerNorm,)`, whose own parameters
-            stay whole on every rank, in their own dtype. Their gradients are averaged when backward
-            ends, in one all-reduce. This saves messages if a gather costs more than the memory is
-            worth.
         prefetch: gather the next unit's weights while a unit runs. The order of the units is known
             from the second forward on.
 
@@ -77,7 +72,6 @@ class FullyShardedDataParallel(nn.Module):
         group: Group = None,
         *,
         unit_types: tuple[type[nn.Module], ...] | None = None,
-        whole_types: tuple[type[nn.Module], ...] = (),
         prefetch: bool = True,
     ) -> None:
         super().__init__()
@@ -91,12 +85,8 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_module_states(module, 0, group)
         self.module, self._prefetch = module, prefetch
         self._names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        self._whole = _parameters_of(module, whole_types)
-        self._to_average = False
-        for param in filter(lambda param: param.requires_grad, self._whole):
-            param.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
         self._group = group
-        owners = _owners(module, unit_types, self._whole)
+        owners = _owners(module, unit_types)
         self._units: list[Unit] = []
         self._order: list[Unit] = []
         self._root: Unit | None = None
@@ -162,15 +152,6 @@ class FullyShardedDataParallel(nn.Module):
         """Wait until the gradients of the pieces are ready. Backward does this when it ends."""
         for unit in self._units:
             unit.finish()
-        if self._to_average:
-            self._to_average = False
-            sync_flat(self._whole, self._group)
-
-    def _note_gradient(self, _: Tensor) -> None:
-        self._to_average = True
-        if not self._in_backward:
-            self._in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
         """Return the norm of each parameter's whole gradient, shape (parameters,), in float64.
@@ -179,8 +160,7 @@ class FullyShardedDataParallel(nn.Module):
         `parameters()`. A missing gradient counts as zero.
         """
         pieces = [piece for unit in self._units for piece in unit.pieces]
-        norms = dict(zip(self._whole, local_norms(list(self._whole), norm_type), strict=True))
-        norms.update(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
+        norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
         return torch.stack([norms[param] for param in self.parameters()])
 
     def clip_grad_norm_(
@@ -198,8 +178,7 @@ class FullyShardedDataParallel(nn.Module):
     @property
     def bytes_held(self) -> int:
         """Bytes of weights on this rank now: all chunks, and the gathered weights."""
-        whole = sum(param.nbytes for param in self._whole)
-        return whole + sum(unit.bytes_held for unit in self._units)
+        return sum(unit.bytes_held for unit in self._units)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
@@ -219,18 +198,8 @@ class FullyShardedDataParallel(nn.Module):
         return state
 
 
-def _parameters_of(
-    module: nn.Module, types: tuple[type[nn.Module], ...]
-) -> dict[nn.Parameter, None]:
-    """Return the own parameters of the modules of these types, in order."""
-    inside = [inner for inner in module.modules() if isinstance(inner, types)]
-    return {param: None for inner in inside for param in inner.parameters(recurse=False)}
-
-
 def _owners(
-    module: nn.Module,
-    unit_types: tuple[type[nn.Module], ...] | None,
-    whole: dict[nn.Parameter, None],
+    module: nn.Module, unit_types: tuple[type[nn.Module], ...] | None
 ) -> dict[nn.Module, dict[nn.Parameter, list[Place]]]:
     """Return unit → its parameters → where modules have each of them.
 
@@ -240,7 +209,7 @@ def _owners(
     users: dict[nn.Parameter, list[tuple[nn.Module, Place]]] = {}
     for unit, inner in _with_unit(module, module, unit_types):
         for name, param in inner._parameters.items():
-            if param is not None and param not in whole:
+            if param is not None:
                 users.setdefault(param, []).append((unit, (inner, name)))
     found: dict[nn.Module, dict[nn.Parameter, list[Place]]] = {}
     for param, uses in users.items():

@@ -10,7 +10,7 @@ Read in this order:
 - `loop`: `train`, the whole run; `trainer`: one rank's replica and one step of it; `precision`
 - `checkpoint`: how a run continues after a rank was killed, also with fewer ranks; `progress`: the
   messages during a run
-- `__main__`: the command line; `interrupt`: what Ctrl-C does
+- `__main__`: the command line
 """
 
 from course_lib.train.config import ConfigError, TrainConfig

@@ -1,6 +1,7 @@
 """The command line: ``torchrun --nproc-per-node K -m course_lib.train …``, or without torchrun."""
 
 import argparse
+import inspect
 import os
 import re
 import signal
@@ -9,17 +10,14 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from course_lib.train.checkpoint import checkpoints, step_of
-from course_lib.train.config import ConfigError, DDPName, ModelName, PrecisionName, TrainConfig
-from course_lib.train.interrupt import leave_on_interrupt
+from course_lib.train.config import ConfigError, TrainConfig
 from course_lib.train.loop import train
 
 PROGRAM = "course_lib.train"
@@ -63,43 +61,24 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = {field.name: field.default for field in fields(TrainConfig)}
-
-    def add(group: argparse._ArgumentGroup, name: str, text: str, **kwargs: object) -> None:
-        default = defaults[name]
-        text += "" if default is None else f" (default: {default})"
-        option = f"--{name.replace('_', '-')}"
-        group.add_argument(option, default=default, help=text, **kwargs)  # type: ignore[arg-type]
-
-    model = made.add_argument_group("model")
-    add(
-        model,
-        "model",
-        "mlp or cnn (for digits), or transformer (for text)",
-        choices=get_args(ModelName),
+    documented = re.findall(
+        r"^    (\w+): (.+(?:\n {8}.+)*)", str(inspect.getdoc(TrainConfig)), re.M
     )
-    add(model, "width", "hidden units, channels, or width of the residual stream", type=int)
-    add(model, "layers", "number of hidden layers, convolutions, or blocks", type=int)
-    add(model, "heads", "number of attention heads (transformer)", type=int)
-    add(model, "context", "bytes in a context window (transformer)", type=int)
-    add(model, "dropout", "probability of dropping an activation", type=float)
-    steps = made.add_argument_group("steps")
-    add(steps, "batch_size", "examples per step, over all ranks together", type=int)
-    add(steps, "accumulate", "micro-batches per step on each rank", type=int)
-    add(steps, "epochs", "passes over the training set", type=int)
-    add(steps, "steps", "optimizer steps in total, instead of --epochs", type=int)
-    add(steps, "lr", "learning rate of AdamW", type=float)
-    add(steps, "weight_decay", "weight decay of AdamW", type=float)
-    add(steps, "clip_norm", "largest norm of a gradient; no clipping by default", type=float)
-    add(steps, "seed", "seed of the initial weights and the order of examples", type=int)
-    how = made.add_argument_group("how")
-    add(how, "ddp", "the DistributedDataParallel to use", choices=get_args(DDPName))
-    add(how, "precision", "number format of matrix products", choices=get_args(PrecisionName))
-    text = "auto: use GPUs if every rank of this machine can have one (default: auto)"
-    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
-    add(how, "checkpoint", "folder for checkpoints; continue from the newest one", metavar="DIR")
-    add(how, "checkpoint_every", "steps between two checkpoints", type=int)
-    add(how, "log_every", "steps between two progress lines; 0: no lines", type=int)
+    texts = {name: " ".join(text.replace("`", "").split()) for name, text in documented}
+    hints = get_type_hints(TrainConfig)
+    for field in fields(TrainConfig):
+        kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)]
+        names = [kind for kind in kinds if isinstance(kind, str)]
+        text = texts[field.name] + ("" if field.default is None else f" Default: {field.default}.")
+        made.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            default=field.default,
+            help=text,
+            choices=names or None,
+            type=str if names else (kinds or [hints[field.name]])[0],
+        )
+    text = "auto: use GPUs if every rank of this machine can have one. Default: auto."
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
     return made
 
 
@@ -143,16 +122,6 @@ def _meeting_place() -> tuple[Store, int, int]:
     return PrefixStore(f"start {start}", store), rank, world_size
 
 
-def last_words(folder: str | None) -> str:
-    """Return the message for a person who pressed Ctrl-C."""
-    kept = "No checkpoint was kept. To be able to continue, use --checkpoint DIR."
-    if folder is not None:
-        found = checkpoints(Path(folder))
-        step = step_of(found[-1]) if found else 0
-        kept = f"To continue from step {step} in {folder}, run the same command."
-    return f"\n{PROGRAM}: interrupted. {kept}\n"
-
-
 def main() -> int:
     """Train as the command line says; return the exit status.
 
@@ -164,7 +133,6 @@ def main() -> int:
         options = vars(parser().parse_args())
         device = options.pop("device")
         config = TrainConfig(**options)
-        leave_on_interrupt(lambda: last_words(config.checkpoint) if first else "")
         join(device)
         train(config)
     except SystemExit as ended:  # the parser has printed the reason, or has shown the help
@@ -216,4 +184,5 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank at once, without a traceback
     leave(main())

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from course_lib.bucketing import MEGABYTE
 from course_lib.ddp import DistributedDataParallel
@@ -33,11 +32,6 @@ class WithPrivateNames(DistributedDataParallel):
 
     def _default_broadcast_coalesced(self, tensors: list[Tensor]) -> None:
         broadcast_tensors(tensors, 0, self.group)
-
-    def _register_buffer_comm_hook(
-        self, state: Any, hook: Any, location: Any = _BufferCommHookLocation.POST_FORWARD
-    ) -> None:
-        self.register_buffer_hook(state, hook, location == _BufferCommHookLocation.POST_FORWARD)
 
     @contextmanager
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:

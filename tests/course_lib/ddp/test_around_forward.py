@@ -1,6 +1,6 @@
 """Around a forward: names to leave alone, and joins that end early.
 
-PyTorch's own tests (`test_under_pytorch_tests`) have buffer hooks and joins that are switched off.
+PyTorch's own tests (`test_under_pytorch_tests`) have joins that are switched off.
 """
 
 import pytest

@@ -22,29 +22,15 @@ from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
 from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
 
-KINDS = ["averaged", "local", "sharded", "fsdp", "fsdp, norms whole"]
-PARTIAL = KINDS[1:4]
-
-
-class Normed(nn.Sequential):
-    """Layers of sizes that nothing divides, and a norm that `whole_types` keeps whole."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3))
-        self.double()
-
-
-def model_for(kind: str) -> nn.Module:
-    return Normed() if kind.endswith("whole") else Awkward()
+KINDS = ["averaged", "local", "sharded", "fsdp"]
+PARTIAL = KINDS[1:]
 
 
 def wrap(kind: str, net: nn.Module, groups: bool = False) -> tuple[nn.Module, Any, Any]:
     """Return (what to call, its optimizer, the object that clips)."""
     sgd = {"lr": 0.1, "momentum": 0.9}
-    if kind.startswith("fsdp"):
-        types = (nn.LayerNorm,) if kind.endswith("whole") else ()
-        wrapped = FullyShardedDataParallel(net, whole_types=types)
+    if kind == "fsdp":
+        wrapped = FullyShardedDataParallel(net)
         return wrapped, torch.optim.SGD(groups_of(wrapped, groups), **sgd), wrapped
     called = DistributedDataParallel(net) if kind == "averaged" else net
     params = groups_of(net, groups)
@@ -60,7 +46,7 @@ def state_of(called: nn.Module, net: nn.Module) -> dict[str, Tensor]:
 
 
 def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
-    net = model_for(kind)
+    net = Awkward()
     called, optimizer, clipper = wrap(kind, net, groups)
     norms = []
     for batch in batches():
@@ -77,7 +63,7 @@ def clipped_steps(kind: str, norm_type: float, groups: bool) -> Any:
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_clipping_is_that_of_one_process(ranks_of, k, kind):
     for norm_type, groups in ((2.0, True), (math.inf, False), (1.0, False)):
-        net = model_for(kind)
+        net = Awkward()
         optimizer = torch.optim.SGD(groups_of(net, groups), lr=0.1, momentum=0.9)
         expected = []
         for x, y in batches():
