@@ -159,7 +159,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward and before the optimizer's step. The order is that of
         `parameters()`. A missing gradient counts as zero.
         """
-        pieces = [piece for unit in self._units for piece in unit.pieces]
+        pieces: list[nn.Parameter] = [piece for unit in self._units for piece in unit.pieces]
         norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
         return torch.stack([norms[param] for param in self.parameters()])
 
