@@ -1,13 +1,13 @@
 """Batches, accumulated gradients, the variance of a gradient: inputs, programs and judges.
 
-A random answer is judged by counting. Each limit is six standard deviations away, so a right answer
-does not exceed it by chance.
+A random answer is judged by counting, where there are few possible answers.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, permutations
 from math import inf
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import NUMBER, Judge, Kind, ListOf, sees
+from course_lib.checking.answers import NUMBER, TEXT, Judge, Kind, ListOf, sees
 from course_lib.checking.forbidden import refusing
 from course_lib.checking.judges import Oracle
+from course_lib.checking.shared.chance import ENOUGH, equally_likely
 from course_lib.checking.shared.training import (
     CLASSES,
     FEATURES,
@@ -33,7 +34,8 @@ from course_lib.checking.shared.training import (
 
 # Batches that are drawn without replacement -------------------------------------------------------
 
-EPOCHS = 400
+FEW = 30
+"""If there are at most so many different epochs, all of them must be equally likely."""
 FIRST, AGAIN = "epoch {}, batch {}", "epoch {}, batch {}, with the same seed"
 MANY = "many epochs"
 _DATA = torch.utils.data
@@ -53,11 +55,27 @@ def seed_of(generator: torch.Generator) -> int:
 
 
 def batch_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Return the case's ``n``, ``batch_size`` and ``drop_last``, and a seed.
+    """Return the case's ``n``, ``batch_size`` and ``drop_last``, a seed, and how often to draw."""
+    kinds = len(_possible(case))
+    epochs = 4 * ENOUGH * kinds if 1 < kinds <= FEW else 0
+    return [{**case.parameters, "seed": seed_of(generator), "epochs": epochs}]
 
-    The case may have ``epochs``, the number of epochs to count: a small bias shows only in many.
-    """
-    return [{"epochs": EPOCHS, **case.parameters, "seed": seed_of(generator)}]
+
+def _possible(case: Case) -> set[str]:
+    """Return what `_in_words` gives for every possible epoch; nothing if there are many rows."""
+    n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
+    if n > 5:
+        return set()
+    whole = n - n % size if drop else n
+    return {_in_words(torch.tensor(order)[:whole].split(size)) for order in permutations(range(n))}
+
+
+def _in_words(epoch: Sequence[Any]) -> str:
+    """Return the batches of an epoch as text; the order of rows in a batch does not matter."""
+    try:
+        return " ".join(str(sorted(batch.tolist())) for batch in epoch)
+    except (AttributeError, TypeError):  # the judge reports this from the first epochs
+        return ""
 
 
 def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> Any:
@@ -72,29 +90,15 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
     asked = {"drop_last": mine["drop_last"]}
     # The first call does not pass drop_last=False, so that a changed default shows.
     twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
-    return {FIRST: twice, AGAIN: again, MANY: _table(epochs(mine["epochs"], **asked))}
-
-
-def _table(epochs: list[list[Any]]) -> Tensor | None:
-    """Return each epoch's rows with their batches; None if epochs have different row numbers."""
-    try:
-        many = [
-            [[number, int(row)] for number, batch in enumerate(epoch) for row in batch]
-            for epoch in epochs
-        ]
-    except (TypeError, ValueError):  # the judge reports this from the first epochs
-        return None
-    return torch.tensor(many) if len({len(epoch) for epoch in many}) == 1 else None
+    return {
+        FIRST: twice,
+        AGAIN: again,
+        MANY: [_in_words(each) for each in epochs(mine["epochs"], **asked)],
+    }
 
 
 def _is_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.dtype == torch.int64
-
-
-def _is_many(value: Any) -> bool:
-    if value is None or not isinstance(value, Tensor):
-        return value is None
-    return value.dtype == torch.int64 or not value.numel()  # of no batches it is float32
 
 
 _EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2
@@ -107,31 +111,20 @@ def _listed(batches: Any) -> list[Any]:
     return list(batches)
 
 
-@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: Kind("rows and their batches (int64)", _is_many)})
+@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: ListOf(TEXT, 4 * ENOUGH * FEW)})
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge batches: each row once per epoch, with all orders equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
     asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
     first, second = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
-    if len(first) > 1 and _same_batches(first, second):
+    possible = _possible(case)  # of few epochs, two may be equal by chance
+    if len(first) > 1 and not possible and _same_batches(first, second):
         hint = "Shuffle anew in every epoch: the next draw from the generator is a different order."
         raise Wrong(f"{asked}: two epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
-    if not first:
-        return
-    many = values[0][MANY]
-    epochs = inputs[0]["epochs"]
-    if many is None or many.shape != (epochs, sum(map(len, first)), 2):
-        raise Wrong(f"{asked}: some epochs have more rows than others")
-    if not many.numel():
-        return
-    if not 0 <= int(many[..., 0].min()) <= int(many[..., 0].max()) < len(first):
-        raise Wrong(f"{asked}: not all epochs have {len(first)} batches")
-    if not 0 <= int(many[..., 1].min()) <= int(many[..., 1].max()) < n:
-        raise Wrong(f"{asked}: some epochs have rows that are not among 0 to {n - 1}")
-    _judge_chances(asked, n, size, many)
+    _judge_chances(asked, values[0][MANY], possible)
 
 
 def _judge_epoch(asked: str, n: int, size: int, drop: bool, batches: Sequence[Any]) -> None:
@@ -157,60 +150,22 @@ def _same_batches(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
 
 
-def _judge_chances(asked: str, n: int, size: int, many: Tensor) -> None:
-    """Raise `Wrong` unless each row and each pair of rows is in a batch as often as expected."""
-    epochs = len(many)
-    held = torch.zeros(epochs, n, int(many[..., 0].max()) + 1, dtype=torch.float64)
-    held[torch.arange(epochs)[:, None], many[..., 1], many[..., 0]] = 1
-    held = held[:, :, : n // size]  # full batches only
-    if not held.numel():
+def _judge_chances(asked: str, many: Sequence[str], possible: set[str]) -> None:
+    """Raise `Wrong` unless every possible epoch comes equally often."""
+    counts = Counter(many)
+    if strange := sorted(counts.keys() - possible):
+        raise Wrong(f"{asked}: a later epoch has the batches {strange[0] or 'of no row numbers'}")
+    if not many or equally_likely(counts.values(), len(possible)):
         return
-    _expect_chance(asked, epochs, held.sum(0), size / n, "row {} is in batch {}")
-    pairs = torch.einsum("erb,esb->rs", held, held)
-    chance = (n // size) * size * (size - 1) / (n * (n - 1))
-    pairs.fill_diagonal_(epochs * chance)
-    _expect_chance(asked, epochs, pairs, chance, "rows {} and {} share a full batch")
-    _expect_spread(asked, held.sum(0), epochs * size / n, whole=n % size == 0)
-
-
-def _expect_spread(asked: str, counts: Tensor, expected: float, whole: bool) -> None:
-    """Raise `Wrong` if the counts of rows in batches, all together, differ too much from chance.
-
-    `whole` means that no rows are left over. The test is Pearson's χ²; by Wilson and Hilferty
-    (1931) its cube root is nearly normal.
-    """
-    n, batches = counts.shape
-    freedom = (n - 1) * (batches - whole)
-    chi2 = float(((counts - expected).square() / expected).sum()) * (n - 1) / n
-    spread = 2 / (9 * max(1, freedom))
-    if freedom and (chi2 / freedom) ** (1 / 3) > 1 - spread + 6 * spread**0.5:
-        row, batch = (
-            int(i) for i in torch.unravel_index((counts - expected).argmax(), counts.shape)
-        )
-        raise Wrong(
-            f"{asked}: some batches contain some rows more often than chance allows; row {row} is "
-            f"in batch {batch} {counts[row, batch]:.0f} times, expected about {expected:.0f}",
-            "Every order of the rows must be equally likely: a shuffle by hand may prefer some "
-            "orders.",
-        )
-
-
-def _expect_chance(asked: str, epochs: int, counts: Tensor, chance: float, words: str) -> None:
-    spread = (epochs * chance * (1 - chance)) ** 0.5
-    far = (counts - epochs * chance).abs()
-    if far.max() > 6 * spread:
-        place = [int(i) for i in torch.unravel_index(far.argmax(), far.shape)]
-        pairs = words.startswith("rows")
-        raise Wrong(
-            f"{asked}: {words.format(*place)} in {counts[tuple(place)]:.0f} of {epochs} epochs, "
-            f"expected about {epochs * chance:.0f}",
-            "Every order of the rows must be equally likely"
-            + (
-                ": shuffle the rows, not the batches."
-                if pairs and counts[tuple(place)] == epochs
-                else "."
-            ),
-        )
+    hint = "Every order of the rows must be equally likely: a shuffle by hand may prefer some."
+    if len(counts) < len(possible):
+        hint = "Every order of the rows must be possible: shuffle the rows, not the batches."
+    often, count = counts.most_common(1)[0]
+    raise Wrong(
+        f"{asked}: the batches {often} come in {count} of {len(many)} epochs, expected about "
+        f"{len(many) / len(possible):.0f}; {len(counts)} of {len(possible)} possible epochs come",
+        hint,
+    )
 
 
 # A gradient that is added up over micro-batches ---------------------------------------------------
@@ -405,19 +360,16 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
 
 # The variance of a batch's gradient, measured -----------------------------------------------------
 
-# A measurement is right if it differs from the theory, σ²/B · (N − B)/(N − 1), only by chance.
-
-DRAWS = 400
+# The rows are so few that there are few batches, and few right numbers.
 
 
 def variance_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw a model and ``n`` rows; the case has ``batch_size``, ``num_batches`` and ``loss``.
 
-    It may have ``calls``, the number of additional calls with one generator, for `drawn_anew`.
+    It has also ``calls``, the number of additional calls, all with one generator.
     """
-    asked = {key: case.parameters[key] for key in ("loss", "batch_size", "num_batches")}
+    asked = {key: case.parameters[key] for key in ("loss", "batch_size", "num_batches", "calls")}
     x, y = draw_rows(case.parameters["n"], asked["loss"], generator)
-    asked["calls"] = case.parameters.get("calls", 0)
     return [{**draw_model(case, generator), **asked, "x": x, "y": y, "seed": seed_of(generator)}]
 
 
@@ -452,63 +404,25 @@ def _form(case: Case, inputs: Sequence[Any], rank: int) -> Any:
 
 
 @sees(_form)
-def near_the_theory(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Compare the first number with the theory, and the second number with the first."""
-    mine, n, size = inputs[0], case.parameters["n"], case.parameters["batch_size"]
-    asked = f"the variance of batches of {size} of {n} rows"
-    rows = row_gradients(mine)
-    full = rows.mean(0)
-    sigma2 = (rows - full).square().sum(1).mean().item()
-    theory = sigma2 / size * (n - size) / (n - 1)
-    generator = torch.Generator().manual_seed(0)
-    draws = [rows[torch.randperm(n, generator=generator)[:size]].mean(0) for _ in range(DRAWS)]
-    spread = (torch.stack(draws) - full).square().sum(1).std().item()
-    chance = 6 * spread / case.parameters["num_batches"] ** 0.5 + 1e-6 * sigma2
-    first, second = (float(value) for value in values[0]["variance returned by call {}"])
-    if not abs(first - theory) <= chance:
-        raise Wrong(
-            f"{asked} is {first:.5g}, expected {theory:.5g} (a right answer may differ by up to "
-            f"{chance:.2g}, by chance)",
-            _exactly(case, inputs, values)
-            or "The variance is the mean of |g_B - ∇F|² over num_batches batches. Draw each batch "
-            "anew from all rows. |…|² is a sum over all parameters.",
-        )
-    if first != second:
-        raise Wrong(
-            f"{asked} is a different number the second time, with the same seed", FROM_GENERATOR
-        )
-
-
-def _exactly(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> str:
-    """Return the hint of `drawn_anew`, which is exact if this case has few batches."""
-    try:
-        drawn_anew(case, inputs, values)
-    except Wrong as wrong:
-        return wrong.hint
-    return ""
-
-
-@sees(_form)
 def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge ``calls`` more numbers exactly: with few rows, there are few batches and right numbers.
+    """Judge the numbers: each must be the mean over some ``num_batches`` batches.
 
-    Each number must be the mean over some ``num_batches`` batches. Among all of them, every batch
-    must occur, and must also occur together with batches from outside its own epoch.
+    In all calls together, every batch must occur, and must also occur together with batches from
+    outside its own epoch.
     """
-    if not values[0]["more"]:
-        return
     size, count = case.parameters["batch_size"], case.parameters["num_batches"]
     rows = row_gradients(inputs[0])
     full, n = rows.mean(0), len(rows)
     means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
     lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
-    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * sum(lengths.values())
+    most = max((rows - full).square().sum(1).tolist())
+    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * most
     different = sorted(lengths.values())
     different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
     asked = f"the variance of {count} batches of {size} of {n} rows"
+    first, again = (float(value) for value in values[0]["variance returned by call {}"])
     seen: set[tuple[float, ...]] = set()
-    for value in values[0]["more"]:
-        got = float(value)
+    for got in (first, *map(float, values[0]["more"])):
         fitting = [
             drawn
             for drawn in combinations_with_replacement(different, count)
@@ -522,6 +436,12 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                 _named_otherwise(got, list(means.values()), count, near),
             )
         seen.update(fitting)
+    if first != again:
+        raise Wrong(
+            f"{asked} is a different number the second time, with the same seed", FROM_GENERATOR
+        )
+    if len(different) == 1:
+        return
     if len(seen) == 1:
         hint = f"Every call must draw new batches. {FROM_GENERATOR}"
         raise Wrong(f"{asked} is the same number in each of {len(values[0]['more'])} calls", hint)
@@ -537,7 +457,7 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
 
 
 def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: float) -> str:
-    """Return a hint if `got` is the spread of some batches around their own mean."""
+    """Return a hint, a special one if `got` is the spread of some batches around their own mean."""
     for drawn in combinations_with_replacement(means, count):
         spread = (torch.stack(drawn) - torch.stack(drawn).mean(0)).square().sum().item()
         for divisor in (count, max(1, count - 1)):
@@ -546,7 +466,10 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
                     "This is the spread around the mean of the drawn batches, but ∇F is the mean "
                     "over all rows."
                 )
-    return ""
+    return (
+        "The variance is the mean of |g_B - ∇F|² over num_batches batches. Draw each batch without "
+        "replacement. |…|² is a sum over all parameters."
+    )
 
 
 @sees(_form)

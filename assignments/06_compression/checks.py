@@ -37,6 +37,7 @@ from course_lib.checking.defence import (
     one_of,
 )
 from course_lib.checking.judges import TOLERANCE
+from course_lib.checking.shared.chance import ENOUGH, equally_likely
 from course_lib.checking.shared.sums import (
     EXACT,
     called,
@@ -162,12 +163,8 @@ def k_numbers(case, rank):
 # The places are the same on all ranks, and different for a different seed. All sets of k places are
 # equally likely.
 
-ENOUGH = 50
-"""The distribution is judged where so many draws are expected of each set."""
 LIKELY = 10**9
 """If there are this many possible draws, no two are equal by chance."""
-CHANCE = 1e-9
-"""If a right function gives such a distribution more rarely, the distribution is wrong."""
 
 
 def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
@@ -241,21 +238,17 @@ def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
 
 
 def _equally_likely(places: Tensor, k: int) -> None:
-    """Test with Pearson's χ² that each set of k places is drawn equally often."""
+    """Judge whether each set of k places is drawn equally often."""
     draws, n = places.shape
     kinds, counts = places.unique(dim=0, return_counts=True)
-    expected = draws / math.comb(n, k)
-    never = math.comb(n, k) - len(kinds)
-    chi2 = ((counts - expected) ** 2 / expected).sum() + never * expected
-    freedom = torch.tensor((math.comb(n, k) - 1) / 2, dtype=torch.float64)
-    if torch.special.gammaincc(freedom, chi2.double() / 2) > CHANCE:
+    if equally_likely(counts.tolist(), math.comb(n, k)):
         return
     often = places.double().mean(0)
     worst = int((often - k / n).abs().argmax())
     most = int(counts.argmax())
     raise Wrong(
         f"the set of places {kinds[most].nonzero().flatten().tolist()} is drawn for "
-        f"{counts[most] / draws:.0%} of {draws} seeds, expected {expected / draws:.0%}; place "
+        f"{counts[most] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}; place "
         f"{worst} for {often[worst]:.0%}, expected {k / n:.0%}",
         "All sets of k places must be equally likely: only then is the result right on average. "
         "Take the first k numbers of torch.randperm, or use random.sample.",

@@ -64,11 +64,7 @@ LIGHT_MISTAKES = {
     ),
     "sending plus receiving: a rank does both at once": light(lambda f, s, r: max(f, s + r)),
     "the bound without the bytes that are received": light(received=()),
-    "the bound without the computation": light(flops=()),
     "the mean over the ranks: the slowest rank sets the time": light(of_all=mean),
-    "the bound with 8 times the bytes: the bandwidth is in bytes per second, not in bits": light(
-        lambda f, s, r: max(f, 8 * s, 8 * r)
-    ),
 }
 
 

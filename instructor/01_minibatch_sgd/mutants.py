@@ -255,7 +255,6 @@ learning_rate__by_formula_edited = edits_of(
         "(step - warmup_steps) / (total_steps - warmup_steps)",
         "step / total_steps",
     ),
-    Mutant("linear", "expected", "* (1 + math.cos(math.pi * passed)) / 2", "* (1 - passed)"),
     Mutant(
         "divides_by_the_warm_up",
         "ZeroDivisionError",
@@ -305,7 +304,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
     gradient_variance__draw_by_draw,
     Mutant(
         "with_replacement",
-        "the variance of batches of 10 of 10 rows",
+        "the variance of 5 batches of 5 of 5 rows",
         "randperm(len(x), generator=generator)[:batch_size]",
         "randint(len(x), (batch_size,), generator=generator)",
     ),
@@ -323,7 +322,6 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "grads = torch.autograd.grad(loss, list(model.parameters()))",
         "model.zero_grad(); loss.backward(); grads = [p.grad for p in model.parameters()]",
     ),
-    Mutant("evaluates", "changes the mode of the model", "full =", "model.eval(); full ="),
     Mutant(
         "of_neighbours",
         "Every combination of rows must be possible",
@@ -356,7 +354,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
 # State between calls, nearly right solutions, and ways around a rule ------------------------
 
 
-@fails("more often than chance allows")
+@fails("a shuffle by hand may prefer some")
 def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
     rows = torch.arange(n)
     for i in range(n):
@@ -415,17 +413,3 @@ def learning_rate__kept_by_all_but_the_peak(step, peak, warmup_steps, total_step
         late = step >= warmup_steps
         kept[key] = peak * ((1 + math.cos(angle)) / 2 if late else (step + 1) / warmup_steps)
     return kept[key]
-
-
-@fails("SGD cannot be used: it is what this task asks you to write")
-def learning_rate__a_scheduler(step, peak, warmup_steps, total_steps):
-    def factor(t):
-        if t < warmup_steps:
-            return (t + 1) / warmup_steps
-        return (1 + math.cos(math.pi * (t - warmup_steps) / (total_steps - warmup_steps))) / 2
-
-    sgd = torch.optim.SGD([torch.zeros(1)], lr=peak)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(sgd, factor)
-    for _ in range(step):
-        scheduler.step()
-    return scheduler.get_last_lr()[0]

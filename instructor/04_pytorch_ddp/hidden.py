@@ -6,6 +6,8 @@ import torch.distributed as dist
 from course_lib.checking import Case, in_many_forms
 from course_lib.checking.testing import Candidate
 
+from .checks import EXACT, batches_case, epochs_case, script_case, tokens_case
+
 
 def sums_over_n(model, micro_batches, group=None):
     labels = torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))
@@ -117,38 +119,26 @@ CANDIDATES = [
 ]
 
 
-EXACT = {"dtypes": ("float64", "float32")}
-
-
-def epochs(name, k, **parameters):
-    usual = {"length": 10, "batch_size": 2, "accumulate": 1, "epochs": [0, 1], "lr": 0.2}
-    return Case(name, k, {**usual, "seed": 0, **parameters})
-
-
 def museum(kind, modes=(True, False)):
     return in_many_forms(
-        Case("5 ranks", 5, {"kind": kind, "steps": 2, "rows": 3, "lr": 0.25}),
-        Case("6 ranks, in two groups", 6, {"kind": kind, "steps": 3, "rows": 4, "lr": 0.15}),
+        script_case("5 ranks", 5, kind, 2, 3, 0.25),
+        script_case("6 ranks, in two groups", 6, kind, 3, 4, 0.15),
         modes=modes,
         **EXACT,
     )
 
 
-def tokens(name, k, *tokens, **more):
-    return Case(name, k, {"tokens": tokens, **more})
-
-
 HIDDEN = {
     "my_batches": in_many_forms(
-        Case("5 ranks", 5, {"length": 33, "batch_size": 3, "seed": 11, "epochs": [2, 4]}),
-        Case("6 ranks in two groups", 6, {"length": 8, "batch_size": 5, "seed": 2, "epochs": [1]}),
+        batches_case("5 ranks", 5, 33, 3, 11, [2, 4]),
+        batches_case("6 ranks in two groups", 6, 8, 5, 2, [1]),
     ),
     "train": in_many_forms(
-        epochs("5 ranks", 5, length=37, accumulate=3, lr=0.15, seed=4, frozen=[2]),
-        epochs(
+        epochs_case("5 ranks", 5, length=37, accumulate=3, lr=0.15, seed=4, frozen=[2]),
+        epochs_case(
             "3 ranks, one long window", 3, length=17, accumulate=50, epochs=[4, 1], loss="mse_loss"
         ),
-        epochs("6 ranks, in two groups", 6, length=25, accumulate=2, batch_size=4),
+        epochs_case("6 ranks, in two groups", 6, length=25, accumulate=2, batch_size=4),
         **EXACT,
     ),
     "evaluate": in_many_forms(
@@ -171,8 +161,8 @@ HIDDEN = {
         ),
     ),
     "token_mean_step": in_many_forms(
-        tokens("5 ranks", 5, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6), (0, 0)]),
-        tokens(
+        tokens_case("5 ranks", 5, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6), (0, 0)]),
+        tokens_case(
             "6 ranks, in two groups, large gradients",
             *(6, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6)], [(3, 2), (3, 3)]),
             size=20,

@@ -2,6 +2,8 @@
 
 from course_lib.checking import Case, in_many_forms
 
+from .checks import drawn, turns
+
 DTYPES = ("bfloat16", "float32", "float64")
 
 
@@ -30,13 +32,9 @@ HIDDEN = {
         Case("5 of 129", 1, {"shape": (129,), "k": 5}),
     ),
     "with_feedback": formed(
-        Case(
-            "3 ranks, two keys",
-            3,
-            {"steps": 7, "compress": "only_largest", "keys": ("x", "y")},
-        ),
-        Case("one key, signs", 1, {"steps": 8, "compress": "signs", "keys": ("w",), "exponent": 7}),
-        Case("4 keys", 2, {"steps": 4, "compress": "signs", "keys": ("w", "b", "v", "c")}),
+        Case("3 ranks, two keys", 3, turns(7, "only_largest", "x", "y")),
+        Case("one key, signs", 1, turns(8, "signs", "w") | {"exponent": 7}),
+        Case("4 keys", 2, turns(4, "signs", "w", "b", "v", "c")),
     ),
     "compressed_all_reduce": formed(
         Case("3 ranks, 100 numbers", 3, {"shape": (4, 25), "codec": "8 bits", "calls": 2}),
@@ -46,15 +44,11 @@ HIDDEN = {
         Case("2 ranks, one number", 2, {"shape": (1,), "codec": "1 bit"}),
     ),
     "random_k_mean": formed(
-        Case("2 ranks, 4 of 15", 2, {"shape": (3, 5), "k": 4, "seeds": (5, 6, 5)}),
-        Case("3 ranks, 2 of 8", 3, {"shape": (8,), "k": 2, "seeds": (77, 78), "zeros": [2]}),
-        Case("2 ranks, 17 of 40", 2, {"shape": (40,), "k": 17, "seeds": (3, 2**31 + 3, 2, 5003)}),
-        Case("7 ranks in two groups, 6 of 21", 7, {"shape": (3, 7), "k": 6, "seeds": (1, 0)}),
-        Case(
-            "2 ranks, 2 of 5, 1500 seeds",
-            2,
-            {"shape": (5,), "k": 2, "seeds": tuple(range(10_000, 11_500))},
-        ),
+        Case("2 ranks, 4 of 15", 2, drawn(4, (3, 5), 5, 6, 5)),
+        Case("3 ranks, 2 of 8", 3, drawn(2, (8,), 77, 78) | {"zeros": [2]}),
+        Case("2 ranks, 17 of 40", 2, drawn(17, (40,), 3, 2**31 + 3, 2, 5003)),
+        Case("7 ranks in two groups, 6 of 21", 7, drawn(6, (3, 7), 1, 0)),
+        Case("2 ranks, 2 of 5, 1500 seeds", 2, drawn(2, (5,), *range(10_000, 11_500))),
     ),
 }
 

@@ -112,29 +112,8 @@ dequantize__in_place_edited = edits_of(
     Mutant("unsigned", "the codes are read as 0 to 255", ".view(torch.int8)", ""),
     Mutant("views_any_four_bytes", "divisible", "wire = wire.clone()", "pass"),
     Mutant("float32_only", "has dtype torch.float32", ".to(dtype)", ""),
-    Mutant("flat", "has shape", "reshape(shape)", "clone()"),
     Mutant("rounds_to_float16", "rounded to float16 on the way", ".to(dtype)", ".half().to(dtype)"),
-    Mutant(
-        "writes_into_the_wire",
-        "the function changes bytes",
-        """
-        wire = wire.clone()
-        result = wire[4:].view(torch.int8).reshape(shape).to(torch.float32)
-        """,
-        """
-        wire, given = wire.clone(), wire
-        result = wire[4:].view(torch.int8).reshape(shape).to(torch.float32)
-        given.zero_()
-        """,
-    ),
 )
-
-
-@fails("this call has changed the result of an earlier call")
-def dequantize__into_the_same_memory(wire, shape, dtype, kept={}):  # noqa: B006
-    scale, codes = wire[:4].clone().view(torch.float32), wire[4:].view(torch.int8)
-    result = kept.setdefault((codes.numel(), dtype), torch.empty(codes.numel(), dtype=dtype))
-    return result.copy_(codes * scale).view(shape)
 
 
 # encode_top_k ------------------------------------------------------------------------------
@@ -373,13 +352,6 @@ compressed_all_reduce__messages_edited = edits_of(
     ),
     Mutant("into_a_copy", "write the result into it", "x.copy_(torch.cat(", "return (torch.cat("),
     Mutant(
-        "sends_first",
-        "waits in send",
-        "handles.append(dist.isend(outgoing[to], group=group, group_dst=to)",
-        "dist.send(outgoing[to], group=group, group_dst=to",
-        VIRTUAL,
-    ),
-    Mutant(
         "own_shard_as_it_was",
         "expected",
         "= decode",
@@ -471,6 +443,5 @@ random_k_mean__sample_edited = edits_of(
         "flat[places].double()",
         also=(("values * (n / k / size)", "(values * (n / k / size)).to(x.dtype)"),),
     ),
-    Mutant("does_not_wait", "never waits for the handle of", "=group)", "=group, async_op=True)"),
     Mutant("seed_in_float32", "draw the same places", "(seed)", "(float(np.float32(seed)))"),
 )

@@ -1,32 +1,6 @@
 """Cases that are never handed out and never enter a sandbox."""
 
-from functools import partial
-
-from course_lib.checking import Case, in_many_forms
-
-from .judges import order_of, script
-
-
-def of_events(name, text):
-    return Case(name, 1, {"events": script(text)})
-
-
-def serving(name, text, shapes, lr, **options):
-    return Case(name, 1, {"events": script(text), "shapes": shapes, "lr": lr, **options})
-
-
-def working(name, server, seconds, updates, shapes, lr):
-    own = {"server": server, "seconds": seconds, "order": order_of(seconds, updates), "lr": lr}
-    told = {"shapes": shapes, "loss": "product", "before": True, "sizes": {}}
-    return Case(name, len(seconds) + 1, {**own, **told})
-
-
-def rounds(name, k, every, steps, outer_lr, momentum, shapes, inner):
-    own = {"every": every, "steps": steps, "outer_lr": outer_lr, "momentum": momentum}
-    return Case(name, k, {**own, "shapes": shapes, "inner": inner})
-
-
-in_both_forms = partial(in_many_forms, dtypes=("float64", "float32"))
+from .checks import in_both_forms, of_events, rounds, serving, working
 
 HIDDEN = {
     "staleness": in_both_forms(
@@ -42,12 +16,12 @@ HIDDEN = {
         working(
             "4 workers, server 2",
             *(2, {0: 1e-4, 1: 2.3e-4, 3: 3.1e-4, 4: 1.7e-4}, 11),
-            *([(2, 2), (3,)], 0.15),
+            *([(2, 2), (3,)], 0.15, "product", True),
         ),
         working(
             "3 workers, one has a single gradient",
             *(0, {1: 1e-4, 2: 1.1e-4, 3: 4.3e-4}, 8),
-            *([()], 0.4),
+            *([()], 0.4, "product", True),
         ),
         groups=False,
     ),

@@ -157,12 +157,6 @@ async_server__as_a_class_edited = edits_of(
         """,
     ),
     Mutant(
-        "scales_the_gradient",
-        "the function changes gradients",
-        ", alpha=lr / (1 + age",
-        ".mul_(lr / (1 + age)",
-    ),
-    Mutant(
         "one_memory_for_all_servers",
         "staleness of push",
         "async_server__as_a_class(params, lr):",
@@ -184,12 +178,6 @@ async_server__as_a_class_edited = edits_of(
         if not any(g.any() for g in gradients):
             return age
         """,
-    ),
-    Mutant(
-        "wants_gradients",
-        "a tensor of the input requires a gradient",
-        "return age",
-        "w.requires_grad_(); return age",
     ),
 )
 
@@ -243,7 +231,6 @@ work__vector_functions_edited = edits_of(
         "",
     ),
     Mutant("pushes_weights", "if the workers push weights: push gradients", "grad.", "detach()."),
-    Mutant("a_barrier", "waits in barrier", "dist.recv(", "dist.barrier(); dist.recv(", VIRTUAL),
     Mutant(
         "server_is_rank_0",
         "✗ a straggler, server 3",
@@ -252,15 +239,7 @@ work__vector_functions_edited = edits_of(
         VIRTUAL,
         also=(("dst=server", "dst=0"),),
     ),
-    Mutant("does_not_wait", "never waits for the handle of send", ".send(", ".isend(", VIRTUAL),
     Mutant("calls_the_loss_twice", "loss() is called more than", ".backward", "; loss().backward"),
-    Mutant(
-        "keeps_the_message",
-        "rank 0: weights at gradient 0",
-        "vector_to_parameters(incoming.clone(), params)",
-        "vector_to_parameters(incoming, params)",
-        also=(("loss().backward()", "incoming.zero_(); loss().backward()"),),
-    ),
     Mutant(
         "skips_zeros",
         "waits in recv",
@@ -349,7 +328,6 @@ backup_server__running_sum_edited = edits_of(
         "False",
     ),
     Mutant("sum", "a step with the sum of the gradients", "/ wait_for", ""),
-    Mutant("never_clears", "weights of pull", "each.zero_()", "pass"),
     Mutant(
         "who_completes_is_fresh",
         "push 2 counts: expected False, got True",
@@ -419,18 +397,6 @@ diloco__by_hand_edited = edits_of(
         "the plain mean of the weights",
         "delta + momentum * b, alpha=outer_lr",
         "delta",
-    ),
-    Mutant(
-        "m_of_the_round_before",
-        "Nesterov's step is Δ + μ m with the new m",
-        """
-        b.mul_(momentum).add_(delta)
-        s.sub_(delta + momentum * b, alpha=outer_lr)
-        """,
-        """
-        s.sub_(delta + momentum * b, alpha=outer_lr)
-        b.mul_(momentum).add_(delta)
-        """,
     ),
     Mutant("not_nesterov", "a step of m alone", "(delta + momentum * b, alpha=", "(b, alpha="),
     Mutant("adds_the_step", "an outer step away from the mean", "s.sub_(delta +", "s.add_(delta +"),

@@ -1,64 +1,40 @@
 """Cases that are never handed out and never enter a sandbox."""
 
-from functools import partial
+from course_lib.checking import Case
 
-from course_lib.checking import Case, in_many_forms
+from .checks import choose, graph, in_both_forms, mixing, steps
 
-
-def graph(name, k, links):
-    return Case(name, 1, {"world_size": k, "links": links})
-
-
-def mixing(name, k, graph, shape):
-    own = {"graphs": [graph] * 2, "shape": shape, "seconds": 50e-6}
-    return Case(name, k, {**own, "size": 300, "zeros": 0})
-
-
-def steps(name, k, graphs, shapes, lr, **options):
-    plain = {
-        "seconds": 0.0,
-        "unused": None,
-        "before": True,
-        "loss": "product",
-        "size": 300,
-        "zeros": 1,
-    }
-    return Case(name, k, {**plain, "graphs": graphs, "shapes": shapes, "lr": lr, **options})
-
-
-def choose(name, k, candidates, nbytes, latency, bandwidth, tolerance):
-    own = {"k": k, "candidates": candidates, "nbytes": nbytes, "tolerance": tolerance}
-    return Case(name, 1, {**own, "latency": latency, "bandwidth": bandwidth})
-
-
-in_both_forms = partial(in_many_forms, dtypes=("float64", "float32"))
+LARGE = {"before": True, "size": 300, "zeros": 1}
 
 HIDDEN = {
     "metropolis_weights": in_both_forms(
-        graph("two parts", 5, [[0, 1], [4, 3], [3, 2], [2, 4]]),
-        graph("all with all, both ways", 4, [[i, j] for i in range(4) for j in range(4) if i != j]),
-        graph("a tree", 7, [[0, 1], [0, 2], [1, 3], [1, 4], [2, 5], [6, 2]]),
-        graph("no links", 3, []),
+        graph("two parts", 5, (0, 1), (4, 3), (3, 2), (2, 4)),
+        graph(
+            "all with all, both ways", 4, *((i, j) for i in range(4) for j in range(4) if i != j)
+        ),
+        graph("a tree", 7, (0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (6, 2)),
+        graph("no links", 3),
     ),
     "start_mixing": in_both_forms(
-        mixing("5 ranks, all with all", 5, "complete", (3, 3)),
-        mixing("7 ranks, two groups, hops 1 and 3", 7, "hops 0, 1, 3", (2, 5)),
-        mixing("6 ranks, each takes another's", 6, "turn", (4, 2)),
-        mixing("4 ranks, two groups, pairs", 4, "pairs", (6,)),
-        mixing("8 ranks in a star", 8, "star", (2, 2)),
+        mixing("5 ranks, all with all", 5, "complete", (3, 3), 300, 0),
+        mixing("7 ranks, two groups, hops 1 and 3", 7, "hops 0, 1, 3", (2, 5), 300, 0),
+        mixing("6 ranks, each takes another's", 6, "turn", (4, 2), 300, 0),
+        mixing("4 ranks, two groups, pairs", 4, "pairs", (6,), 300, 0),
+        mixing("8 ranks in a star", 8, "star", (2, 2), 300, 0),
     ),
     "decentralized_step": in_both_forms(
         steps(
-            "3 ranks, unused, and .grad is not empty", 3, ["ring"], [(2,), (3, 3)], 0.007, unused=0
+            *("3 ranks, unused, and .grad is not empty", 3, ["ring"], [(2,), (3, 3)], 0.007),
+            **{"loss": "product", "unused": 0, **LARGE},
         ),
         steps(
             "7 ranks, two groups, another matrix in each step",
-            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.002),
+            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.002, "product"),
+            **LARGE,
         ),
         steps(
-            "5 ranks, 60 µs of gradient, one way",
-            *(5, ["one way"] * 2, [(4, 2)], 0.003),
-            seconds=60e-6,
+            *("5 ranks, 60 µs of gradient, one way", 5, ["one way"] * 2, [(4, 2)], 0.003),
+            **{"loss": "product", "seconds": 60e-6, **LARGE},
         ),
     ),
     "spectral_gap": in_both_forms(

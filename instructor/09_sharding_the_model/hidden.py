@@ -2,16 +2,13 @@
 
 from course_lib.checking import Case, in_many_forms
 
+from .checks import layer, training
 from .judges import NEAR
 
 LAYERS = (
-    Case("3 ranks, 10 inputs, 8 outputs", 3, {"out": 8, "in": 10, "rows": (5,), "bias": True}),
-    Case(
-        "5 ranks, in two groups",
-        5,
-        {"out": 7, "in": 4, "rows": (1, 3), "bias": True, "before": True},
-    ),
-    Case("4 ranks, no bias", 4, {"out": 3, "in": 3, "rows": (2, 1, 2), "bias": False}),
+    Case("3 ranks, 10 inputs, 8 outputs", 3, layer(8, 10, 5)),
+    Case("5 ranks, in two groups", 5, layer(7, 4, 1, 3, before=True)),
+    Case("4 ranks, no bias", 4, layer(3, 3, 2, 1, 2, bias=False)),
 )
 
 HIDDEN = {
@@ -20,21 +17,13 @@ HIDDEN = {
     "sharded_optimizer": in_many_forms(
         Case(
             "3 ranks, everything at once",
-            3,
-            {
-                "optimizer": "adamw",
-                "shapes": [(3, 5), (5,), (2, 2), (), (7,)],
-                "steps": 4,
-                "frozen": [2],
-                "again": [4, 0, 2],
-                "unused": [1],
-                "halved": True,
-            },
+            *(
+                3,
+                training("adamw", (3, 5), (5,), (2, 2), (), (7,), steps=4, halved=True)
+                | {"frozen": [2], "again": [4, 0, 2], "unused": [1]},
+            ),
         ),
-        Case(
-            "5 ranks, in two groups",
-            *(5, {"optimizer": "momentum", "shapes": [(11,), (2, 3)], "steps": 3, "frozen": []}),
-        ),
+        Case("5 ranks, in two groups", 5, training("momentum", (11,), (2, 3), steps=3)),
         dtypes=("float64", "float32"),
     ),
     "pipeline_schedule": in_many_forms(

@@ -27,19 +27,6 @@ speed_of_light__by_kind_edited = edits_of(
         ", max(received) / bandwidth",
         "",
     ),
-    Mutant("forgets_to_compute", "without the computation", "max(flops) / rate,", ""),
-    Mutant(
-        "in_bits",
-        "the bandwidth is in bytes per second, not in bits",
-        "max(sent) / bandwidth,",
-        "8 * max(sent) / bandwidth, 8 *",
-    ),
-    Mutant(
-        "products",
-        "seconds: expected",
-        "/ rate, max(sent) / bandwidth, max(received) /",
-        "* rate, max(sent) * bandwidth, max(received) *",
-    ),
 )
 
 
