@@ -217,4 +217,5 @@ def _split(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
 
 
 def _bits(row: Tensor) -> bytes:
-    return bytes(row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    dense = row.clone(memory_format=torch.contiguous_format)  # a row of one element has any stride
+    return bytes(dense.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -118,7 +118,8 @@ class _Packer(Pickler):
             # A transposed or `channels_last` tensor keeps its memory order. Gaps are left out.
             order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
             data = obj.detach().to("cpu").permute(order).contiguous()
-            array: Any = data.view(-1).view(torch.uint8).numpy()
+            # A contiguous tensor of one element may have any stride.
+            array: Any = data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy()
             shape = tuple(data.shape)
             buffer = pickle.PickleBuffer(array)
             return _tensor, (buffer, data.dtype, shape, order, obj.requires_grad)

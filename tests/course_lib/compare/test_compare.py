@@ -73,6 +73,9 @@ def test_rows_are_found_by_their_values() -> None:
         found = rows_of([turn(whole)], [[turn(whole[order])], [turn(strange)], []])
         assert found is not None
         assert [each.tolist() for rank in found[1] for each in rank] == [[4, 0, 2], [0, -1]]
+    one_wide = torch.randn(3, 4)[:, ::4]
+    _, found_rows = rows_of([one_wide], [[one_wide[2:]], [one_wide[:2]]]) or (None, [])
+    assert [each.tolist() for rank in found_rows for each in rank] == [[2], [0, 1]]
 
 
 def test_a_record_can_be_sent_and_nothing_stays_behind() -> None:

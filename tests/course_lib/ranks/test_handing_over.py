@@ -39,6 +39,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda x: x.t(),
     "with gaps": lambda x: x[:, ::2],
     "an end": lambda x: x[1:],
+    "one of many": lambda x: x.flatten()[::2][:1],
     "expanded": lambda x: x.sum().expand(2, 3),
     "channels last": lambda x: x.reshape(1, 2, 1, -1).to(memory_format=torch.channels_last),
     "empty": lambda x: x[:0],
@@ -63,6 +64,7 @@ def seen_and_returned(x: Any) -> Any:
     return seen(x), x
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("size", [0, 4, 1 << 14])
 def test_tensors_of_every_layout_arrive(ranks: Ranks, layout: str, size: int) -> None:
