@@ -300,11 +300,9 @@ def _check_emulated(network: Network, on: str, metered: bool) -> None:
         network.bandwidth,
         overhead=network.overhead,
         all_reduce=network.all_reduce,
-        broadcast=network.broadcast,
-        segments=network.segments,
     )
     if plain != network:
         raise ValueError(
             "CPU ranks can emulate only the latency, bandwidth and overhead of one link per rank. "
-            'For topologies, nodes and jitter use on="simulated"'
+            'For topologies and nodes use on="simulated"'
         )

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.transfer import PipelinedTransfer, Round, RoundsTransfer, Transfer
+from course_lib.ranks.costs.transfer import Round, Transfer
 
 
 def start_collective(
@@ -49,12 +49,8 @@ def start_collective(
 
     """
     k = len(members)
-    if k == 1:
-        return RoundsTransfer(links, members, list)
-    if kind == "broadcast" and network.broadcast == "pipelined":
-        pieces = split_bytes(sum(sizes[root]), network.segments, itemsize)
-        return PipelinedTransfer(links, members, root, pieces)
-    return RoundsTransfer(links, members, lambda: _rounds(kind, network, k, sizes, root, itemsize))
+    rounds = _rounds(kind, network, k, sizes, root, itemsize) if k > 1 else ()
+    return Transfer(links, members, rounds)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -106,8 +102,6 @@ def collective_bytes(
     sent = [0] * k
     if k == 1:
         return (0,)
-    if kind == "broadcast" and network.broadcast == "pipelined":  # along a chain, to its last rank
-        return tuple(0 if (rank - root) % k == k - 1 else nbytes for rank in range(k))
     for messages in _rounds(
         kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
     ):
@@ -165,14 +159,6 @@ def _all_reduce(asked: _Asked) -> Iterable[Round]:
     return [*tree_up(k, n, 0), *tree_down(k, n, 0)]
 
 
-def _broadcast(asked: _Asked) -> Iterable[Round]:
-    k, root = asked.k, asked.root
-    n = sum(asked.sizes[root])
-    if asked.network.broadcast == "central":
-        return [[(root, r, n) for r in range(k) if r != root]]
-    return tree_down(k, n, root)
-
-
 def _all_gather(asked: _Asked) -> Iterable[Round]:
     return ring(asked.k, [sum(size) for size in asked.sizes], 0)
 
@@ -205,7 +191,7 @@ def _barrier(asked: _Asked) -> Iterable[Round]:
 
 COSTS: dict[str, Callable[[_Asked], Iterable[Round]]] = {
     "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
+    "broadcast": lambda asked: tree_down(asked.k, sum(asked.sizes[asked.root]), asked.root),
     "reduce": lambda asked: tree_up(asked.k, sum(asked.sizes[0]), asked.root),
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from course_lib.ranks.costs.network import Network, Port, Route
 
 
@@ -15,17 +13,6 @@ class Links:
         self.world_size = world_size
         self._free: dict[Port, float] = {}
         self._routes: dict[tuple[int, int], Route] = {}
-        self._count: Counter[tuple[int, int]] = Counter()
-        self.private = network.inside is None and network.topology == "switch"
-        """Whether every port serves the messages of one rank only."""
-
-    def save(self) -> tuple[dict[Port, float], Counter[tuple[int, int]]]:
-        """Return the state, for `restore`."""
-        return self._free.copy(), self._count.copy()
-
-    def restore(self, state: tuple[dict[Port, float], Counter[tuple[int, int]]]) -> None:
-        """Return to a saved state, as if nothing had been sent since then."""
-        self._free, self._count = state
 
     def free_from(self, source: int, target: int, ready: float) -> float:
         """Return the first time, from `ready` on, at which a message can start."""
@@ -50,10 +37,6 @@ class Links:
             source, target
         )
         busy = nbytes / bandwidth
-        if self.network.jitter:
-            factor = self.network.stretch(source, target, self._count[source, target])
-            self._count[source, target] += 1
-            busy, latency = busy * factor, latency * factor
         free = self._free
         start = ready
         for port, begins, _ in ports:

@@ -17,14 +17,12 @@ a rank sends and receives at the same time, as its ports do, and also computes m
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 AllReduceAlgorithm = Literal["ring", "tree", "central", "halving-doubling", "direct", "one-shot"]
-BroadcastAlgorithm = Literal["tree", "central", "pipelined"]
 
 Port = tuple[str, int]
 """One end of a link: its kind and its owner, such as ``("out", 3)``."""
@@ -66,10 +64,6 @@ class Network:
         inside: the network inside a node; `latency` and `bandwidth` then apply between nodes.
         shared_port: whether the ranks of a node share one port to the other nodes.
         all_reduce: the algorithm that gives the time of ``dist.all_reduce``.
-        broadcast: the algorithm that gives the time of ``dist.broadcast``.
-        segments: number of pieces into which a pipelined broadcast cuts its tensor.
-        jitter: α + n/β of a message is multiplied by a random number from 1 to 1 + jitter.
-        seed: seed of the jitter. The same seed gives the same run.
 
     Raises:
         ValueError: a number is not possible for a network.
@@ -85,17 +79,9 @@ class Network:
     inside: Network | None = None
     shared_port: bool = False
     all_reduce: AllReduceAlgorithm = "ring"
-    broadcast: BroadcastAlgorithm = "tree"
-    segments: int = 16
-    jitter: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("latency", "0 seconds"),
-            ("overhead", "0 seconds per message"),
-            ("jitter", "a fraction, 0"),
-        ):
+        for name, least in (("latency", "0 seconds"), ("overhead", "0 seconds per message")):
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value < math.inf):
                 raise ValueError(f"{name} must be {least} or more, got {value!r}")
@@ -108,8 +94,6 @@ class Network:
             )
         if not (_is_number(self.eager_below) and self.eager_below >= 0):
             raise ValueError(f"eager_below must be 0 bytes or more, got {self.eager_below!r}")
-        if not (isinstance(self.segments, int) and self.segments >= 1):
-            raise ValueError(f"segments must be 1 or more, got {self.segments!r}")
         if (self.node_size is None) != (self.inside is None):
             raise ValueError("a two-level network needs both node_size=… and inside=Network(…)")
         if self.node_size is not None and not (
@@ -124,7 +108,6 @@ class Network:
         for name, known in (
             ("topology", ("switch", "ring")),
             ("all_reduce", get_args(AllReduceAlgorithm)),
-            ("broadcast", get_args(BroadcastAlgorithm)),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
@@ -179,12 +162,6 @@ class Network:
         links = [(side, (source + i * step) % world_size) for i in range(hops)]
         return self._over(links, [i * self.latency for i in range(hops)], source, target)
 
-    def stretch(self, source: int, target: int, count: int) -> float:
-        """Return the factor by which jitter stretches message `count` from source to target."""
-        if not self.jitter:
-            return 1.0
-        return 1.0 + self.jitter * random.Random(f"{self.seed} {source} {target} {count}").random()
-
 
 @dataclass(frozen=True)
 class Device:
@@ -196,8 +173,6 @@ class Device:
             memory traffic, whichever is longer (the roofline). If infinite, traffic is free.
         slowdown: rank → factor by which its computation takes longer. For example, ``{3: 2.0}``
             makes rank 3 a straggler.
-        jitter: each computation's time is multiplied by a random number from 1 to 1 + jitter.
-        seed: seed of the jitter.
 
     Raises:
         ValueError: a number is not possible for a device.
@@ -207,8 +182,6 @@ class Device:
     flops: float = math.inf
     memory_bandwidth: float = math.inf
     slowdown: Mapping[int, float] = field(default_factory=dict)
-    jitter: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not (_is_number(self.flops) and self.flops > 0):
@@ -219,16 +192,7 @@ class Device:
             )
         if not all(_is_number(factor) and factor > 0 for factor in self.slowdown.values()):
             raise ValueError(f"each slowdown must be a factor above 0, got {dict(self.slowdown)!r}")
-        if not (_is_number(self.jitter) and 0 <= self.jitter < math.inf):
-            raise ValueError(f"jitter must be a fraction, 0 or more, got {self.jitter!r}")
 
     def time(self, flops: float, nbytes: float = 0.0) -> float:
         """Return the seconds that `flops` operations on `nbytes` of memory traffic take."""
         return max(flops / self.flops, nbytes / self.memory_bandwidth)
-
-    def stretch(self, rank: int, count: int) -> float:
-        """Return the factor by which computation number `count` of `rank` takes longer."""
-        factor = self.slowdown.get(rank, 1.0)
-        if self.jitter:
-            factor *= 1.0 + self.jitter * random.Random(f"{self.seed} {rank} {count}").random()
-        return factor

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from course_lib.ranks.costs.links import Links
 
@@ -20,65 +19,8 @@ Message = tuple[int, int, int]
 Round = list[Message]
 
 
-class Transfer(ABC):
-    """The messages of one collective.
-
-    Args:
-        links: the links that carry the messages.
-        members: the members of the group, as ranks of the group of all ranks.
-
-    Attributes:
-        times: per member, the time until which it is busy, as far as this is known.
-
-    """
-
-    def __init__(self, links: Links, members: Sequence[int]) -> None:
-        self.times = [0.0] * len(members)
-        self._links = links
-        self._members = members
-        self._ready: list[tuple[float, float, int, Message, int]] = []
-        """Heap of (earliest start, time from which it is ready, order, message, number)."""
-        self._ended: list[int] = []
-        self._count = 0
-
-    @abstractmethod
-    def enter(self, member: int, time: float) -> None:
-        """Let `member` begin at `time`, in seconds."""
-
-    @abstractmethod
-    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
-        """Note when a message has left and arrived, and offer the messages that waited for it."""
-
-    def _offer(self, ready: float, message: Message, number: int) -> None:
-        self._count += 1
-        heapq.heappush(self._ready, (ready, ready, self._order(number), message, number))
-
-    def _order(self, number: int) -> int:
-        """Return the sort key of a message among messages that can start at the same time."""
-        return self._count
-
-    def next_start(self) -> float | None:
-        """Return the time of the next start; ``None`` if another member must enter first."""
-        return self._ready[0][0] if self._ready else None
-
-    def advance(self, until: float = math.inf) -> list[int]:
-        """Send what is ready before `until`, or until a member is done; return the done members."""
-        ready, members, links = self._ready, self._members, self._links
-        while not self._ended and ready and ready[0][0] < until:
-            start, asked, order, message, number = heapq.heappop(ready)
-            source, target, nbytes = message
-            free = links.free_from(members[source], members[target], start)
-            if free > start:
-                heapq.heappush(ready, (free, asked, order, message, number))
-                continue
-            left, arrival = links.send(members[source], members[target], nbytes, start)
-            self._sent(message, number, left, arrival)
-        ended, self._ended = self._ended, []
-        return ended
-
-
-class RoundsTransfer(Transfer):
-    """Messages in rounds: a member enters a round when it has left the previous one.
+class Transfer:
+    """The messages of one collective, in rounds: a member enters a round when it has left the last.
 
     A message starts when both its ends have entered its round. So a late member delays only the
     members that depend on it.
@@ -86,16 +28,18 @@ class RoundsTransfer(Transfer):
     Args:
         links: the links that carry the messages.
         members: the members of the group, as ranks of the group of all ranks.
-        rounds: function that makes the rounds.
+        rounds: the rounds, which may be made one by one.
+
+    Attributes:
+        times: per member, the time until which it is busy, as far as this is known.
 
     """
 
-    def __init__(
-        self, links: Links, members: Sequence[int], rounds: Callable[[], Iterable[Round]]
-    ) -> None:
-        super().__init__(links, members)
-        self._make = rounds
-        self._rounds = iter(rounds())
+    def __init__(self, links: Links, members: Sequence[int], rounds: Iterable[Round]) -> None:
+        self.times = [0.0] * len(members)
+        self._links = links
+        self._members = members
+        self._rounds = iter(rounds)
         self._made: list[dict[int, list[int]]] = []
         """Per round: member → the numbers of its messages that have not been sent."""
         self._messages: list[tuple[Message, int]] = []
@@ -104,31 +48,38 @@ class RoundsTransfer(Transfer):
         """Number of a message that only one of its ends has reached → the time."""
         self._waiting: list[int] = []
         """Members that have entered but have not begun their first round."""
-        self._begun = False
+        self._ready: list[tuple[float, float, int]] = []
+        """Heap of (earliest start, time from which it is ready, number) of messages."""
+        self._ended: list[int] = []
 
     def enter(self, member: int, time: float) -> None:
+        """Let `member` begin at `time`, in seconds."""
         self.times[member] = time
         self._waiting.append(member)
 
     def next_start(self) -> float | None:
+        """Return the time of the next start; ``None`` if another member must enter first."""
         known = [self.times[member] for member in self._waiting]
-        if (start := super().next_start()) is not None:
-            known.append(start)
-        return min(known, default=None)
+        return min([*known, *(start for start, _, _ in self._ready[:1])], default=None)
 
     def advance(self, until: float = math.inf) -> list[int]:
-        if until == math.inf and not self._begun and len(self._waiting) == len(self._members) > 2:
-            members, self._waiting = self._waiting, []
-            if self._at_once():
-                return sorted(members)
-            self._waiting = members
-        self._begin()
-        return super().advance(until)
-
-    def _begin(self) -> None:
+        """Send what is ready before `until`, or until a member is done; return the done members."""
         while self._waiting:
-            self._begun = True
             self._go_on(self._waiting.pop(0), 0)
+        ready, members, links = self._ready, self._members, self._links
+        while not self._ended and ready and ready[0][0] < until:
+            # Messages that can start together start in the order of their rounds. In the order in
+            # which members come, messages of a direct exchange would collide.
+            start, asked, number = heapq.heappop(ready)
+            source, target, nbytes = self._messages[number][0]
+            free = links.free_from(members[source], members[target], start)
+            if free > start:
+                heapq.heappush(ready, (free, asked, number))
+                continue
+            left, arrival = links.send(members[source], members[target], nbytes, start)
+            self._sent(number, left, arrival)
+        ended, self._ended = self._ended, []
+        return ended
 
     def _go_on(self, member: int, at: int) -> None:
         """Let a member enter its next round that has messages for it; the search starts at `at`."""
@@ -145,12 +96,8 @@ class RoundsTransfer(Transfer):
         if before is None:
             self._half[number] = time
         else:
-            self._offer(max(before, time), self._messages[number][0], number)
-
-    def _order(self, number: int) -> int:
-        # The order of the rounds. In the order in which members come, messages of a direct exchange
-        # would collide.
-        return number
+            ready = max(before, time)
+            heapq.heappush(self._ready, (ready, ready, number))
 
     def _round(self, at: int) -> dict[int, list[int]] | None:
         while len(self._made) <= at:
@@ -165,110 +112,13 @@ class RoundsTransfer(Transfer):
             self._made.append(here)
         return self._made[at]
 
-    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
-        source, target, _ = message
+    def _sent(self, number: int, left: float, arrival: float) -> None:
+        """Note when a message has left and arrived, and offer the messages that waited for it."""
+        (source, target, _), at = self._messages[number]
         self.times[source] = max(self.times[source], left)
         self.times[target] = max(self.times[target], arrival)
-        at = self._messages[number][1]
         for end in (source, target):
             left_over = self._made[at][end]
             left_over.remove(number)
             if not left_over:
                 self._go_on(end, at + 1)
-
-    def _at_once(self) -> bool:
-        """Send all messages round by round if this gives the same times; return whether it did.
-
-        It is faster than sending them one by one. The times are the same if every link belongs to
-        one member and carries one message a round, and if no member can be done, and send something
-        else, before the last message starts.
-        """
-        if not self._links.private:
-            return False
-        before, times, latest = self._links.save(), self.times.copy(), 0.0
-        members, send = self._members, self._links.send
-        for messages in self._make():
-            if len({m[0] for m in messages}) < len(messages) or (
-                len({m[1] for m in messages}) < len(messages)
-            ):
-                break
-            entered = times.copy()
-            for source, target, nbytes in messages:
-                # With half a million messages on 256 ranks, `max` would take a fifth of the time.
-                start, other = entered[source], entered[target]
-                if other > start:
-                    start = other
-                if start > latest:
-                    latest = start
-                left, arrival = send(members[source], members[target], nbytes, start)
-                if left > times[source]:
-                    times[source] = left
-                if arrival > times[target]:
-                    times[target] = arrival
-        else:
-            if latest < min(times):
-                self.times = times
-                self._begun = True
-                return True
-        self._links.restore(before)
-        return False
-
-
-class PipelinedTransfer(Transfer):
-    """Pieces that are passed along a chain from the root; every receive is posted at the start.
-
-    The time is (K-1)(α + s/β) + (S-1) s/β  for S pieces of s bytes.
-
-    Args:
-        links: the links that carry the messages.
-        members: the members of the group, as ranks of the group of all ranks.
-        root: the first rank of the chain, as a rank of the group.
-        pieces: bytes of each piece.
-
-    """
-
-    def __init__(
-        self, links: Links, members: Sequence[int], root: int, pieces: Sequence[int]
-    ) -> None:
-        super().__init__(links, members)
-        self._root = root
-        self._pieces = pieces
-        self._last = (root - 1) % len(members)
-        self._entered: dict[int, float] = {}
-        self._here: dict[tuple[int, int], float] = {}
-        """(member, piece) that has arrived and was not passed on yet → time of its arrival."""
-        self._left = [
-            len(pieces) * (1 + (m not in (root, self._last))) for m in range(len(members))
-        ]
-        """Per member, how many pieces it must still get or pass on."""
-
-    def enter(self, member: int, time: float) -> None:
-        self.times[member] = self._entered[member] = time
-        if member == self._root:
-            for piece in range(len(self._pieces)):
-                self._have(member, piece, time)
-        else:
-            before = (member - 1) % len(self._members)
-            for piece in range(len(self._pieces)):
-                if (before, piece) in self._here:
-                    self._have(before, piece, self._here.pop((before, piece)))
-
-    def _have(self, member: int, piece: int, since: float) -> None:
-        after = (member + 1) % len(self._members)
-        if member == self._last:
-            return
-        if after in self._entered:
-            ready = max(since, self._entered[after])
-            self._offer(ready, (member, after, self._pieces[piece]), piece)
-        else:
-            self._here[member, piece] = since
-
-    def _sent(self, message: Message, number: int, left: float, arrival: float) -> None:
-        source, target, _ = message
-        self.times[source] = max(self.times[source], left)
-        self.times[target] = max(self.times[target], arrival)
-        self._have(target, number, arrival)
-        for end in (source, target):
-            self._left[end] -= 1
-            if not self._left[end]:
-                self._ended.append(end)

@@ -38,7 +38,7 @@ def _on_tensor(fn: Callable[..., None], n: int, *args: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
-    network = Network(1.3e-3, 7e6, jitter=0.5, seed=3)
+    network = Network(1.3e-3, 7e6)
     ours, theirs = CarriedRanks(processes[k], network), Ranks(k, on="simulated", network=network)
     calls: list[tuple[Any, ...]] = [
         (collectives.central_all_reduce, 100),

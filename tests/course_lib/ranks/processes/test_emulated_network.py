@@ -342,8 +342,8 @@ def test_every_operation_gives_the_same_values_as_without_it() -> None:
 
 
 def test_what_is_not_emulated_is_refused() -> None:
-    with pytest.raises(ValueError, match='topologies, nodes and jitter use on="simulated"'):
-        Ranks(2, on="cpu", network=Network(1e-3, 1e9, jitter=0.5))
+    with pytest.raises(ValueError, match='topologies and nodes use on="simulated"'):
+        Ranks(2, on="cpu", network=Network(1e-3, 1e9, topology="ring"))
     with pytest.raises(ValueError, match="without metered=False"):
         Ranks(2, on="cpu", network=SLOW, metered=False)
     with pytest.raises(ValueError, match='work only with on="simulated"'):
