@@ -9,7 +9,7 @@ A submission's path through ``nbgrader autograde``:
 3. `passes.examine` runs the cells and each check, and writes points and report into the notebook.
    Before that, `passes.self_test` tests that this machine gives known solutions the right points.
 
-   - `examination`: a `submission` with its notebook process and its `budget`, a `check` of it, a
+   - `examination`: a `submission` with its notebook process, its checks and its `budget`, a
      `case` with its ranks and their network, the `verdict`
    - `inside`: the programs that run in the sandbox, where nothing is trusted
    - `sandbox`: bubblewrap, and what student code can see there
@@ -17,7 +17,7 @@ A submission's path through ``nbgrader autograde``:
 4. nbgrader's `SaveAutoGrades`: reads the points, as from any notebook
 
 A class goes through the same passes in two phases. First, `pool` examines all submissions in many
-processes, without a gradebook. Then `passes.book` replaces step 3: it uses these results.
+processes, without a gradebook. Then `pool.book` replaces step 3: it uses these results.
 
 The other packages and modules: `collection` takes in submissions. `late_policy` is a policy for
 nbgrader. `exporting` writes grades for other systems. `class_report` says how a class did, and why.

@@ -43,7 +43,8 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from autograder.examination.verdict import versions
-        from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
+        from autograder.sandbox.bubblewrap import probe
+        from autograder.sandbox.unavailable import SandboxUnavailable
 
         for name, version in versions().items():
             print(name, version)

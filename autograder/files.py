@@ -6,19 +6,21 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str, encoding: str = "utf-8", errors: str = "strict") -> None:
+def write_whole(path: Path, text: str, encoding: str = "utf-8") -> None:
     """Write a file, and make its folder if needed. Readers see the old content or the new one.
 
     Args:
         path: the file.
         text: its content; line ends are kept.
-        encoding: the file's encoding.
-        errors: how to handle a character that cannot be encoded, as for `str.encode`.
+        encoding: the file's encoding; a character that it lacks becomes a question mark.
 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")  # other processes may write it too
-    draft.write_text(text, encoding=encoding, errors=errors, newline="")
+    with draft.open("w", encoding=encoding, errors="replace", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # without this, a power loss may leave an empty file
     draft.replace(path)
 
 

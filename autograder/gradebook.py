@@ -21,6 +21,11 @@ class GradebookUnusable(RuntimeError):
     """The gradebook is damaged, locked or read-only; the message says what to do."""
 
 
+def exists(url: str) -> bool:
+    """Return whether there is a gradebook; whoever opens a missing one makes an empty one."""
+    return not url.startswith(_SQLITE) or Path(url.removeprefix(_SQLITE)).is_file()
+
+
 def make_sure_of(url: str, *, writes: bool) -> None:
     """Check that a gradebook can be read, and also written if the command `writes`.
 

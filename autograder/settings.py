@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from traitlets.config import Config
 
-from course_lib.learner.limits import CELL_SECONDS, CELLS_SECONDS
+from course_lib.limits import CASE_SECONDS, CELL_SECONDS, CELLS_SECONDS
 
 ATTEMPTS = 3
 """Number of attempts to examine a submission if the machine fails."""
@@ -17,8 +17,7 @@ class Settings:
     """The options of `Examine`, which explains them. They are part of every verdict."""
 
     cell_seconds: float = CELL_SECONDS
-    case_seconds: float = 0.0
-    """0 means `course_lib.checking.limits.CASE_SECONDS`. It is not imported: that imports torch."""
+    case_seconds: float = CASE_SECONDS
     submission_seconds: float = CELLS_SECONDS
     memory_gib: float = 3.0
     on: str = ""

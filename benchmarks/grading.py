@@ -35,9 +35,9 @@ from autograder.examination.verdict import Verdict
 from autograder.passes.examine import masked_from
 from autograder.pool.book import book
 from autograder.pool.class_list import Books, standing, students
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from autograder.settings import Settings
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
 from course_lib.ranks.for_graders import ForkServer
 
@@ -174,7 +174,7 @@ def process_seconds() -> tuple[Lives, Lives]:
         return lambda: server.kill([pid])
 
     masked = masked_from(load_module(SOURCE / "hidden.py", handed_out(SOURCE)).MASKED)
-    with contextlib.closing(ForkServer(launch)) as server, SandboxedPlace(masked) as place:
+    with contextlib.closing(ForkServer(launch)) as server, Sandbox(masked) as place:
         place.warm()
         pairs = [(life_seconds(in_cell), life_seconds(bare)) for _ in range(STARTS)]
     cells, forks = zip(*pairs, strict=True)

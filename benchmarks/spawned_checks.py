@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 
 from autograder.course import handed_out
 from course_lib.checking import Case, Check, run_check
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.loading import load_checks, load_module
 from course_lib.ranks.wire import Plain
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from course_lib.checking import CheckReport, run_check
 from course_lib.checking.defence import Defence
+from course_lib.checking.local import Kind, LocalRunner
 from course_lib.checking.mutants import Solution, says
 from course_lib.checking.report import CaseResult
-from course_lib.checking.runners import Kind, LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.solutions import (

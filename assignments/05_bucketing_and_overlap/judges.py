@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
 from course_lib.checking.answers import Judge
-from course_lib.checking.expectations import computes_between
+from course_lib.checking.expectations import computes_between, in_words, operations
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
-from course_lib.checking.traffic import in_words, operations
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
 

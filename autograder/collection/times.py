@@ -17,6 +17,7 @@ from traitlets.config import Config
 
 from autograder.collection.listing import SourceError
 from autograder.files import write_whole
+from autograder.gradebook import exists as gradebook_exists
 
 DAY = 24 * 3600
 
@@ -129,7 +130,7 @@ def clock_change(due: datetime, when: datetime, zone: tzinfo | None) -> timedelt
 def gradebook_due(config: Config, assignment: str) -> datetime | None:
     """Return the deadline in the gradebook, if there is one."""
     url = str(config.CourseDirectory.db_url)
-    if not Path(url.removeprefix("sqlite:///")).is_file():
+    if not gradebook_exists(url):
         return None
     from nbgrader.api import Gradebook, MissingEntry
 

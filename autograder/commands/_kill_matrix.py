@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
 
 _HEAD = """\

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
 
 _PLACES = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}

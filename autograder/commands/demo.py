@@ -30,7 +30,7 @@ from autograder.passes.examine import Exam
 from autograder.passes.self_test import solved
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import Solution, mutants_of
 
 ASSIGNMENT = "02_data_parallel_sgd"

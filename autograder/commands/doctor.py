@@ -11,10 +11,10 @@ from pathlib import Path
 from autograder.course import handed_out
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import KnownSolutions, SelfTest
-from autograder.sandbox.bubblewrap import SandboxUnavailable, probe
-from autograder.sandbox.look import ready
+from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.memory import MemoryGroup
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
+from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.installed import find_course
 from course_lib.learner.doctor import Finding, findings, text_of
@@ -71,8 +71,8 @@ def bubblewrap() -> Finding:
         return Finding("sandbox", "only on Linux", "see namespaces above")
     try:
         started = f"it starts, with {probe()}"
-        with SandboxedPlace() as sandbox:
-            ready(sandbox)
+        with Sandbox() as sandbox:
+            sandbox.make_ready()
         return Finding("sandbox", started)
     except SandboxUnavailable as error:
         advice = "`autograder --version` says what to do on each system; only grading needs this"

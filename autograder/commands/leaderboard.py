@@ -22,7 +22,7 @@ from autograder.pool.class_list import NothingToGrade, students
 from autograder.tables import Row, Table, bar, csv_text
 from autograder.web_page import web_page
 from course_lib.capstone import Race
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 
 ASSIGNMENT, TASK = "10_capstone", "train"
 DESCRIPTION = """\

@@ -14,7 +14,7 @@ from autograder.examination.verdict import Verdict
 from autograder.pool import phases
 from autograder.pool.book import current
 from autograder.pool.worker import Outcome
-from autograder.sandbox.place import MachineFailure
+from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking.cases import AuthorError
 
 DESCRIPTION = (

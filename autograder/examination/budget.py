@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autograder.sandbox.cores import Cores
-from autograder.sandbox.place import MachineFailure
+from autograder.sandbox.sandbox import MachineFailure
 from autograder.settings import Settings
-from course_lib.checking.limits import CASE_SECONDS
+from course_lib.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10

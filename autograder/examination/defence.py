@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autograder.examination.submission import Submission, Taken
-from autograder.sandbox.place import MachineFailure
+from autograder.sandbox.sandbox import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.cases import AuthorError, Case, Check, Wrong
 from course_lib.checking.defence import Defence

@@ -2,30 +2,37 @@
 
 This is the examiner's side. It never runs or unpickles anything that a student made. It gets only
 plain values, the exit status of processes, and the messages that the fabric carries.
+
+A student loses points only if a judge finds a fault, or if `CaseRanks.blame` confirms an error.
+Any other error is not the student's fault and becomes a `MachineFailure`.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autograder.examination._channel import Channel, Message
 from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, On, SubmissionError
-from autograder.sandbox.place import Cell, SandboxedPlace
-from course_lib.checking.cases import Case, Check, Observed
-from course_lib.checking.limits import MAX_TEXT, seconds_of
-from course_lib.checking.program import pack_program
-from course_lib.checking.run_check import Runner
-from course_lib.learner.limits import BRIEFLY, INTERRUPT_SECONDS
+from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
+from autograder.sandbox.unavailable import SandboxUnavailable
+from course_lib.checking.cases import AuthorError, Case, Check, Observed
+from course_lib.checking.loading import pack_program
+from course_lib.checking.local import WORDS
+from course_lib.checking.report import CaseResult, CheckReport
+from course_lib.checking.run_check import Runner, run_on_each
+from course_lib.limits import BRIEFLY, INTERRUPT_SECONDS, MAX_TEXT
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.wire import Plain, WireError
 
 MAX_FUNCTIONS = 192 * 2**20
 """Bytes of all functions that a notebook hands over."""
+CARRIED = "the grader's network"
 TIME, MEMORY = "time", "memory"
 """The limits that a submission may reach."""
 
@@ -82,7 +89,7 @@ class Submission:
 
     """
 
-    def __init__(self, sandbox: SandboxedPlace, limits: Limits | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, limits: Limits | None = None) -> None:
         self._sandbox = sandbox
         self.exploration = Budget(limits or Limits(), sandbox.cores)
         self.budget = Budget(limits or Limits(), sandbox.cores)
@@ -254,7 +261,7 @@ class Submission:
                 raise taken
             function = taken
             self._end_notebook()
-            deadline = self.budget.of(seconds_of(check, self.budget.limits.case))
+            deadline = self.budget.of(check.case_seconds(self.budget.limits.case))
             self._sandbox.watch_memory()
             computes = [check.computes(own) for own in inputs] if check.computes else ()
             answers = None
@@ -346,3 +353,45 @@ class Submission:
 
 def _text(value: Any) -> str:
     return value[: 2 * MAX_TEXT] if isinstance(value, str) else ""
+
+
+def examine(
+    name: str,
+    check: Check,
+    submission: Submission,
+    *,
+    seed: str,
+    hidden: Iterable[Case] = (),
+    on: On | None = None,
+    taken: Taken | None = None,
+    progress: Callable[[CaseResult], None] = lambda _: None,
+) -> CheckReport:
+    """Run the check's cases and return the result, even if the answers make its judge fail.
+
+    With `on`, cases that pass on the grader's network run once more on real ranks. Then the values
+    of the real ranks decide. Ranks that ask the examiner, or that have no code of the student, run
+    only on its network.
+
+    Raises:
+        MachineFailure: the machine or our own code failed, so there is no verdict.
+        SandboxUnavailable: there is no sandbox.
+        AuthorError: the check is broken.
+
+    """
+    runners = {"": submission.runner(taken=taken)}
+    if on is not None and check.answers is None and not check.only_on:
+        runners = {CARRIED: runners[""], WORDS[on]: submission.runner(on, taken)}
+    try:
+        report = run_on_each(
+            name, check, runners, seed=seed, hidden=tuple(hidden), progress=progress
+        )
+    except (MachineFailure, SandboxUnavailable, AuthorError):
+        raise
+    except Exception as error:
+        trace = traceback.format_exc()[-3500:]
+        raise MachineFailure(
+            f"The grader itself failed in {name}. No student loses points by this error. "
+            f"Please report it: {trace}"
+        ) from error
+    submission.check_alive()
+    return report

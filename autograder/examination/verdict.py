@@ -1,18 +1,29 @@
-"""Verdicts: the record of an examination, its result, and the data needed to repeat it."""
+"""Verdicts: the record of an examination, its result, and the data needed to repeat it.
+
+The inputs of a submission's cases are drawn from a seed, which is secret and the same every time.
+It comes from a secret of the assignment, kept next to the gradebook, and from the submitted code.
+So grading a class twice uses the same inputs twice. A student who submits different code gets new
+inputs, not those that the first report may have shown.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import hmac
 import json
 import os
 import platform
+import secrets
+import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograder.course import handed_out
+from autograder.files import write_whole
 
 if TYPE_CHECKING:  # these modules import torch, which reading a verdict does not need
     from course_lib.checking import CheckReport
@@ -23,6 +34,7 @@ SCHEMA = 4
 """Version of the file format. `Verdict.read` reads no other."""
 MAX_EVENTS = 400
 """Largest number of events kept of a trace: enough for a picture, at most 70 kB per verdict."""
+_WRONG = "The result or the behaviour of the function is wrong in this case."
 KEPT = ("rank", "kind", "group", "peer", "bytes", "dtype", "seq", "start", "end")
 """Fields of `course_lib.ranks.trace.event.Event` that are kept: a student can name none of them."""
 
@@ -134,14 +146,8 @@ class Verdict:
 
     def write(self, path: Path) -> None:
         """Write the verdict as JSON, completely or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.part")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, default=str)
-        with draft.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(f"{text}\n")
-            file.flush()
-            os.fsync(file.fileno())  # without this, a power loss may leave an empty file
-        draft.replace(path)
+        write_whole(path, f"{text}\n")
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
@@ -222,3 +228,59 @@ def versions() -> dict[str, str]:
 def verdict_path(root: Path, assignment: str, student: str, notebook: str) -> Path:
     """Return where the verdict of one submitted notebook is kept."""
     return root / "verdicts" / assignment / student / f"{notebook}.json"
+
+
+def assignment_secret(data: Path, assignment: str) -> str:
+    """Return the assignment's secret; the first process that needs it makes it.
+
+    Args:
+        data: the folder of the gradebook.
+        assignment: its name.
+
+    """
+    path = data / "seeds" / assignment
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{assignment}.{os.getpid()}-{threading.get_ident()}.part")
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # the first process wins, and the file is always complete
+        draft.unlink()
+    return path.read_text().strip()
+
+
+def submission_seed(secret: str, student: str, notebook: str, source_sha256: str) -> str:
+    """Return the seed of one notebook of one student, in hexadecimal digits."""
+    content = "\0".join((student, notebook, source_sha256))
+    return hmac.new(secret.encode(), content.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def for_the_student(report: CheckReport) -> CheckReport:
+    """Return the student's version: of a failed hidden case, it has only the kind of failure."""
+    results = (
+        replace(result, reason=result.in_short or _WRONG, detail="")
+        if result.hidden and not result.passed and result.ran
+        else result
+        for result in report.results
+    )
+    return replace(report, results=tuple(results))
+
+
+def notes_on(report: CheckReport) -> list[str]:
+    """Return the exceptions inside the check, for its author."""
+    return [
+        f"{report.name}: the check itself raised an exception in case {result.name!r}: "
+        f"{result.trouble[-3500:]}"
+        for result in report.results
+        if result.trouble
+    ]
+
+
+def limits_of(report: CheckReport) -> list[str]:
+    """Return the limits of time and memory that its cases reached, in words for the student."""
+    return [
+        f"{result.limit}, in {'a hidden case' if result.hidden else result.name} of {report.name}"
+        for result in report.results
+        if result.limit
+    ]

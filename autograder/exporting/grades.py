@@ -14,6 +14,7 @@ from traitlets.config import Config
 from autograder.collection.extensions import read_extensions
 from autograder.collection.roster import Roster, Student
 from autograder.collection.times import course_zone, days_late
+from autograder.gradebook import exists as gradebook_exists
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
 LEFT = "not in the class list"
@@ -65,7 +66,7 @@ def read_grades(
 
     """
     url = str(config.CourseDirectory.db_url)
-    if not Path(url.removeprefix("sqlite:///")).is_file():
+    if not gradebook_exists(url):
         raise ExportError("there is no gradebook yet: run autograder grade first")
     with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]

@@ -7,7 +7,6 @@ The ranks, in separate cells, see copies.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import pickle
@@ -34,21 +33,12 @@ class Refused(Exception):
 
 
 class _Pickler(Pickler):
-    """Pickles functions that are wrapped in a cache, of which cloudpickle would send only the name.
-
-    A function wrapped by `torch.compile` is sent unwrapped, because compiled code cannot be sent.
-    """
+    """Sends a function wrapped by `torch.compile` unwrapped: compiled code cannot be sent."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, functools._lru_cache_wrapper):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
             return _as_it_is, (obj._torchdynamo_orig_callable,)
         return super().reducer_override(obj)
-
-
-def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
 
 
 def _as_it_is(function: Callable[..., Any]) -> Any:

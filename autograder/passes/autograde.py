@@ -21,9 +21,8 @@ from autograder.examination.verdict import verdict_path
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import submission_in
 from autograder.passes.self_test import SelfTest
-from autograder.sandbox.place import MachineFailure
+from autograder.sandbox.sandbox import MachineFailure
 from autograder.settings import ATTEMPTS, Settings
-from course_lib.checking.limits import CASE_SECONDS
 
 
 class Examine(NbGraderPreprocessor):
@@ -35,7 +34,7 @@ class Examine(NbGraderPreprocessor):
     case_seconds = Float(
         Settings.case_seconds,
         help="Time limit of one case, in seconds, if its check sets no limit. Default: the limit "
-        f"of a check in a notebook, {CASE_SECONDS:g}.",
+        "of a check in a notebook.",
     ).tag(config=True)
     submission_seconds = Float(
         Settings.submission_seconds,

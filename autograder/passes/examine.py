@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,29 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.collection import repair
 from autograder.course import Folders, handed_out
 from autograder.examination.budget import Limits
-from autograder.examination.check import examine, for_the_student, limits_of, notes_on
 from autograder.examination.defence import asked
 from autograder.examination.gpus import GpuAccess, gpu_access
-from autograder.examination.seed import assignment_secret, submission_seed
-from autograder.examination.submission import CellOutcome, Submission, Taken
+from autograder.examination.submission import CellOutcome, Submission, Taken, examine
 from autograder.examination.verdict import (
     CheckVerdict,
     Verdict,
+    assignment_secret,
     checks_digest,
+    for_the_student,
+    limits_of,
+    notes_on,
     source_digest,
+    submission_seed,
     versions,
 )
 from autograder.sandbox.bubblewrap import HardLimits
-from autograder.sandbox.look import ready
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.defence import Defence
-from course_lib.checking.limits import CASE_SECONDS
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.loading import load_checks, load_module
 from course_lib.learner.notebooks import EXPLORE
 
 MAX_OUTPUT = 2 * 2**20
@@ -66,8 +67,8 @@ def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
     if _warm:
         return
     try:
-        with SandboxedPlace() as sandbox:
-            ready(sandbox)
+        with Sandbox() as sandbox:
+            sandbox.make_ready()
     except SandboxUnavailable as error:
         raise SystemExit(f"nbgrader autograde: {error}") from None
 
@@ -101,7 +102,7 @@ def blank_verdict(
         checks_sha256=checks_digest(
             folders.source / assignment, folders.release / assignment / path.name
         ),
-        settings=asdict(all_filled_in(settings)),
+        settings=asdict(settings),
     )
 
 
@@ -127,14 +128,9 @@ class Exam:
         hidden = load_module(source / "hidden.py", handed_out(source))
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
-    def sandbox(self, settings: Settings) -> SandboxedPlace:
+    def sandbox(self, settings: Settings) -> Sandbox:
         """Return the sandbox that examines submissions; it keeps running between submissions."""
         return warm_sandbox(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
-
-
-def all_filled_in(settings: Settings) -> Settings:
-    """Return the settings with default limits in place of those that are not set."""
-    return replace(settings, case_seconds=settings.case_seconds or CASE_SECONDS)
 
 
 def examine_notebook(
@@ -248,10 +244,10 @@ def examine_cells(
         verdict.timings[name] = verdict.timings.get(name, 0.0) + time.monotonic() - start
 
 
-_warm: dict[tuple[tuple[str, ...], int, bool], SandboxedPlace] = {}
+_warm: dict[tuple[tuple[str, ...], int, bool], Sandbox] = {}
 
 
-def warm_sandbox(masked: Sequence[str], memory: int, gpus: bool = False) -> SandboxedPlace:
+def warm_sandbox(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbox:
     """Return the sandbox of an assignment: the last submission's, or else a new one.
 
     Raises:
@@ -267,8 +263,8 @@ def warm_sandbox(masked: Sequence[str], memory: int, gpus: bool = False) -> Sand
         for sandbox in _warm.values():  # keep one assignment's sandbox only
             sandbox.close()
         _warm.clear()
-        sandbox = SandboxedPlace(key[0], limits, access.mounts, access.environment)
-        ready(sandbox)
+        sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
+        sandbox.make_ready()
         _warm[key] = sandbox
     return _warm[key]
 

@@ -12,7 +12,6 @@ later would count in full. `renew_penalties` runs the pass for every student who
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, tzinfo
-from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters.exporter import ResourcesDict
@@ -25,6 +24,7 @@ from traitlets.config import Config
 from autograder.collection.extensions import read_extensions
 from autograder.collection.times import clock_change, course_zone
 from autograder.course import Folders
+from autograder.gradebook import exists as gradebook_exists
 
 
 class LatePenalties(AssignLatePenalties):
@@ -82,7 +82,7 @@ def renew_penalties(config: Config, assignment: str) -> int:
 
     """
     deadlines, url = _Deadlines(config, assignment), str(config.CourseDirectory.db_url)
-    if url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:///")).is_file():
+    if not gradebook_exists(url):
         return 0
     with Gradebook(url) as gradebook:
         for submission in gradebook.assignment_submissions(assignment):

@@ -29,8 +29,8 @@ from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.examination.verdict import CheckVerdict, Verdict
-from autograder.passes.examine import Exam, all_filled_in, examine_notebook
-from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.passes.examine import Exam, examine_notebook
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from autograder.settings import Settings
 from course_lib.checking import Case
 from course_lib.checking.cases import AuthorError
@@ -202,7 +202,7 @@ class SelfTest:
         self._source, self._released, self._settings = source, released, settings
         self._exam: Exam | None = None
         self.seconds = 0.0
-        self.sandbox: tuple[SandboxedPlace, int] | None = None
+        self.sandbox: tuple[Sandbox, int] | None = None
 
     def trusted(self) -> bool:
         """Return whether the running sandbox has passed the test; start one if none runs."""
@@ -264,7 +264,7 @@ class SelfTest:
             notebook=known.notebook,
             seed="self-test",
             source_sha256="",
-            settings=asdict(all_filled_in(self._settings)),
+            settings=asdict(self._settings),
         )
         examine_notebook(copy.deepcopy(known.nb), known.exam, verdict, _LOG)
         if wrong := known.wrong(verdict.checks):

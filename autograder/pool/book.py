@@ -1,4 +1,8 @@
-"""The second phase: one process books the graded submissions through nbgrader. It runs no code."""
+"""The second phase: one process books the graded submissions through nbgrader. It runs no code.
+
+The first phase has written a graded notebook and a verdict for each submission. nbgrader's own
+passes book them, and the pass `Book` takes the place of Examine.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,67 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from nbconvert.exporters.exporter import ResourcesDict
+from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps.api import NbGraderAPI
+from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_solution
+from traitlets import Dict, Unicode
 from traitlets.config import Config
 
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.files import write_whole
-from autograder.passes.book import BOOK, EXAMINE, VET
 from autograder.pool.class_list import Standing, as_booked
+
+EXAMINE = "autograder.passes.autograde.Examine"
+BOOK = "autograder.pool.book.Book"
+VET = "autograder.collection.repair.vet"
+
+
+class NotAsGraded(ValueError):
+    """The notebook to book is not the one that was graded."""
+
+
+class Book(NbGraderPreprocessor):
+    """Puts the outputs of the graded notebook into the one that nbgrader is about to save."""
+
+    graded = Dict(
+        value_trait=Unicode(), key_trait=Unicode(), help="Notebook → its graded version's path."
+    ).tag(config=True)
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Copy outputs cell by cell.
+
+        Raises:
+            NotAsGraded: the notebook's code is not the code that was graded.
+
+        """
+        name = resources["nbgrader"]["notebook"]
+        if name not in self.graded:
+            raise NotAsGraded(f"{name} was not graded")
+        copy_outputs(nbformat.read(Path(self.graded[name]), as_version=4), nb)
+        return nb, resources
+
+
+def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
+    """Copy the outputs of `graded` to `nb`, which must have the same code.
+
+    Raises:
+        NotAsGraded: `nb` has different code.
+
+    """
+    ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
+    if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+        raise NotAsGraded(
+            "the code differs from the code that was graded. If the assignment was released again "
+            "since, run nbgrader generate_assignment to update the gradebook; then grade again"
+        )
+    for to, cell in zip(ours, theirs, strict=True):
+        to.outputs, to.execution_count = cell.outputs, cell.execution_count
 
 
 def booking_config(config: Config) -> Config:

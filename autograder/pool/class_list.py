@@ -17,6 +17,7 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict
+from autograder.gradebook import exists as gradebook_exists
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import rebuilt
 from autograder.settings import Settings
@@ -174,7 +175,7 @@ class Books:
         self._scores: dict[str, dict[str, float | None]] = {}
         self._by_hand: set[str] = set()
         url = config.CourseDirectory.db_url
-        if not Path(url.removeprefix("sqlite:///")).is_file() and url.startswith("sqlite:"):
+        if not gradebook_exists(url):
             return
         with Gradebook(url, config.CourseDirectory.course_id) as gradebook:
             try:

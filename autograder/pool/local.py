@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.examination.budget import PATIENCE
-from autograder.pool.worker import MACHINE, Outcome, Ready
+from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
 from autograder.settings import ATTEMPTS, Settings
 from course_lib.ranks.explain.failure import exit_reason
@@ -64,20 +64,20 @@ class _Worker:
         # At least as long as a submission's own limit allows.
         self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
 
-    def ready(self) -> Ready:
-        """Return whether it can grade; this is its first answer."""
-        try:
-            return Ready(**self._answer())
-        except WorkerLost as lost:
-            return Ready(str(lost), MACHINE)
+    def ready(self) -> Outcome:
+        """Return the outcome of its self-test; this is its first answer."""
+        return self._outcome("")
 
     def grade(self, path: str) -> Outcome:
         """Grade a submission."""
         assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reading shows this
+            self.process.stdin.write(json.dumps(path).encode() + b"\n")
+            self.process.stdin.flush()
+        return self._outcome(path)
+
+    def _outcome(self, path: str) -> Outcome:
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: reading shows this
-                self.process.stdin.write(json.dumps(path).encode() + b"\n")
-                self.process.stdin.flush()
             return Outcome(**self._answer())
         except WorkerLost as lost:
             return Outcome(path, failed=str(lost), fault=MACHINE)
@@ -167,7 +167,7 @@ class _Pool:
             worker.close()
         return not self._stopped and (not ready.failed or self._again(ready))
 
-    def _again(self, why: Ready) -> bool:
+    def _again(self, why: Outcome) -> bool:
         """After a worker did not start, return whether to try again; if nobody will, give up."""
         if why.fault == MACHINE and self._open:
             return False  # others work

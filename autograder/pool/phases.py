@@ -28,8 +28,7 @@ from autograder.pool.class_list import (
 from autograder.pool.local import grade_all
 from autograder.pool.progress import Progress
 from autograder.pool.worker import MACHINE, Outcome
-from autograder.sandbox.look import ready
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.ranks.explain.words import counted
@@ -83,8 +82,8 @@ def grade_class(
             graded.append(Outcome(str(path), verdict=str(target), unchanged=True, notes=notes))
             _remember(folders, graded[-1])
         if waiting:
-            with SandboxedPlace() as sandbox:
-                ready(sandbox)
+            with Sandbox() as sandbox:
+                sandbox.make_ready()
             if settings.on == "gpu":
                 gpu_access()
         progress = Progress("grading", len(waiting))

@@ -1,7 +1,7 @@
 """A process that grades submissions of one assignment, one after the other, without a gradebook.
 
-It first runs the self-test (`passes.self_test`) in its sandbox, and answers with `Ready`. Then it
-reads the paths of submitted notebooks, and answers each with an `Outcome`, all as lines of JSON.
+It first runs the self-test (`passes.self_test`) in its sandbox, and answers with an `Outcome`. Then
+it reads the paths of submitted notebooks, and answers each in the same way, as lines of JSON.
 For each submission it writes two files, named by the graded content: first the graded notebook,
 then the verdict. So whoever reads a verdict finds the notebook, too.
 """
@@ -17,8 +17,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
@@ -28,7 +28,7 @@ from autograder.files import write_whole
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import rebuilt
 from autograder.passes.self_test import SelfTest
-from autograder.sandbox.place import MachineFailure
+from autograder.sandbox.sandbox import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.checking.cases import AuthorError
@@ -39,25 +39,11 @@ _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Whether a worker can grade: its first line of JSON.
-
-    Attributes:
-        failed: why it cannot, or an empty string.
-        fault: `MACHINE`, if another attempt may succeed, or `AUTHOR`.
-
-    """
-
-    failed: str = ""
-    fault: str = ""
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What became of one submitted notebook: a line of JSON.
+    """What became of one submitted notebook, or of the self-test: a line of JSON.
 
     Attributes:
-        path: the submitted notebook.
+        path: the submitted notebook; empty for the self-test.
         verdict: the verdict's path; empty if there is none.
         unchanged: whether the verdict existed already.
         failed: why there is no verdict, or an empty string. The student is never the reason.
@@ -76,11 +62,6 @@ class Outcome:
     attempts: int = 1
 
 
-def get_ready(test: SelfTest) -> Ready:
-    """Run the self-test."""
-    return Ready(*_failure_of(test.run))
-
-
 def grade(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> Outcome:
     """Grade one submitted notebook.
 
@@ -91,36 +72,33 @@ def grade(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> O
         test: the self-test of its assignment.
 
     """
+    return outcome_of(str(path), partial(_graded, folders, path, settings, test))
+
+
+def _graded(folders: Folders, path: Path, settings: Settings, test: SelfTest) -> Outcome:
     assignment, student = path.parent.name, path.parents[1].name
-    made = Outcome(str(path))
-
-    def grade_it() -> None:
-        nonlocal made
-        vet(assignment, student, [str(path)])
-        nb = rebuilt(folders, path)
-        verdict = blank_verdict(nb, folders, path, settings)
-        target = folders.graded(assignment, student) / f"{verdict.key}.json"
-        target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
-        test.examine(nb, verdict)
-        write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
-        verdict.write(target)
-        made = Outcome(str(path), verdict=str(target), notes=verdict.notes)
-
-    failed, fault = _failure_of(grade_it)
-    return Outcome(str(path), failed=failed, fault=fault) if failed else made
+    vet(assignment, student, [str(path)])
+    nb = rebuilt(folders, path)
+    verdict = blank_verdict(nb, folders, path, settings)
+    target = folders.graded(assignment, student) / f"{verdict.key}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
+    test.examine(nb, verdict)
+    write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
+    verdict.write(target)
+    return Outcome(str(path), verdict=str(target), notes=verdict.notes)
 
 
-def _failure_of(step: Callable[[], None]) -> tuple[str, str]:
-    """Run a step; return why it failed and whose fault that is, both empty if it did not."""
+def outcome_of(path: str, step: Callable[[], Outcome | None]) -> Outcome:
+    """Run a step; if it fails, return why, and whose fault that is."""
     try:
-        step()
+        return step() or Outcome(path)
     except (AuthorError, LookupError) as error:
-        return _words(error, error.__cause__), AUTHOR
+        return Outcome(path, failed=_words(error, error.__cause__), fault=AUTHOR)
     except _OF_THE_MACHINE as error:
-        return _words(error), MACHINE
+        return Outcome(path, failed=_words(error), fault=MACHINE)
     except Exception as error:  # an error of our own: all that is known about it
-        return "".join(traceback.format_exception(error))[-2000:].strip(), MACHINE
-    return "", ""
+        known = "".join(traceback.format_exception(error))[-2000:].strip()
+        return Outcome(path, failed=known, fault=MACHINE)
 
 
 def _words(*errors: BaseException | None) -> str:
@@ -151,10 +129,10 @@ def main() -> None:
     test = SelfTest(folders.source / name, folders.release / name, settings)
     with os.fdopen(arguments.answers, "w", buffering=1) as answers:
 
-        def say(answer: Any) -> None:
+        def say(answer: Outcome) -> None:
             answers.write(json.dumps(asdict(answer)) + "\n")
 
-        say(ready := get_ready(test))
+        say(ready := outcome_of("", test.run))
         for line in sys.stdin if not ready.failed else ():
             say(grade(folders, Path(json.loads(line)), settings, test))
 

@@ -1,4 +1,4 @@
-"""Find the programs that make a sandbox: a bubblewrap that works, and the system's tools.
+"""Find a bubblewrap that works, and the program with which it is tried out.
 
 The system's bubblewrap is preferred if a sandbox really starts with it, because an administrator
 keeps it up to date, and AppArmor may allow only that one. Otherwise the program from PyPI's
@@ -14,9 +14,8 @@ from typing import Literal
 
 from autograder.sandbox.unavailable import SandboxUnavailable
 
-# The sandbox sees these folders for any PATH. PATH often lacks the last two, which contain chroot.
 SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
-_PACKAGE_OF = {"chroot": "coreutils", "env": "coreutils"}  # all others are in util-linux
+"""The sandbox sees these folders for any PATH."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,18 @@ class Bubblewrap:
         return f"{version} ({self.origin}, {self.path})"
 
 
-def tool(name: str) -> str:
-    """Return the path of a system tool that prepares the sandbox.
+def unshare() -> str:
+    """Return the path of the system's program that tries out whether cells can be made.
 
     Raises:
         SandboxUnavailable: the program is missing; the message names the package that contains it.
     """
     folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
-    path = shutil.which(name, path=folders)
+    path = shutil.which("unshare", path=folders)
     if path is None:
-        package = _PACKAGE_OF.get(name, "util-linux")
         raise SandboxUnavailable(
-            f"The program {name!r} is missing. It is in {package}. Install it with apt-get install "
-            f"{package} or dnf install {package}."
+            "The program 'unshare' is missing. Install it with apt-get install util-linux or dnf "
+            "install util-linux."
         )
     return path
 

@@ -1,12 +1,12 @@
-"""A sandbox for student code: bubblewrap (https://github.com/containers/bubblewrap).
+"""The process of a sandbox: our fork server in bubblewrap (https://github.com/containers/bubblewrap).
 
-Inside there is no network, no other process, no home and no repository. A command inside sees only
-the mounts, read only, and a private ``/tmp`` of limited size, which is the working directory.
-``Sandbox.close`` ends everything inside. So does the end of the process that opened the sandbox,
-for any reason.
+Inside there is no network, no other process, no home and no repository. The process sees only the
+mounts, read only, and a private ``/tmp``. It is ours, and makes a cell for every student process
+(`inside.cell`), so it keeps the rights that this needs. `kill` ends everything inside. So does the
+end of the process that opened the sandbox, for any reason.
 
-``HardLimits`` limit each process and the number of processes; `memory` limits the sum of their
-memory. When memory runs out, the kernel kills the sandbox first, because the sandbox requests this.
+`HardLimits` limit each student process and their number; `memory` limits the sum of their memory.
+When memory runs out, the kernel kills student processes first, because cells request this.
 `seccomp` says which calls to the kernel are refused.
 """
 
@@ -14,63 +14,46 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
-import resource
+import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from autograder.sandbox import first_process
-from autograder.sandbox._tree import memory_file, prepare, programs, tree
-from autograder.sandbox.binary import Bubblewrap, choose, tool
-from autograder.sandbox.mounts import Mount
+from autograder.sandbox.binary import Bubblewrap, choose, unshare
+from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.unavailable import SandboxUnavailable
-from autograder.sandbox.user import (
-    UIDS,
-    accounts,
-    drop_privileges,
-    is_root,
-    make_sure_of_uids,
-    own_uid,
-    rights_to_make_cells,
-    user_namespace,
-)
+from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
 from autograder.settings import Settings
 
-__all__ = ["HardLimits", "Sandbox", "SandboxUnavailable", "probe"]
-
 START_SECONDS = 10.0
-_JAIL = "/sandbox"
 
 
-class Sandbox:
-    """A command that runs in a sandbox, from construction to ``close``. A context manager.
+class SandboxedProcess:
+    """A command in bubblewrap, from construction to `kill`. A context manager.
 
-    The thread that opens the sandbox must outlive it. Linux ends the sandbox when its parent ends,
-    and treats the end of that thread as the end of the parent.
+    The thread that starts it must outlive it. Linux ends the sandbox when its parent ends, and
+    treats the end of that thread as the end of the parent.
 
     Args:
         command: the program, as a path inside the sandbox, and its arguments.
         mounts: files that the command needs to see in addition to the system, in any order.
-        writable: directories of the host to which the command may write, at the same path; see
-            ``Mount``. A socket in ``pass_fds`` is safer.
         env: the environment, in addition to PATH, HOME and LANG. Nothing of ours is inherited.
-        limits: see ``HardLimits``.
-        stderr: where standard output and error go: appended to the file at a path, written to an
-            open file, or discarded. ``limits.file_size`` limits the file.
+        tmp: bytes in ``/tmp``.
+        log: receives standard output and error; by default they are discarded.
         pass_fds: descriptors that stay open inside, such as one end of a socket pair.
-        bubblewrap: the program; by default the one that ``probe`` returns.
-        cells: whether the command is ours and makes a cell for every student process, as
-            `inside.cell` does. It keeps the rights that this needs, and sets the limits itself.
+        bubblewrap: the program; by default the one that `probe` returns.
 
     Attributes:
         pid: bubblewrap's process, a child of this one. If it is killed, everything inside dies.
-        uid: the user of the command, as seen from inside.
 
     Raises:
         SandboxUnavailable: bubblewrap is missing or did not start.
@@ -84,144 +67,105 @@ class Sandbox:
         command: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        writable: Sequence[str | Path] = (),
         env: Mapping[str, str] | None = None,
-        limits: HardLimits | None = None,
-        stderr: str | Path | IO[bytes] | None = None,
+        tmp: int = 2**20,
+        log: IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
         bubblewrap: Bubblewrap | None = None,
-        cells: bool = False,
     ) -> None:
         program = (bubblewrap or probe()).path
-        limits = limits or HardLimits()
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
-        with contextlib.ExitStack() as kept, contextlib.ExitStack() as opened:
-            self.uid = kept.enter_context(own_uid())
-            seen = [
-                *accounts(self.uid),
-                *mounts,
-                *(Mount(path, path, writable=True) for path in writable),
-            ]
-            for mount in seen:
-                prepare(mount, self.uid if is_root() else None)
+        mounts = [*accounts(), *mounts]
+        for mount in mounts:
+            prepare(mount, by_others=is_root())
+        with contextlib.ExitStack() as opened:
             info, info_sink = opened.enter_context(_pipe())
             fds = [info_sink.fileno(), *pass_fds]
 
             def file_of(content: str | bytes) -> int:
-                fds.append(opened.enter_context(memory_file(content)))
+                fds.append(opened.enter_context(_memory_file(content)))
                 return fds[-1]
 
             words = [
                 *(program, "--info-fd", str(info_sink.fileno())),
-                *("--seccomp", str(file_of(seccomp_filter(namespaces=cells)))),
-                *_isolation(self.uid, seen, limits, env, file_of, cells),
-                *([] if cells else limits.prelude()),
-                *command,
+                *("--seccomp", str(file_of(seccomp_filter(namespaces=True)))),
+                *("--die-with-parent", "--new-session", "--clearenv"),
+                *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+                *("--unshare-cgroup-try", "--hostname", "sandbox"),
+                *(part for item in env.items() for part in ("--setenv", *item)),
+                *rights_to_make_cells(),
+                *tree(mounts, tmp, file_of),
+                *("--chdir", "/tmp", "--", *command),
             ]
-            if isinstance(stderr, str | Path):
-                stderr = opened.enter_context(open(stderr, "ab"))
-            self._process = _start(words, stderr or subprocess.DEVNULL, fds)
+            self._process = _start(words, log or subprocess.DEVNULL, fds)
             self.pid = self._process.pid
             info_sink.close()
-            self._init = _first_process(self._process, info)
-            self._kept = kept.pop_all()
+            self._first = _first_process(self._process, info)
 
     def poll(self) -> int | None:
         """Return the command's exit status, 128 + n if signal n ended it; None while it runs."""
         return self._process.poll()
 
-    def wait(self, timeout: float) -> int:
-        """Wait for the command's end and return its exit status as ``poll`` does.
+    def wait(self, timeout: float | None = 60.0) -> int:
+        """Wait for the command's end and return its exit status as `poll` does.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
         """
         return self._process.wait(timeout)
 
-    def close(self) -> None:
-        """Kill everything inside, wait until it is gone, and free the uid. May be repeated."""
-        if self._init is not None:
-            first_process.kill(self._init, START_SECONDS)
-            self._init = None
+    def kill(self) -> None:
+        """Kill everything inside, and wait until it is gone. May be repeated."""
+        if self._first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            # It becomes readable when process 1 is dead. All the others are dead before that.
+            select.select([self._first], [], [], START_SECONDS)
+            os.close(self._first)
+            self._first = None
         self._process.kill()
         self._process.wait()
-        self._kept.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.kill()
 
 
 @functools.cache
 def probe() -> Bubblewrap:
-    """Return a bubblewrap program that really starts a sandbox. It is tried out once per process.
+    """Return a bubblewrap program with which cells can be made. It is tried out once per process.
 
     Raises:
         SandboxUnavailable: none works here; the message contains bubblewrap's own reason.
     """
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable("The sandbox needs Linux.")
-    # Every bubblewrap needs these tools. Here a failure is reported once, as no bubblewrap's fault.
-    HardLimits().prelude()
+    unshare()  # every bubblewrap needs it; a failure is reported once, as no bubblewrap's fault
     if is_root():
         make_sure_of_uids()
-        drop_privileges(UIDS[0], _JAIL)
     return choose(_start_one)
 
 
 def _start_one(bubblewrap: Bubblewrap) -> None:
-    """Run a command in a sandbox, with all the options that any sandbox has.
+    """Make namespaces in a sandbox, as for a cell.
 
     Raises:
         SandboxUnavailable: this does not work; the reason contains bubblewrap's own message.
     """
-    alone = ["--pid", "--fork", "--mount", "--net", "--ipc", "--uts", "--mount-proc"]
+    options = ["--pid", "--fork", "--mount", "--net", "--ipc", "--uts", "--mount-proc"]
     with tempfile.TemporaryFile() as log:
         try:
-            command = ["/bin/sh", "-c", 'test "$(id -u)" != 0']
-            with Sandbox(command, stderr=log, bubblewrap=bubblewrap) as sandbox:
-                status = sandbox.wait(START_SECONDS)
-            if status == 0:
-                command = [tool("unshare"), *alone, "/bin/true"]
-                with Sandbox(command, stderr=log, bubblewrap=bubblewrap, cells=True) as sandbox:
-                    status = sandbox.wait(START_SECONDS)
-            if status == 0:
-                return
+            command = [unshare(), *options, "/bin/true"]
+            with SandboxedProcess(command, log=log, bubblewrap=bubblewrap) as process:
+                if (status := process.wait(START_SECONDS)) == 0:
+                    return
             reason = f"exit status {status}."
         except (SandboxUnavailable, subprocess.TimeoutExpired) as error:
             reason = error.reason if isinstance(error, SandboxUnavailable) else f"{error}."
         log.seek(0)
         raise SandboxUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
-
-
-def _isolation(
-    uid: int,
-    mounts: Sequence[Mount],
-    limits: HardLimits,
-    env: Mapping[str, str],
-    file_of: Callable[[str | bytes], int],
-    cells: bool,
-) -> list[str]:
-    """Return bubblewrap's arguments up to the command: namespaces, files, environment, user.
-
-    If root opens the sandbox, the files are one level down, in ``_JAIL``; see ``drop_privileges``.
-    """
-    arguments = [
-        *("--die-with-parent", "--new-session", "--clearenv"),
-        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-        *("--unshare-cgroup-try", "--hostname", "sandbox"),
-        *(part for item in env.items() for part in ("--setenv", *item)),
-    ]
-    if cells:
-        arguments += [*rights_to_make_cells(), *tree("", mounts, limits.tmp, file_of)]
-        return [*arguments, "--chdir", "/tmp", "--"]
-    if is_root():
-        arguments += [*programs(""), *tree(_JAIL, mounts, limits.tmp, file_of)]
-        return [*arguments, "--chdir", "/", "--", *drop_privileges(uid, _JAIL)]
-    arguments += [*user_namespace(uid), "--disable-userns", *tree("", mounts, limits.tmp, file_of)]
-    return [*arguments, "--chdir", "/tmp", "--"]
 
 
 def _start(
@@ -242,13 +186,37 @@ def _start(
 
 
 def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int | None:
-    """Return a descriptor of the sandbox's process 1; see ``first_process.hold``."""
+    """Return a descriptor of process 1 inside, whose end ends all others; None if it is gone.
+
+    The descriptor always refers to this process, but its number may later belong to another.
+    """
     try:
-        return first_process.hold(info, bubblewrap.pid, START_SECONDS)
+        pid = _reported_pid(info)
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
     except OSError as error:
         bubblewrap.kill()
         bubblewrap.wait()
         raise SandboxUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        if f"\nPPid:\t{bubblewrap.pid}\n" in status:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _reported_pid(info: IO[bytes]) -> int:
+    said, deadline = b"", time.monotonic() + START_SECONDS
+    while select.select([info], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = info.read(4096)
+        if not piece:
+            raise OSError("it ended at once; its output says why")
+        said += piece
+        with contextlib.suppress(ValueError):
+            return int(json.loads(said)["child-pid"])
+    raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
 
 
 @contextlib.contextmanager
@@ -258,9 +226,18 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield source, sink
 
 
+@contextlib.contextmanager
+def _memory_file(content: str | bytes) -> Iterator[int]:
+    """Make a file in memory, positioned at its start, and yield its descriptor."""
+    with open(os.memfd_create("mount"), "w+b", buffering=0) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.seek(0)
+        yield file.fileno()
+
+
 @dataclass(frozen=True)
 class HardLimits:
-    """Hard limits, set inside the sandbox before the command runs; nothing inside can raise them.
+    """Hard limits, set in a cell before student code runs; nothing inside can raise them.
 
     Attributes:
         processes: number of processes and threads together. Before Linux 5.14, if an ordinary user
@@ -269,7 +246,7 @@ class HardLimits:
             with CUDA, which reserves all available addresses.
         file_size: bytes of the largest file that a process may write.
         open_files: number of descriptors of each process.
-        tmp: bytes in ``/tmp``. In a sandbox without cells, ``/dev/shm`` gets the same size.
+        tmp: bytes in a cell's ``/tmp``.
         shm: bytes in a cell's ``/dev/shm``.
         memory: bytes that all processes of a submission may use together.
     """
@@ -292,15 +269,3 @@ class HardLimits:
             "core": 0,
         }
         return {name: value for name, value in limits.items() if value is not None}
-
-    def prelude(self) -> list[str]:
-        """Return the start of a command line that sets the limits and runs the rest of the line.
-
-        Raises:
-            SandboxUnavailable: a program that sets them is missing.
-        """
-        options = []
-        for name, value in self.of_a_cell().items():
-            hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-            options.append(f"--{name}={value if hard < 0 else min(value, hard)}")  # more would fail
-        return [tool("choom"), "-n", "1000", "--", tool("prlimit"), *options, "--"]

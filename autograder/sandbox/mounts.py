@@ -1,9 +1,10 @@
-"""The mounts that a sandbox can see, and those that Python with this course needs."""
+"""The files that a sandbox can see: the system's programs, Python, and this course."""
 
 import os
+import stat
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,18 +20,15 @@ _COURSE_FILES = "share/sgd-to-ddp"
 
 @dataclass(frozen=True)
 class Mount:
-    """The sandbox's view at the path ``target``.
+    """The sandbox's view at the path ``target``, which is read only.
 
     It shows the file or directory ``source``, or a file with ``text``, or else an empty directory
-    for further mounts. It is read only, unless it has a source and is ``writable``. There is no
-    quota on a writable source, and if root opens the sandbox, the sandbox's user becomes its owner.
-    A ``device`` may be used as a device.
+    for further mounts. A ``device`` may be used as a device.
     """
 
     target: str | Path
     source: str | Path | None = None
     text: str | None = None
-    writable: bool = False
     device: bool = False
 
 
@@ -143,3 +141,69 @@ def _package(directory: Path, package: str, masked: Sequence[str]) -> Iterator[M
             message = f"this assignment asks you to write {name}, so it is not available"
             code = f"raise ImportError({message + ' while grading'!r}, name={name!r})\n"
             yield Mount(directory / f"{module}.py", text=code)
+
+
+def prepare(mount: Mount, by_others: bool) -> None:
+    """Make sure that the sandbox can show the mount, if `by_others` to other users than us.
+
+    Raises:
+        FileNotFoundError: the source does not exist.
+        PermissionError: other users may not read it.
+        ValueError: the target is not an absolute path.
+    """
+    if not Path(mount.target).is_absolute():
+        raise ValueError(f"the mount's target {mount.target} is not an absolute path")
+    if mount.source is None:
+        return
+    mode = os.stat(mount.source).st_mode
+    readable = mode & stat.S_IROTH and (mode & stat.S_IXOTH or not stat.S_ISDIR(mode))
+    if by_others and not readable:
+        raise PermissionError(
+            f"the sandbox's user may not read {mount.source}: run "
+            f"chmod -R o+rX {str(mount.source)!r}"
+        )
+
+
+def tree(mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int]) -> list[str]:
+    """Return bubblewrap's arguments for all that is visible: the system's programs, and the mounts.
+
+    Args:
+        mounts: the mounts, in any order.
+        tmp: size of ``/tmp`` in bytes; ``/dev/shm`` gets the same size.
+        file_of: puts a text in an open file and returns its descriptor.
+    """
+    arguments = []
+    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            arguments += ["--ro-bind", path, path]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for path in ("/tmp", "/dev/shm"):
+        arguments += ["--perms", "1777", "--size", str(tmp), "--tmpfs", path]
+    for path in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu"):
+        arguments += [*_parents(path), "--ro-bind-try", path, path]
+    read_only = ["/dev"]
+    # Parents come first, so that no later mount hides an earlier one.
+    for mount in sorted(mounts, key=lambda mount: len(Path(mount.target).parts)):
+        target = str(mount.target)
+        arguments += _parents(target)
+        if mount.text is not None:
+            fd = file_of(mount.text)
+            arguments += ["--perms", "0444", "--ro-bind-data", str(fd), target]
+        elif mount.source is not None:
+            how = "--dev-bind" if mount.device else "--ro-bind"
+            arguments += [how, str(mount.source), target]
+        else:
+            arguments += ["--perms", "0755", "--tmpfs", target]
+            read_only.append(target)
+    return arguments + [part for path in (*read_only, "/") for part in ("--remount-ro", path)]
+
+
+def _parents(target: str) -> list[str]:
+    """Return the arguments that make missing directories above ``target``.
+
+    Without them, bubblewrap 0.8 makes these directories for root only.
+    """
+    parents = reversed(Path(target).parents[:-1])
+    return [part for path in parents for part in ("--perms", "0755", "--dir", str(path))]

@@ -1,7 +1,7 @@
-"""Choose the user of a command in a sandbox, which is never root.
+"""Choose the user of a student's process in a sandbox, which is never root.
 
-If root opens the sandbox, the command runs under an unprivileged uid that only this sandbox has,
-because the real uid 0 has no limit on processes. If an ordinary user opens it, the command runs in
+If root opens the sandbox, each such process runs under an unprivileged uid that only its cell has,
+because the real uid 0 has no limit on processes. If an ordinary user opens it, the process runs in
 a user namespace.
 """
 
@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from autograder.sandbox.binary import tool
 from autograder.sandbox.mounts import Mount
 from autograder.sandbox.unavailable import SandboxUnavailable
 
@@ -26,14 +25,14 @@ def is_root() -> bool:
 
 @contextlib.contextmanager
 def own_uid() -> Iterator[int]:
-    """Reserve the command's uid; under root, no other sandbox of this machine has the same uid.
+    """Reserve the uid of a cell; under root, no other cell of this machine has the same uid.
 
     The lock is a name in the abstract socket namespace, which the kernel frees when we die.
 
     Raises:
         SandboxUnavailable: all uids are in use.
     """
-    if not is_root():  # as seen from outside, each sandbox runs as our own user
+    if not is_root():  # as seen from outside, each cell runs as our own user
         yield UIDS[0]
         return
     with socket.socket(socket.AF_UNIX) as lock:
@@ -43,7 +42,7 @@ def own_uid() -> Iterator[int]:
                 break
         else:
             raise SandboxUnavailable(
-                f"{len(UIDS)} sandboxes are open on this machine already: wait until one ends.",
+                f"{len(UIDS)} student processes run on this machine already: wait until one ends.",
                 advice="",
             )
         yield uid
@@ -66,25 +65,19 @@ def make_sure_of_uids() -> None:
             if not all(any(uid in span for span in spans) for uid in UIDS):
                 raise SandboxUnavailable(
                     f"Here, root is in a user namespace without the {kind}s {UIDS[0]}-{UIDS[-1]}, "
-                    f"but each sandbox needs one of these. Start the container with 65536 {kind}s "
-                    f"(on the host, usermod {option} 100000-165535 USER allows that), or grade "
-                    "outside the container as an ordinary user.",
+                    "but each student process needs one of these. Start the container with 65536 "
+                    f"{kind}s (on the host, usermod {option} 100000-165535 USER allows that), or "
+                    "grade outside the container as an ordinary user.",
                     advice="",
                 )
 
 
-def user_namespace(uid: int) -> list[str]:
-    """Return bubblewrap's options that make an ordinary user look like ``uid`` inside."""
-    return ["--unshare-user", "--uid", str(uid), "--gid", str(uid)]
-
-
 def rights_to_make_cells() -> list[str]:
-    """Return bubblewrap's options for a command that gives each of its children namespaces.
+    """Return bubblewrap's options for our process, which gives each of its children namespaces.
 
-    Such a command is ours, and runs no student code. If an ordinary user opens the sandbox, the
-    command has rights only in the sandbox's user namespace. If root opens it, the command stays
-    root in the sandbox's namespaces, with the few rights that it needs to make cells and to become
-    another user.
+    It runs no student code. If an ordinary user opens the sandbox, it has rights only in the
+    sandbox's user namespace. If root opens it, it stays root in the sandbox's namespaces, with the
+    few rights that it needs to make cells and to become another user.
     """
     rights = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
     if is_root():
@@ -93,31 +86,16 @@ def rights_to_make_cells() -> list[str]:
         rights += ["CAP_SETFCAP"]  # Linux 5.12 needs it to map this namespace's 0
     # With uid 0. Otherwise bubblewrap enters a second user namespace, which does not own its pid
     # namespace.
-    options = [] if is_root() else user_namespace(0)
+    options = [] if is_root() else ["--unshare-user", "--uid", "0", "--gid", "0"]
     return [*options, "--cap-drop", "ALL", *(p for right in rights for p in ("--cap-add", right))]
 
 
-def drop_privileges(uid: int, root: str) -> list[str]:
-    """Return the start of a command line that makes root an ordinary user in ``root`` for good.
-
-    Otherwise the user could make a user namespace, become root in it, and mount a ``/tmp`` without
-    a limit. The kernel refuses this to a process whose root directory differs from that of its
-    mount namespace.
-
-    Raises:
-        SandboxUnavailable: a program that does this is missing.
-    """
-    options = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-    return [
-        *(tool("chroot"), root, tool("env"), "--chdir=/tmp", "PWD=/tmp"),
-        *(tool("setpriv"), "--reuid", str(uid), "--regid", str(uid), *options, "--"),
-    ]
-
-
-def accounts(uid: int) -> list[Mount]:
+def accounts() -> list[Mount]:
     """Return the files by which programs find a name for their user and for their host."""
+    users = (f"student:x:{uid}:{uid}:student:/tmp:/bin/sh\n" for uid in UIDS)
+    groups = (f"student:x:{uid}:\n" for uid in UIDS)
     return [
-        Mount("/etc/passwd", text=f"student:x:{uid}:{uid}:student:/tmp:/bin/sh\n"),
-        Mount("/etc/group", text=f"student:x:{uid}:\n"),
+        Mount("/etc/passwd", text="".join(users)),
+        Mount("/etc/group", text="".join(groups)),
         Mount("/etc/hosts", text="127.0.0.1 localhost sandbox\n::1 localhost\n"),
     ]

@@ -11,21 +11,19 @@ Read in this order:
 - `side_effects`: what a function must not change, compared where the verdict is made
 - `rounding`: the error that the arithmetic of a case allows
 - `judges`: the common judges
-- `traffic`, `expectations`: what the ranks send, and the demands on it
+- `expectations`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines
 - `shared`: inputs, programs and judges that several assignments need; those of a single assignment
   are in its folder, `assignments/NN_name`
 - `forbidden`: classes and functions of PyTorch that do what a task asks for
-- `limits`: the limits of a case, in a notebook and in the grader
-- `judging`: judges one case, by its values and its trace
-- `run_check`: runs the cases of a check on any kind of ranks
+- `run_check`: runs the cases of a check on any kind of ranks, and judges each
 - `causes`: which failing cases have the same cause, and which of them is the simplest
-- `report`: the result, for the student and for the grader; `report_html`: the same in a notebook
-- `runners`, `local`: `check`, on ranks of this machine
+- `report`: the result, for the student and for the grader
+- `loading`: finds a check by its name, and packs it for ranks
+- `local`: `check`, on ranks of this machine
 - `predictions`: a number, locked before a run shows it; `guesses`: a choice among a few options,
   which the run below decides; `puzzles`: a line that the reader fills in
 - `defence`: questions on a student's own run; `testing`: a task whose solution is a check
-- `program`: the part of a check that goes to the ranks
 - `mutants`: wrong solutions, which must fail
 """
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from course_lib.limits import CASE_SECONDS
 from course_lib.ranks import Network, Trace
 from course_lib.ranks.wire import Plain
 
@@ -47,8 +48,6 @@ class Wrong(Exception):
             cases.
         otherwise: the hint if no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
-        expected: the expected value, if the message is about one value.
-        got: the value that the rank returned instead.
         near: whether the error is only a few times larger than the allowed one.
 
     """
@@ -59,8 +58,6 @@ class Wrong(Exception):
         hint: str = "",
         detail: str = "",
         *,
-        expected: str = "",
-        got: str = "",
         known: Mapping[str, str] | None = None,
         near: bool = False,
     ) -> None:
@@ -70,8 +67,6 @@ class Wrong(Exception):
         self.known = dict(known or {})
         self.hint = next((each for each in self.known.values() if each), hint)
         self.detail = detail
-        self.expected = expected
-        self.got = got
         self.near = near
 
     def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
@@ -83,8 +78,6 @@ class Wrong(Exception):
             self.message,
             self.otherwise or hint,
             self.detail,
-            expected=self.expected,
-            got=self.got,
             known={**(known or {}), **self.known},
             near=self.near,
         )
@@ -239,6 +232,10 @@ class Check:
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()
+
+    def case_seconds(self, default: float = CASE_SECONDS) -> float:
+        """Return the time limit of one case; `default` if the check has no limit of its own."""
+        return default if self.seconds is None else self.seconds
 
     def for_the_rank(self, rank_input: Any) -> Plain:
         """Return a rank's input without what is withheld."""

@@ -1,32 +1,42 @@
-"""Run the check of a task: ``check("02_data_parallel_sgd/shard_bounds", shard_bounds)``."""
+"""Run the check of a task: ``check("02_data_parallel_sgd/shard_bounds", shard_bounds)``.
+
+The check runs on simulated ranks, which are exact and fast, and then on real ranks of this machine.
+If a function ends its process or never returns, the report says so and the kernel goes on.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import re
+import io
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
-import cloudpickle
-
 from course_lib import diary
-from course_lib.checking.cases import Case, Check
+from course_lib.checking.cases import Case, Check, Observed
 from course_lib.checking.compare import describe
-from course_lib.checking.report import CheckFailed, CheckReport
-from course_lib.checking.report_html import html_of
-from course_lib.checking.run_check import Runner, run_on_each
-from course_lib.checking.runners import LocalRunner
-from course_lib.installed import find_course
+from course_lib.checking.loading import find_check
+from course_lib.checking.report import CheckFailed, CheckReport, html_of
+from course_lib.checking.run_check import run_on_each
+from course_lib.ranks import (
+    MisuseWarning,
+    Ranks,
+    RanksError,
+    RankState,
+    RankTimeout,
+    per_rank,
+)
+from course_lib.ranks.explain.failure import timed_out
 from course_lib.ranks.explain.words import counted
-from course_lib.ranks.wire import Plain
+from course_lib.ranks.for_graders import end_soon, preload
+from course_lib.ranks.wire import Plain, decode, encode
 
+Kind = Literal["simulated", "cpu", "gpu"]
+_MAX_PRINTED = 20_000
 WORDS = {"simulated": "simulated ranks", "cpu": "CPU ranks", "gpu": "GPU ranks"}
 
 
@@ -34,7 +44,7 @@ def check(
     name: str,
     function: Callable[..., Any],
     *,
-    on: Literal["simulated", "cpu", "gpu"] = "cpu",
+    on: Kind = "cpu",
     case: str | None = None,
 ) -> CheckReport:
     """Check `function` on several ranks of this machine and show the result.
@@ -64,12 +74,20 @@ def check(
             f"check(name, function) needs the function itself: check({name!r}, f), not "
             f"check({name!r}, f()). Instead of a function it got {describe(function)}"
         )
-    with _Shown() as shown:
+    with _Shown() as shown, ExitStack() as stack:
         shown.say(f"reading {name} …")
         name, found = find_check(name)
         if case is not None:
             found = _only(found, case)
-        report = examine(name, found, function, on=on, say=shown.say, echo=shown.echo)
+        shown.say(f"starting {counted(max(each.world_size for each in found.cases), 'rank')} …")
+        runners = {}
+        for kind in dict.fromkeys(("simulated", on)):
+            # What simulated ranks have printed, real ranks need not print again.
+            echo = shown.echo if kind == "simulated" else None
+            runner = LocalRunner(function, kind, say=shown.say, echo=echo)
+            runners[WORDS[kind]] = stack.enter_context(runner)
+            runner.start(found)  # real ranks start on a core that simulated ranks leave idle
+        report = run_on_each(name, found, runners, seed="public")
         report = replace(report, alone=case is not None)
         shown.report(report)
     if case is None:
@@ -78,29 +96,6 @@ def check(
     if not report.passed:
         raise CheckFailed(report)
     return report
-
-
-def find_check(name: str) -> tuple[str, Check]:
-    """Return a check and its full name; ``3/broadcast`` is ``03_collectives/broadcast``.
-
-    Raises:
-        LookupError: there is no such check; the message lists the existing names.
-
-    """
-    given, slash, short = name.partition("/")
-    assignment = _full_name(given)
-    if not slash and assignment not in _assignments():
-        raise LookupError(
-            f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
-            f"Assignments that were found: {', '.join(_assignments()) or 'none'}"
-        )
-    checks = load_checks(find_assignment(assignment) / "checks.py")
-    if short not in checks:
-        raise LookupError(
-            f"{assignment} has no check '{short}'. Its checks: {', '.join(checks)}. Write for "
-            f"example check('{assignment}/{next(iter(checks))}', …)"
-        )
-    return f"{assignment}/{short}", checks[short]
 
 
 def _only(check: Check, case: str) -> Check:
@@ -112,53 +107,120 @@ def _only(check: Check, case: str) -> Check:
     return replace(check, cases=found)
 
 
-def examine(
-    name: str,
-    check: Check,
-    function: Callable[..., Any],
-    *,
-    on: Literal["simulated", "cpu", "gpu"] = "cpu",
-    say: Callable[[str], None] = lambda _: None,
-    echo: Callable[[str], None] = lambda text: print(text, end=""),
-) -> CheckReport:
-    """Run a check on simulated ranks and, if it passes, on real ones; return the report.
+class LocalRunner:
+    """Runs cases of one function on ranks of this machine; keeps the ranks between cases.
 
     Args:
-        name: the name of the check, with its assignment.
-        check: the check.
         function: the student's function.
-        on: the kind of real ranks.
-        say: called with a description of each step before the step begins.
-        echo: called with the text that simulated ranks print.
+        on: the kind of ranks.
+        ranks: world size → ranks to use; the runner adds the ranks that it starts. The caller must
+            close all of them. Simulated ranks differ from case to case and are not among them.
+        say: called with a description of each case before it is run.
+        echo: called with the text that the ranks print in a case; ``None`` to drop it.
 
     """
-    most = max(case.world_size for case in check.cases)
-    say(f"starting {counted(most, 'rank')} …")
-    with ExitStack() as stack:
-        runners = {
-            # What simulated ranks have printed, real ranks need not print again.
-            kind: stack.enter_context(
-                LocalRunner(function, kind, echo=echo if kind == "simulated" else None)
-            )
-            for kind in dict.fromkeys(("simulated", on))
-        }
-        for run in runners.values():
-            run.start(check)  # real ranks start on a core that simulated ranks leave idle
-        announced = {
-            WORDS[kind]: _announcing(run, say, WORDS[kind]) for kind, run in runners.items()
-        }
-        return run_on_each(name, check, announced, seed="public")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        on: Kind = "simulated",
+        *,
+        ranks: dict[int, Ranks] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        echo: Callable[[str], None] | None = lambda text: print(text, end=""),
+    ) -> None:
+        self._say, self._echo = say, echo
+        self._function = function
+        self._on = on
+        self._ranks = {} if ranks is None else ranks
+        self._own = ranks is None
+
+    def __call__(self, check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
+        """Run one case and return what was observed.
+
+        Raises:
+            RanksError: the case failed; the error's `trace` holds the operations until then.
+
+        """
+        number = next((i for i, each in enumerate(check.cases, 1) if each is case), "?")
+        self._say(f"{WORDS[self._on]}, case {number} of {len(check.cases)}: {case.name}")
+        own = [encode(value) for value in inputs]
+        ranks, printed = self._ranks_of(case, check), io.StringIO()
+        touched: list[str] = []
+        try:
+            with redirect_stdout(printed), _told_of_misuse(touched):
+                outputs = ranks.run(_run_program, check.program, self._function, per_rank(own))
+        except RanksError as error:
+            if isinstance(error, RankTimeout):  # its report has the check's time limit
+                error = _timed_out(check, error.states)
+            error.trace = ranks.trace
+            raise error from None
+        finally:
+            text = printed.getvalue()[:_MAX_PRINTED]
+            if text and self._echo is not None:
+                self._echo(text)
+        network = case.network if self._on == "simulated" else None
+        return Observed([decode(output) for output in outputs], ranks.trace, network, touched)
+
+    def start(self, check: Check) -> None:
+        """Start the processes that the check's cases need, without waiting until they are ready."""
+        for case in check.cases:
+            self._ranks_of(case, check).start()
+
+    def _ranks_of(self, case: Case, check: Check) -> Ranks:
+        size, seconds = case.world_size, check.case_seconds()
+        # The fork server imports our modules once, so the ranks need not import them.
+        preload(name for name in list(sys.modules) if name.startswith(__package__))
+        if self._on == "simulated":
+            return Ranks(size, on="simulated", network=case.network, timeout=seconds)
+        if size not in self._ranks:
+            self._ranks[size] = Ranks(size, on=self._on)
+        self._ranks[size].timeout = seconds
+        return self._ranks[size]
+
+    def __enter__(self) -> LocalRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own:
+            end_soon(pid for ranks in self._ranks.values() for pid in ranks.processes())
+            for ranks in self._ranks.values():
+                ranks.close()
 
 
-def _announcing(run: Runner, say: Callable[[str], None], where: str) -> Runner:
-    """Return a runner that announces each case before it runs the case."""
+def _run_program(program: Callable[..., Any], function: Callable[..., Any], own: bytes) -> bytes:
+    return encode(program(function, decode(own)))
 
-    def announced(check: Check, case: Case, inputs: Sequence[Plain]) -> Any:
-        number = next(i for i, each in enumerate(check.cases, 1) if each is case)
-        say(f"{where}, case {number} of {len(check.cases)}: {case.name}")
-        return run(check, case, inputs)
 
-    return announced
+@contextmanager
+def _told_of_misuse(touched: list[str]) -> Iterator[None]:
+    """Collect what is said about buffers touched before ``wait()``; show other warnings as usual.
+
+    The events show the handles that nobody waits for, so they are left out here.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", MisuseWarning)
+        show = warnings.showwarning
+
+        def hear(message: Any, category: type[Warning], *where: Any) -> None:
+            if isinstance(message, MisuseWarning):
+                touched.extend(message.touched)
+            else:
+                show(message, category, *where)
+
+        warnings.showwarning = hear  # type: ignore[assignment]
+        yield
+
+
+def _timed_out(check: Check, states: Sequence[RankState]) -> RanksError:
+    error = timed_out("case", check.case_seconds(), states)
+    wanting, cores = round(os.getloadavg()[0]), os.cpu_count() or 1
+    if wanting > 2 * cores:
+        error.add_detail(
+            f"This may be the machine's fault: in the last minute {wanting} processes wanted to "
+            f"run on its {cores} cores. End programs that you do not need, and check again."
+        )
+    return error
 
 
 class _Shown:
@@ -220,89 +282,3 @@ class _Shown:
         # If a person interrupts the check, the line stays: it says what took so long.
         if self._handle is not None and kind is not None and issubclass(kind, Exception):
             self._handle.update({}, raw=True)
-
-
-def find_assignment(name: str) -> Path:
-    """Return the folder that holds the assignment's ``checks.py``.
-
-    The search begins in the notebook's folder. It goes on in ``assignments/`` of this folder and of
-    each folder above it, and ends in the installed course.
-    """
-    here = Path.cwd()
-    candidates = [here, here / name]
-    candidates += [parent / "assignments" / name for parent in (here, *here.parents)]
-    candidates.append(find_course() / "assignments" / name)
-    for folder in candidates:
-        beside = folder != here or here.name == name or any(here.glob(f"{name}.ipynb"))
-        if beside and (folder / "checks.py").is_file():
-            return folder
-    there = ", ".join(_assignments()) or "none"
-    raise LookupError(
-        f"checks.py of '{name}' was not found. Keep it beside the notebook, as it was handed out, "
-        f"and start Jupyter in that folder or above it. Assignments that were found: {there}"
-    )
-
-
-def _full_name(given: str) -> str:
-    """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
-    if not given.isdecimal():
-        return given
-    known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
-    same = [folder for folder in known if int(folder.partition("_")[0]) == int(given)]
-    return same[0] if same else given
-
-
-def _assignments() -> list[str]:
-    """Return the names of the assignments that can be found from here, in order."""
-    here = Path.cwd()
-    folders = [parent / "assignments" for parent in (here, *here.parents)]
-    folders.append(find_course() / "assignments")
-    found = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
-    if (here / "checks.py").is_file():
-        found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}
-    return sorted(found)
-
-
-def load_checks(path: Path) -> dict[str, Check]:
-    """Return the checks that a ``checks.py`` defines as ``CHECKS``, in their order."""
-    checks: dict[str, Check] = load_module(path).CHECKS
-    return checks
-
-
-def load_module(path: Path, beside: Path | None = None) -> ModuleType:
-    """Import a file by its path; it can import files of its folder: ``from .judges import …``.
-
-    Args:
-        path: the file.
-        beside: the folder of its neighbours, if it is not the file's own folder. Files with hidden
-            cases need it, to import the judges that students get.
-
-    """
-    package = _package_of(beside or path.parent, anew=beside is None)
-    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise LookupError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _package_of(folder: Path, anew: bool) -> str:
-    """Return the name of the package for the modules of a folder; each folder has its own.
-
-    `anew`: forget the modules already imported from it, because its files may have been edited.
-    """
-    folder = folder.resolve()
-    path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    name = re.sub(r"\W", "_", f"_course_{folder.name}_{path}")
-    if anew:
-        for known in [known for known in sys.modules if known.startswith(f"{name}.")]:
-            del sys.modules[known]
-    if name not in sys.modules:
-        package = ModuleType(name)
-        package.__path__ = [str(folder)]
-        sys.modules[name] = package
-        # The ranks cannot import this package by name, because only this process knows the name.
-        cloudpickle.register_pickle_by_value(package)
-    return name

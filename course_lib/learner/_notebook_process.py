@@ -20,8 +20,8 @@ from typing import IO, Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from course_lib.learner.limits import clock_of, limit_of
 from course_lib.learner.no_display import without_display
+from course_lib.limits import clock_of, limit_of
 
 INTERRUPTED = 130
 

@@ -26,7 +26,9 @@ from nbformat import NotebookNode
 from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner._course import Task
-from course_lib.learner.limits import (
+from course_lib.learner.start import add_desk, desk_of
+from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild, role
+from course_lib.limits import (
     CELL_SECONDS,
     CELLS_SECONDS,
     INTERRUPT_SECONDS,
@@ -34,8 +36,6 @@ from course_lib.learner.limits import (
     SOLUTIONS,
     clock_of,
 )
-from course_lib.learner.start import add_desk, desk_of
-from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild, role
 
 DESCRIPTION = (
     "Run the cells and the checks of your copy of an assignment from the top, in a new process. "

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import sys
 import tempfile
 import textwrap
@@ -237,72 +236,16 @@ def disk() -> Finding:
     desk = default_desk(find_course())
     nearest = next(folder for folder in (desk, *desk.parents) if folder.exists())
     said = []
-    for name, folder in (("your copies", nearest), ("temporary files", _temporary())):
-        if folder is None:
-            advice = "set TMPDIR to a folder that you may write to"
-            return Finding("disk", "there is no writable folder for temporary files", advice)
+    for name, folder in (
+        ("your copies", nearest),
+        ("temporary files", Path(tempfile.gettempdir())),
+    ):
         free = shutil.disk_usage(folder).free
         said.append(f"{free / GIB:.1f} GiB for {name}")
-        if not os.access(folder, os.W_OK):
-            advice = f"choose another folder for {name}: --desk"
-            return Finding("disk", f"{folder} is read-only", advice)
-        if free < ENOUGH_DISK:
-            summary = f"only {free / 2**20:.0f} MiB are free in {folder}, for {name}"
-            return Finding(
-                "disk", summary, f"free some space: half a gibibyte is enough for {name}"
-            )
+        if free < ENOUGH_DISK or not os.access(folder, os.W_OK):
+            advice = f"free half a gibibyte in {folder}, or use another folder: --desk, TMPDIR"
+            return Finding("disk", f"{folder} is full or read-only", advice)
     return Finding("disk", ", ".join(said))
-
-
-def _temporary() -> Path | None:
-    try:
-        return Path(tempfile.gettempdir())
-    except OSError:
-        return None
-
-
-def home() -> Finding:
-    """Test whether JupyterLab and IPython can write their own files."""
-    try:
-        from jupyter_core.paths import jupyter_runtime_dir
-    except ImportError:
-        return Finding("home", "jupyter_core is missing", "see packages above")
-    folder = Path(jupyter_runtime_dir())
-    nearest = next(each for each in (folder, *folder.parents) if each.exists())
-    if not os.access(nearest, os.W_OK):
-        advice = "give JupyterLab another home folder: HOME=/a/folder/of/yours course lab"
-        return Finding("home", f"{nearest} is not writable", advice)
-    as_root = "; as root, start it with: make lab ARGS=--allow-root" if os.geteuid() == 0 else ""
-    return Finding("home", f"JupyterLab can write to {folder}{as_root}")
-
-
-def loopback() -> Finding:
-    """Test whether the network interface that CPU ranks use exists and works."""
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
-    interfaces = [name for _, name in socket.if_nameindex()]
-    names = chosen.split(",") if chosen else ["lo", "lo0"]
-    found = [name for name in names if name in interfaces]
-    if found and (chosen or _reaches_itself()):
-        return Finding("network", f"gloo communicates over {found[0]}")
-    if found:
-        return Finding("network", f"{found[0]} is down", f"bring it up: ip link set {found[0]} up")
-    advice = "bring the loopback interface up: ip link set lo up"
-    summary = "there is no loopback interface"
-    if chosen:
-        advice = "unset GLOO_SOCKET_IFNAME"
-        summary = f"there is no interface {chosen}, which GLOO_SOCKET_IFNAME asks for"
-    return Finding("network", f"{summary}; the interfaces are {', '.join(interfaces)}", advice)
-
-
-def _reaches_itself() -> bool:
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5),
-        ):
-            return True
-    except OSError:
-        return False
 
 
 def gpus() -> Finding:
@@ -348,7 +291,10 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
             sums = ranks.run(_sum)
     except (RanksError, OSError, RuntimeError) as error:
         summary = str(error).strip().splitlines()[0]
-        advice = "see memory, disk and network above; the notebooks need working ranks"
+        advice = (
+            "see memory and disk above. CPU ranks also need the loopback interface (ip link set lo "
+            "up), or the one that GLOO_SOCKET_IFNAME names"
+        )
         return Finding(name, summary, advice)
     if not all(torch.equal(each, torch.full((3,), float(size))) for each in sums):
         return Finding(name, f"the sum was {sums}", "install PyTorch again: its sums are wrong")
@@ -367,6 +313,6 @@ def _sum() -> Any:
 
 
 LOOKS: tuple[Look, ...] = (
-    *(python, packages, torch_build, course, memory, disk, home),
-    *(gpus, loopback, simulated, real, kernels),
+    *(python, packages, torch_build, course, memory, disk),
+    *(gpus, simulated, real, kernels),
 )

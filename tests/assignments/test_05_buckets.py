@@ -6,7 +6,7 @@ from typing import Any
 
 from course_lib.checking import run_check
 from course_lib.checking.cases import case_generator
-from course_lib.checking.runners import LocalRunner
+from course_lib.checking.local import LocalRunner
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
 

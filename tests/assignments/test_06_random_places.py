@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Case
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from tests.helpers.course_folders import RELEASED
 from tests.helpers.findings import expect_said, said
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from tests.helpers.whole_class import course_of, graded_with_failures, once
 
 
@@ -44,8 +44,8 @@ def alembic_is_asked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[SandboxedPlace]:
-    with SandboxedPlace(masked=("course_lib.sharding",)) as place:
+def place() -> Iterator[Sandbox]:
+    with Sandbox(masked=("course_lib.sharding",)) as place:
         yield place
 
 

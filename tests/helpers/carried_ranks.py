@@ -12,7 +12,7 @@ from typing import Any
 
 from autograder.examination._channel import Channel
 from autograder.examination.budget import Budget, Deadline, Limits
-from autograder.examination.exchange import Exchange
+from autograder.examination.case import Exchange
 from autograder.examination.fabric import ExaminersFabric
 from autograder.inside.fabric_client import FabricClient, FabricStopped
 from course_lib.ranks.calls import per_rank

@@ -13,7 +13,7 @@ import nbformat
 
 from autograder.course import handed_out
 from course_lib.checking import Check
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.loading import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
 
 

@@ -22,7 +22,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.course import handed_out, load_config
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 

@@ -13,8 +13,8 @@ from autograder.commands.new import NewError, new
 from autograder.commands.release import release
 from autograder.course import handed_out
 from course_lib.checking import run_check
+from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
-from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, hidden_of, mutants_in, solution_of

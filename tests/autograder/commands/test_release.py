@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from autograder.__main__ import main
 from autograder.commands.release import ReleaseError, files, release
 from autograder.course import CourseNotFound, SourcesMissing, find_course
-from course_lib.checking.local import load_module
+from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import (
     RELEASED,

@@ -6,14 +6,14 @@ import pytest
 
 from autograder.commands.demo import ASSIGNMENT
 from autograder.passes.examine import masked_from
-from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.local import load_module
+from autograder.sandbox.sandbox import Sandbox
+from course_lib.checking.loading import load_module
 from tests.helpers.course_folders import RELEASED, SOURCES
 
 
 @pytest.fixture(scope="module")
-def assignment_place() -> Iterator[SandboxedPlace]:
+def assignment_place() -> Iterator[Sandbox]:
     hidden = load_module(SOURCES / ASSIGNMENT / "hidden.py", RELEASED / ASSIGNMENT)
     masked = masked_from(hidden.MASKED)
-    with SandboxedPlace(masked) as place:
+    with Sandbox(masked) as place:
         yield place

@@ -18,8 +18,8 @@ from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict
 from autograder.passes.examine import examine_cells
-from autograder.sandbox.place import SandboxedPlace
-from course_lib.checking.local import load_checks, load_module
+from autograder.sandbox.sandbox import Sandbox
+from course_lib.checking.loading import load_checks, load_module
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 
 pytestmark = needs_sources
@@ -204,9 +204,7 @@ def notebook_of(attack: Attack) -> Any:
     return notebook
 
 
-def graded(
-    place: SandboxedPlace, attack: Attack, seed: str = "seed"
-) -> tuple[Verdict, Any, Submission]:
+def graded(place: Sandbox, attack: Attack, seed: str = "seed") -> tuple[Verdict, Any, Submission]:
     """Grade the submission as the pass does; return the verdict and the notebook."""
     source, notebook = SOURCES / ASSIGNMENT, notebook_of(attack)
     verdict = Verdict(ASSIGNMENT, "somebody", ASSIGNMENT, seed, "")
@@ -221,7 +219,7 @@ def graded(
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_it_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
+def test_it_costs_what_it_breaks(assignment_place: Sandbox, attack: Attack) -> None:
     verdict, notebook, submission = graded(assignment_place, attack)
     passed = {check.task for check in verdict.checks if check.score}
     told = str([cell.get("outputs") for cell in notebook.cells])
@@ -232,7 +230,7 @@ def test_it_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attac
     assert submission.budget.used < submission.budget.limits.submission + 5
 
 
-def test_one_student_takes_a_minute_at_most(assignment_place: SandboxedPlace) -> None:
+def test_one_student_takes_a_minute_at_most(assignment_place: Sandbox) -> None:
     with Submission(assignment_place, Limits(submission=3)) as submission:
         assert "took longer than 3 s" in submission.run_cell("while True: pass").error
         assert "used up its time limit of 3 s" in submission.run_cell("x = 1").error

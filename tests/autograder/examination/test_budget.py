@@ -25,7 +25,7 @@ from autograder.examination.budget import (
 )
 from autograder.examination.submission import Submission
 from autograder.sandbox.cores import Cores
-from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
 
 
 @dataclass
@@ -126,7 +126,7 @@ def test_time_in_which_the_machine_stood_still_does_not_count(
         machine.cores = {}
 
 
-def test_the_kernel_tells_who_is_stopped(place: SandboxedPlace) -> None:
+def test_the_kernel_tells_who_is_stopped(place: Sandbox) -> None:
     """A cell's first process counts; one that a student's code has stopped itself does not."""
     with Submission(place) as submission:
         submission.run_cell("1")
@@ -199,7 +199,7 @@ def crowded_core(others: int = 3) -> Iterator[int]:
 
 
 @needs_the_queue
-def test_the_same_work_counts_as_much_on_a_crowded_core(place: SandboxedPlace) -> None:
+def test_the_same_work_counts_as_much_on_a_crowded_core(place: Sandbox) -> None:
     work = (
         "import os, time\n{}\nbegin, wall = time.process_time(), time.monotonic()\n"
         "while time.process_time() - begin < 0.3: pass\nprint(time.monotonic() - wall)"

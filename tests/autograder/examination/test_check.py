@@ -13,9 +13,9 @@ import pytest
 
 from autograder.examination.budget import OutOfTime
 from autograder.examination.case import OverMemory, SubmissionError
-from autograder.examination.check import examine, for_the_student, limits_of, notes_on
-from autograder.examination.submission import MEMORY, TIME
-from autograder.sandbox.place import MachineFailure
+from autograder.examination.submission import MEMORY, TIME, examine
+from autograder.examination.verdict import for_the_student, limits_of, notes_on
+from autograder.sandbox.sandbox import MachineFailure
 from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, CheckReport, Observed, Wrong
 from course_lib.checking.cases import AuthorError

@@ -11,9 +11,9 @@ from nbformat.v4 import new_code_cell, new_notebook
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import examine_cells
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.defence import Defence
-from course_lib.checking.runners import LocalRunner
+from course_lib.checking.local import LocalRunner
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
 
@@ -33,9 +33,7 @@ def defend_ring_all_reduce():
 """
 
 
-def graded(
-    place: SandboxedPlace, answers: str, student: str = "ada", solution: str = ""
-) -> CheckVerdict:
+def graded(place: Sandbox, answers: str, student: str = "ada", solution: str = "") -> CheckVerdict:
     """Grade the course's solution of the task, or another one, with these answers."""
     source = nbformat.read(FOLDER / f"{FOLDER.name}.ipynb", as_version=4)
     cells = []
@@ -64,31 +62,31 @@ def right_answers(student: str, number: int = 1) -> str:
     return f"def {TASK}():\n    return {number}, {answers}"
 
 
-def test_answers_to_ones_own_questions_earn_the_points(place: SandboxedPlace) -> None:
+def test_answers_to_ones_own_questions_earn_the_points(place: Sandbox) -> None:
     verdict = graded(place, right_answers("ada"))
     assert verdict.score == 2, verdict.cases
 
 
 @pytest.mark.large
-def test_the_second_set_earns_half(place: SandboxedPlace) -> None:
+def test_the_second_set_earns_half(place: Sandbox) -> None:
     assert graded(place, right_answers("ada", 2)).score == 1
 
 
 @pytest.mark.large
-def test_a_neighbours_answers_earn_a_third_at_most(place: SandboxedPlace) -> None:
+def test_a_neighbours_answers_earn_a_third_at_most(place: Sandbox) -> None:
     verdict = graded(place, right_answers("ada"), student="bob")
     assert verdict.score <= 2 / 3
     assert "your own run shows" in verdict.reason
 
 
-def test_the_answers_are_nowhere_in_the_sandbox(place: SandboxedPlace) -> None:
+def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox) -> None:
     verdict = graded(place, LOOKS_AROUND)
     assert verdict.score == 0
     assert "nothing to read" in verdict.reason
 
 
 @pytest.mark.large
-def test_a_wrong_solution_is_not_asked_about(place: SandboxedPlace) -> None:
+def test_a_wrong_solution_is_not_asked_about(place: Sandbox) -> None:
     wrong = f"def {OF}(tensor, group=None):\n    pass"
     verdict = graded(place, right_answers("ada"), solution=wrong)
     assert verdict.score == 0

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from autograder.examination.case import CaseRanks
-from autograder.examination.check import examine, notes_on
-from autograder.examination.submission import Submission
+from autograder.examination.submission import Submission, examine
+from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, CheckReport, equals, sends_at_most, task, time_within
 from course_lib.checking.on_ranks.given import Given
 from course_lib.ranks import compute
@@ -27,7 +27,7 @@ from tests.helpers.solutions import checks_of, hidden_of
 SETUP = "import ctypes, fcntl, gc, mmap, os, sys, time, torch, torch.distributed as dist"
 
 
-def examined(place: SandboxedPlace, check: Check, *cells: str) -> CheckReport:
+def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
     with Submission(place) as submission:
         for cell in (SETUP, *cells):
             assert not submission.run_cell(cell).error
@@ -155,20 +155,18 @@ SHARED = task(
 )
 
 
-def test_the_kernel_refuses_what_cells_share(place: SandboxedPlace) -> None:
+def test_the_kernel_refuses_what_cells_share(place: Sandbox) -> None:
     report = examined(place, SHARED, REFUSED)
     assert report.passed, str(report)
 
 
-def test_ranks_have_no_notebook_to_talk_to(
-    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     cells: list[int] = []
     run = CaseRanks.run
 
     def counted(self: CaseRanks, deadline: Any) -> Any:
-        assert place._sandbox is not None
-        cells.append(len(processes(place._sandbox.pid)["cells"]))
+        assert place._process is not None
+        cells.append(len(processes(place._process.pid)["cells"]))
         return run(self, deadline)
 
     monkeypatch.setattr(CaseRanks, "run", counted)
@@ -196,7 +194,7 @@ EXCHANGED = task(
     ],
 )
 def test_a_tensor_without_values_brings_no_memory_of_the_examiner(
-    place: SandboxedPlace, call: str
+    place: Sandbox, call: str
 ) -> None:
     source = (
         "def f(x):\n    me, big = dist.get_rank(), torch.zeros(10**6)\n"
@@ -220,7 +218,7 @@ def f(x):
 
 @pytest.mark.parametrize("noise", ["b'garbage of more than sixteen bytes'", "b'DDPv' * 99"])
 def test_what_a_rank_sends_right_after_its_start_is_the_students(
-    place: SandboxedPlace, noise: str
+    place: Sandbox, noise: str
 ) -> None:
     said = (
         "import os\nfor fd in range(3, 32):\n    try: os.write(fd, " + noise + ")\n"
@@ -232,12 +230,12 @@ def test_what_a_rank_sends_right_after_its_start_is_the_students(
 
 
 @pytest.mark.parametrize("source", IN_TIME.values(), ids=IN_TIME.keys())
-def test_no_number_travels_for_nothing(place: SandboxedPlace, source: str) -> None:
+def test_no_number_travels_for_nothing(place: Sandbox, source: str) -> None:
     report = examined(place, TOLD, FIND + source)
     assert report.reason.startswith("rank 1: rank 0's number: expected"), str(report)
 
 
-def test_empty_messages_are_few(place: SandboxedPlace) -> None:
+def test_empty_messages_are_few(place: Sandbox) -> None:
     check = replace(TOLD, cases=(Case("2 ranks", 2, {"below": 2**40}),))
     report = examined(place, check, BIT_BY_BIT)
     assert "operations that carry nothing" in report.reason, str(report)
@@ -272,7 +270,7 @@ def f():
 
 
 @pytest.mark.parametrize("source", [LAZY, NEGLIGENT], ids=["LAZY", "NEGLIGENT"])
-def test_what_a_program_computes_must_be_there(place: SandboxedPlace, source: str) -> None:
+def test_what_a_program_computes_must_be_there(place: Sandbox, source: str) -> None:
     report = examined(place, TIMED, FIND + source)
     assert not report.passed
     assert report.reason.startswith("rank 0 computes for only 1 of the 3 ms"), report.reason
@@ -311,7 +309,7 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
         "    computation._local.compute = lambda seconds, flops: owed.append(seconds)"
     )
     fractions = {}
-    with SandboxedPlace(masked_from(hidden_of(folder).MASKED)) as masked:
+    with Sandbox(masked_from(hidden_of(folder).MASKED)) as masked:
         for name, lines in {
             "control": {"owed": "pass", "patch": "pass"},
             "owed last": {
@@ -370,7 +368,7 @@ def silence():
 
 
 @pytest.mark.parametrize("answer", ["[]", "{}", "None", "{'inputs': {}}"])
-def test_nobody_says_of_himself_that_he_has_no_effects(place: SandboxedPlace, answer: str) -> None:
+def test_nobody_says_of_himself_that_he_has_no_effects(place: Sandbox, answer: str) -> None:
     lying = SILENT.replace("{answer}", answer)
     for body in list(CHANGES.values())[:2]:
         source = f"{lying}\ndef f(x):\n    silence()\n    {body}"
@@ -403,9 +401,7 @@ WITH_PARAMETER = replace(
         ("leaves hooks on the parameters", "x.register_hook(lambda g: g)"),
     ],
 )
-def test_effects_are_not_hidden_by_patching_our_code(
-    place: SandboxedPlace, words: str, body: str
-) -> None:
+def test_effects_are_not_hidden_by_patching_our_code(place: Sandbox, words: str, body: str) -> None:
     hidden = f"{HIDES}\ndef f(x):\n    hide()\n    {body}\n    return (2 * x).detach()"
     control = hidden.replace("    hide()\n", "")
     for source in (control, hidden):

@@ -18,7 +18,7 @@ import pytest
 from autograder.examination import budget as budget_module
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
-from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import CheckReport, run_check
 from tests.autograder.examination.test_submission import check
 from tests.helpers.sandbox_processes import processes
@@ -34,14 +34,14 @@ def total(mine):
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[SandboxedPlace]:
+def place() -> Iterator[Sandbox]:
     """Its sandbox is ended again and again: no other test shares it."""
-    with SandboxedPlace() as place:
+    with Sandbox() as place:
         yield place
 
 
 def examine(
-    place: SandboxedPlace, source: str, at: dict[str, Callable[[], None]], **limits: float
+    place: Sandbox, source: str, at: dict[str, Callable[[], None]], **limits: float
 ) -> CheckReport:
     """Examine a submission of two cells and two cases; at given moments call something else."""
 
@@ -78,11 +78,11 @@ def in_a_while(act: Callable[[], None], seconds: float) -> Callable[[], None]:
     return later
 
 
-def sends(place: SandboxedPlace, part: str, number: int) -> None:
+def sends(place: Sandbox, part: str, number: int) -> None:
     """Send a signal to the newest process that plays this part, if there is one."""
-    assert place._sandbox is not None
+    assert place._process is not None
     with contextlib.suppress(IndexError, ProcessLookupError):
-        os.kill(processes(place._sandbox.pid)[part][-1], number)
+        os.kill(processes(place._process.pid)[part][-1], number)
 
 
 MOMENTS = {
@@ -98,7 +98,7 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("part", ["bubblewrap", "init", "server", "cells"])
 def test_a_process_that_is_killed_costs_nobody_points(
-    place: SandboxedPlace, part: str, moment: str
+    place: Sandbox, part: str, moment: str
 ) -> None:
     def kill() -> None:
         sends(place, part, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_process_that_is_killed_costs_nobody_points(
 
 @pytest.mark.parametrize("part", [pytest.param("server", marks=pytest.mark.large), "cells"])
 def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
-    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch, part: str
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     def stop() -> None:
         sends(place, part, signal.SIGSTOP)
@@ -127,13 +127,13 @@ def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_point
 
 
 def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
-    place: SandboxedPlace, monkeypatch: pytest.MonkeyPatch
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_module, "STANDSTILL", 2.0)
 
     def stop() -> None:
-        assert place._sandbox is not None
-        sandbox = place._sandbox.pid
+        assert place._process is not None
+        sandbox = place._process.pid
         before = {*processes(sandbox)["cells"]}
 
         def stop_a_rank() -> None:
@@ -165,7 +165,7 @@ def test_a_process_that_stays_stopped_is_given_up_and_costs_nobody_points(
     ],
 )
 def test_an_end_that_student_code_can_cause_is_the_students(
-    place: SandboxedPlace, line: str, told: str
+    place: Sandbox, line: str, told: str
 ) -> None:
     report = examine(place, RIGHT.replace("dist.all_reduce(mine)", line), {})
     assert not any(result.passed for result in report.results)

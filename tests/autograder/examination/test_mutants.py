@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from autograder.examination.check import examine, notes_on
-from autograder.examination.submission import Submission
+from autograder.examination.submission import Submission, examine
+from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.mutants import Solution, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
@@ -36,10 +36,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, SandboxedPlace]]:
+def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Sandbox]]:
     folder: Path = request.param
     masked = masked_from(hidden_of(folder).MASKED)
-    with SandboxedPlace(masked) as place:
+    with Sandbox(masked) as place:
         yield folder, place
 
 
@@ -54,7 +54,7 @@ def setup_cell(folder: Path) -> str:
     indirect=["graded"],
     scope="module",
 )
-def test_mutant(graded: tuple[Path, SandboxedPlace], mutant: Solution) -> None:
+def test_mutant(graded: tuple[Path, Sandbox], mutant: Solution) -> None:
     folder, place = graded
     check, hidden = checks_of(folder)[mutant.task], hidden_of(folder).HIDDEN[mutant.task]
     with Submission(place) as submission:

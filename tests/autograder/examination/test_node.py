@@ -13,12 +13,11 @@ import torch
 from autograder.commands.demo import ASSIGNMENT
 from autograder.examination.budget import Limits
 from autograder.examination.case import On
-from autograder.examination.check import examine
 from autograder.examination.gpus import GpusUnavailable, gpu_access
-from autograder.examination.submission import Submission
-from autograder.sandbox.place import SandboxedPlace
+from autograder.examination.submission import Submission, examine
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import CheckReport
-from course_lib.checking.local import load_checks, load_module
+from course_lib.checking.loading import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 
@@ -44,13 +43,13 @@ def mutants() -> list[Solution]:
 
 
 @pytest.fixture(scope="module")
-def open_place() -> Iterator[SandboxedPlace]:
-    with SandboxedPlace() as place:
+def open_place() -> Iterator[Sandbox]:
+    with Sandbox() as place:
         yield place
 
 
 def examined(
-    place: SandboxedPlace, source: str, task: str, on: On | None, limits: Limits | None = None
+    place: Sandbox, source: str, task: str, on: On | None, limits: Limits | None = None
 ) -> CheckReport:
     folder = SOURCES / ASSIGNMENT
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
@@ -63,7 +62,7 @@ def examined(
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: f"{mutant.task}__{mutant.mistake}")
-def test_the_verdict_is_the_same(open_place: SandboxedPlace, mutant: Solution) -> None:
+def test_the_verdict_is_the_same(open_place: Sandbox, mutant: Solution) -> None:
     carried = examined(open_place, mutant.source, mutant.task, None)
     real = examined(open_place, mutant.source, mutant.task, "cpu")
     assert real.fraction == carried.fraction
@@ -91,7 +90,7 @@ ON_REAL_RANKS_ALONE = [
     ],
 )
 def test_what_fails_on_real_ranks_alone_fails_there(
-    open_place: SandboxedPlace, line: str, words: str
+    open_place: Sandbox, line: str, words: str
 ) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")
@@ -102,7 +101,7 @@ def test_what_fails_on_real_ranks_alone_fails_there(
     assert words in " ".join(str(report).split()), str(report)
 
 
-def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: SandboxedPlace) -> None:
+def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: Sandbox) -> None:
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from tests.autograder.examination.test_attacks import (
     AVERAGE,
     Attack,
@@ -79,5 +79,5 @@ ALWAYS = {"a tensor that lies", "a frame of its own", "prints without end"}
         for name, attack in ANSWERS.items()
     ],
 )
-def test_an_answer_costs_what_it_breaks(assignment_place: SandboxedPlace, attack: Attack) -> None:
+def test_an_answer_costs_what_it_breaks(assignment_place: Sandbox, attack: Attack) -> None:
     costs_what_it_breaks(assignment_place, attack)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.examination.check import examine
-from autograder.examination.submission import Submission
-from autograder.sandbox.place import SandboxedPlace
+from autograder.examination.submission import Submission, examine
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, CaseResult, Expectation, Wrong, task
 from course_lib.checking.cases import Observed
 from course_lib.ranks import Network, Trace
@@ -71,7 +70,7 @@ CELLS = {
 @pytest.fixture(scope="module")
 def results() -> dict[str, CaseResult]:
     found = {}
-    with SandboxedPlace(()) as place:
+    with Sandbox(()) as place:
         place.warm()
         for name, (cell, _) in CELLS.items():
             with Submission(place) as submission:

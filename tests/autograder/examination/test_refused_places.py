@@ -8,7 +8,7 @@ import pytest
 
 from autograder.passes import examine
 from autograder.sandbox.mounts import python_mounts
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 
@@ -34,10 +34,10 @@ def test_a_course_in_its_own_virtual_environment_is_refused(
 def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only an exit makes its hook stop; else each student would get a traceback."""
 
-    def not_ready(_: SandboxedPlace) -> None:
+    def not_ready(_: Sandbox) -> None:
         raise SandboxUnavailable("There is no room.", advice="")
 
-    monkeypatch.setattr(examine, "ready", not_ready)
+    monkeypatch.setattr(Sandbox, "make_ready", not_ready)
     monkeypatch.setattr(examine, "_warm", {})
     with pytest.raises(SystemExit, match=r"^nbgrader autograde: There is no room\.$"):
         examine.before_any("one", "*", [])

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.examination.check import examine
-from autograder.examination.submission import Submission
-from autograder.sandbox.place import SandboxedPlace
+from autograder.examination.submission import Submission, examine
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, CheckReport, equals, run_check, task
-from course_lib.checking.limits import CASE_SECONDS, MAX_TIMEOUTS, seconds_of
-from course_lib.checking.runners import LocalRunner
+from course_lib.checking.local import LocalRunner
+from course_lib.limits import CASE_SECONDS, MAX_TIMEOUTS
 
 
 def without_places(text: str) -> str:
@@ -74,7 +73,7 @@ TOTAL = task(
         (ENDLESS, f"not run, because {MAX_TIMEOUTS} earlier cases took longer than their limit"),
     ],
 )
-def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:
+def test_of_one_rule(place: Sandbox, source: str, words: str) -> None:
     check = TOTAL if source is TOUCHES else replace(TOTAL, seconds=1.0)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(source, namespace)
@@ -87,8 +86,8 @@ def test_of_one_rule(place: SandboxedPlace, source: str, words: str) -> None:
     assert any(words in reason for *_, reason in told(ours))
 
 
-def test_a_case_has_the_same_seconds_in_both(place: SandboxedPlace) -> None:
+def test_a_case_has_the_same_seconds_in_both(place: Sandbox) -> None:
     without = replace(TOTAL, seconds=None)
     with Submission(place) as submission:
-        assert submission.budget.limits.case == CASE_SECONDS == seconds_of(without)
-    assert seconds_of(TOTAL, 7.0) == 60.0
+        assert submission.budget.limits.case == CASE_SECONDS == without.case_seconds()
+    assert TOTAL.case_seconds(7.0) == 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from autograder.examination.seed import assignment_secret, submission_seed
+from autograder.examination.verdict import assignment_secret, submission_seed
 
 
 def test_the_secret_is_made_once_also_by_many_at_once(tmp_path: Path) -> None:

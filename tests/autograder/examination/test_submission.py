@@ -13,8 +13,8 @@ import torch
 
 from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
-from autograder.sandbox import place as place_module
-from autograder.sandbox.place import MachineFailure, SandboxedPlace
+from autograder.sandbox import sandbox as sandbox_module
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import Case, Check, CheckReport, Wrong, run_check
 
 RIGHT = """
@@ -50,7 +50,7 @@ def check(*world_sizes: int, seconds: float = 20.0) -> Check:
 
 
 @pytest.fixture
-def examination(place: SandboxedPlace) -> Iterator[Submission]:
+def examination(place: Sandbox) -> Iterator[Submission]:
     with Submission(place, Limits(cell=5)) as examination:
         yield examination
 
@@ -178,7 +178,7 @@ def test_a_flood_of_prints_is_capped(examination: Submission) -> None:
     assert "more characters" in outcome.stdout
 
 
-def test_nothing_is_left_when_it_closes(place: SandboxedPlace) -> None:
+def test_nothing_is_left_when_it_closes(place: Sandbox) -> None:
     with Submission(place) as examination:
         examination.run_cell(
             f"import subprocess; subprocess.Popen(['sleep', '{SLEEP}'], start_new_session=True)"
@@ -201,9 +201,9 @@ def _sleepers() -> int:
 
 
 def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any) -> None:
-    monkeypatch.setattr(place_module, "_path", lambda: "/nowhere")
+    monkeypatch.setattr(sandbox_module, "_path", lambda: "/nowhere")
     with (
-        SandboxedPlace() as place,
+        Sandbox() as place,
         Submission(place) as examination,
         pytest.raises(MachineFailure, match="No module named"),
     ):
@@ -212,16 +212,16 @@ def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any)
 
 def test_a_cell_that_cannot_start_is_not_a_zero_either(monkeypatch: Any) -> None:
     """Without a filter for calls, nothing is run."""
-    monkeypatch.setattr(place_module, "seccomp_filter", lambda **_: b"")
+    monkeypatch.setattr(sandbox_module, "seccomp_filter", lambda **_: b"")
     with (
-        SandboxedPlace() as place,
+        Sandbox() as place,
         Submission(place) as examination,
         pytest.raises(MachineFailure, match="a cell did not start"),
     ):
         examination.run_cell("x = 1")
 
 
-def test_exploration_has_a_time_of_its_own_and_is_interrupted(place: SandboxedPlace) -> None:
+def test_exploration_has_a_time_of_its_own_and_is_interrupted(place: Sandbox) -> None:
     slow = "import time\nseen = [*globals().get('seen', []), 1]\ntime.sleep(60)"
     with Submission(place, Limits(cell=1, submission=3)) as submission:
         assert submission.run_cell("x = 20").error == ""

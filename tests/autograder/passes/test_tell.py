@@ -15,7 +15,7 @@ from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from autograder.passes.examine import examine_cells
 from autograder.passes.tell import tell
-from autograder.sandbox.place import SandboxedPlace
+from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, Wrong
 
 TASK = "average"
@@ -106,7 +106,7 @@ def f(mine):
     ],
 )
 def test_the_written_feedback_says_nothing_of_a_hidden_case(
-    place: SandboxedPlace, tmp_path: Path, how: str
+    place: Sandbox, tmp_path: Path, how: str
 ) -> None:
     def inputs(case: Case, generator: Any) -> list[list[float]]:
         return [[case.parameters["number"]]] * 2

@@ -17,7 +17,7 @@ from autograder.examination.submission import Submission
 from autograder.passes import autograde, examine, self_test
 from autograder.pool import local, worker
 from autograder.pool.worker import AUTHOR, MACHINE, Outcome
-from autograder.sandbox import place as place_module
+from autograder.sandbox import sandbox as sandbox_module
 from autograder.sandbox.mounts import Mount
 from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
@@ -174,8 +174,8 @@ def test_a_sandbox_in_which_pytorch_divides_wrongly(
     names = ("div", "div_", "__truediv__", "__itruediv__")
     lines = [f"torch.Tensor.{name} = lambda self, *_, **__: self" for name in names]
     broken = Mount("/exam/sitecustomize.py", text="\n".join(["import torch", *lines]))
-    checking = place_module._checking
-    monkeypatch.setattr(place_module, "_checking", lambda: [*checking(), broken])
+    checking = sandbox_module._checking
+    monkeypatch.setattr(sandbox_module, "_checking", lambda: [*checking(), broken])
     (outcome,) = graded(course, "right").values()
     assert outcome.fault == MACHINE and "a right solution got " in outcome.failed, outcome
     assert not course.verdicts()

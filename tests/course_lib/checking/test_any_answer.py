@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 
 from course_lib.checking import Case, Check, Observed, run_check
 from course_lib.checking.answers import UNDECLARED
+from course_lib.checking.local import LocalRunner
 from course_lib.checking.report import CaseResult
-from course_lib.checking.runners import LocalRunner
 from course_lib.ranks.wire import Plain, decode, encode
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.solutions import checks_of, readable, solution_of

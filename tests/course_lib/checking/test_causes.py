@@ -23,8 +23,8 @@ from course_lib.checking import (
     task,
 )
 from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
+from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
-from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankState
 from course_lib.ranks.explain.failure import Failure, rank_error

@@ -11,7 +11,7 @@ import torch
 
 from course_lib.checking import Case, CheckReport, run_check
 from course_lib.checking.defence import Defence, Question, Run, defend
-from course_lib.checking.runners import LocalRunner
+from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Network, Trace
 from course_lib.ranks.trace.event import Event, computation
 from tests.helpers.course_folders import SOURCES, needs_sources

@@ -25,7 +25,7 @@ from course_lib.checking import (
     sends_at_most,
     time_within,
 )
-from course_lib.checking.traffic import operations, received, sent
+from course_lib.checking.expectations import operations, received, sent
 from course_lib.ranks import Ranks, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
 

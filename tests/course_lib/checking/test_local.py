@@ -20,18 +20,18 @@ from course_lib.checking import (
     CheckFailed,
     Wrong,
     check,
-    local,
+    loading,
     run_check,
 )
 from course_lib.checking.cases import case_generator
-from course_lib.checking.local import (
-    LocalRunner,
+from course_lib.checking.loading import (
     find_assignment,
     find_check,
     load_checks,
     load_module,
+    pack_program,
 )
-from course_lib.checking.program import pack_program
+from course_lib.checking.local import LocalRunner
 from course_lib.ranks.processes import fork_client
 from tests.helpers import ROOT
 from tests.helpers.kernels import kernel
@@ -82,7 +82,7 @@ def test_a_notebook_alone_finds_the_assignments_of_the_installed_course(
     monkeypatch.chdir(tmp_path / "content")
     with pytest.raises(LookupError, match="'55_installed' was not found"):
         find_assignment("55_installed")
-    monkeypatch.setattr(local, "find_course", lambda: tmp_path / "share")
+    monkeypatch.setattr(loading, "find_course", lambda: tmp_path / "share")
     assert find_assignment("55_installed") == folder
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from course_lib.checking import run_check
-from course_lib.checking.runners import LocalRunner
+from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of

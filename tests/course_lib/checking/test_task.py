@@ -26,9 +26,9 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.judges import form_of
+from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import passes
 from course_lib.checking.on_ranks.given import RankProgram
-from course_lib.checking.runners import LocalRunner
 from course_lib.ranks import Network
 from tests.helpers.variation import unvaried
 

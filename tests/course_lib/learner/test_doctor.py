@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,3 @@ def test_the_build_of_torch_is_held_against_the_gpus(
     found = doctor.torch_build()
     assert found.fine == fine and words in found.summary
     assert found.fine or found.needed_for == "nothing"
-
-
-def test_what_the_network_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert doctor.loopback().advice == "unset GLOO_SOCKET_IFNAME"
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(doctor, "_reaches_itself", lambda: False)
-    assert "ip link set lo up" in doctor.loopback().advice
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
-    assert "ip link set lo up" in doctor.loopback().advice

@@ -22,8 +22,8 @@ from course_lib.learner import _course
 from course_lib.learner.__main__ import main
 from course_lib.learner.check import plan
 from course_lib.learner.lab import FIRST, NoHome, opened
-from course_lib.learner.limits import OTHERS
 from course_lib.learner.what_counts import rebuild
+from course_lib.limits import OTHERS
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
 from tests.helpers.desk_files import notebook, write

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from autograder.sandbox.bubblewrap import HardLimits, Sandbox
+from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
     MemoryGroup,
@@ -37,9 +38,11 @@ from autograder.sandbox.memory import (
 )
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
+from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.explain.failure import exit_reason
 from course_lib.ranks.for_graders import ForkServer, ForkServerError
+from course_lib.ranks.wire import receive
 
 _EXAM = "/exam"
 _ENVIRONMENT = {
@@ -103,7 +106,7 @@ class Cell:
         self.close()
 
 
-class SandboxedPlace:
+class Sandbox:
     """The sandbox of one assignment.
 
     Args:
@@ -126,16 +129,14 @@ class SandboxedPlace:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         inside = [
-            Mount(
-                f"{_EXAM}/autograder/__init__.py", text=""
-            ),  # the part of the autograder that runs inside
-            Mount(f"{_EXAM}/autograder/inside", _INSIDE),
+            Mount(f"{_EXAM}/autograder/__init__.py", text=""),
+            Mount(f"{_EXAM}/autograder/inside", _INSIDE),  # the part that runs inside
         ]
         self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
         self._environment = _ENVIRONMENT | dict(environment or {})
         self._limits = limits or HardLimits()
         self._kept = contextlib.ExitStack()
-        self._sandbox: Sandbox | None = None
+        self._process: SandboxedProcess | None = None
         self._server: ForkServer | None = None
         self._group: MemoryGroup | None = None
         self._log: IO[bytes] | None = None
@@ -170,9 +171,13 @@ class SandboxedPlace:
         with contextlib.ExitStack() as kept:
             uid = kept.enter_context(own_uid())
             calls = seccomp_filter(locks=locks)
-            cell = {"run": run, "uid": uid, "seccomp": calls, **self._given, **config}
+            limits = self._limits.of_a_cell()
             if gpu:
-                cell["limits"] = {k: v for k, v in cell["limits"].items() if k != "as"}
+                limits.pop("as", None)
+            cell = {
+                **{"run": run, "uid": uid, "root": is_root(), "seccomp": calls, "limits": limits},
+                **{"tmp": self._limits.tmp, "shm": self._limits.shm, **config},
+            }
             try:
                 pid = self._server.fork("autograder.inside.cell:serve", cell, fds)
             except ForkServerError:
@@ -185,15 +190,6 @@ class SandboxedPlace:
             cells[0].server.kill([cell.pid for cell in cells])
         for cell in cells:
             cell.close()
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        return {
-            "root": is_root(),
-            "limits": self._limits.of_a_cell(),
-            "tmp": self._limits.tmp,
-            "shm": self._limits.shm,
-        }
 
     def warm(self) -> None:
         """Start the sandbox, unless it runs. An error of an earlier sandbox is forgotten.
@@ -214,16 +210,54 @@ class SandboxedPlace:
             self._server = ForkServer(self._launch, _START_SECONDS)
         except ForkServerError:
             raise self.broken("The sandbox did not start") from None
-        assert self._sandbox is not None
-        below = descendants(self._sandbox.pid)
+        assert self._process is not None
+        below = descendants(self._process.pid)
         self._ours = max((held_memory(pid) for pid in below), default=0)
         self._most_free = available_memory()
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
-            self._group.add([self._sandbox.pid, *below])
+            self._group.add([self._process.pid, *below])
             self._kept.callback(self._group.close)
         self.watch_memory()
         self.generation += 1
+
+    def make_ready(self) -> None:
+        """Start the sandbox, and test from inside a cell that everything needed is there.
+
+        A sandbox may start even if cells fail, or if a cell's user may not read Python, its
+        packages or the course. If this were noticed later, it would look like a student's mistake.
+
+        Raises:
+            SandboxUnavailable: nothing can be graded here; the message says why, and what to do.
+
+        """
+        try:
+            self.warm()
+            seen = self._look_from_a_cell()
+        except (MachineFailure, OSError) as error:
+            first, *rest = str(error).splitlines() or [""]
+            # The last line has the exception's own message.
+            raise SandboxUnavailable(" … ".join([first, *rest[-1:]]), advice="") from None
+        if hidden := seen.get("hidden"):
+            raise SandboxUnavailable(
+                f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
+                "Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
+                advice="",
+            )
+        if wrong := seen.get("home"):
+            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {wrong}", advice="")
+
+    def _look_from_a_cell(self) -> dict[str, Any]:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                cell = self.cell("autograder.inside.look:serve", {}, [theirs.fileno()])
+            with cell:
+                ours.settimeout(_START_SECONDS)
+                try:
+                    return dict(receive(ours))  # trusted, because no student code has run here
+                except (OSError, ValueError, EOFError):
+                    raise self.broken("A cell of the sandbox did not start") from None
 
     def broken(self, what: str) -> MachineFailure:
         """Return the error for a failed sandbox, with the sandbox's last output, and close it.
@@ -290,24 +324,23 @@ class SandboxedPlace:
         if killed_for_memory() > self._killed and not self.over_memory():
             raise self.broken("This machine had no memory left and killed a process")
 
-    def _launch(self, fd: int) -> _SandboxProcess:
-        self._sandbox = Sandbox(
+    def _launch(self, fd: int) -> SandboxedProcess:
+        self._process = SandboxedProcess(
             [sys.executable, "-P", "-m", "autograder.inside.examinee", str(fd)],
             mounts=self._mounts,
             env=self._environment | {"PYTHONPATH": _path()},
-            limits=self._limits,
-            stderr=self._log,
+            tmp=self._limits.tmp,
+            log=self._log,
             pass_fds=[fd],
-            cells=True,
         )
-        return _SandboxProcess(self._sandbox)
+        return self._process
 
     def cores(self) -> dict[int, Cores]:
         """Return the core times of the sandbox's processes, by pid.
 
         Our own process is included with its waiting time, because it carries the ranks' messages.
         """
-        below = descendants(self._sandbox.pid) if self._sandbox is not None else ()
+        below = descendants(self._process.pid) if self._process is not None else ()
         return {os.getpid(): Cores(0.0, own_wait()), **cores_of(below)}
 
     def watch_memory(self) -> None:
@@ -321,7 +354,7 @@ class SandboxedPlace:
 
         After a first message, every call returns a message until `watch_memory`.
         """
-        if self._over or self._sandbox is None:
+        if self._over or self._process is None:
             return self._over
         if self._group is not None:
             over = self._group.times_over() > self._times_over
@@ -331,7 +364,7 @@ class SandboxedPlace:
             self._most_free = max(self._most_free, now)
             if self._most_free - now < self._limits.memory / 2 and now:
                 return ""
-            below = descendants(self._sandbox.pid)
+            below = descendants(self._process.pid)
             own = (held_memory(pid) - self._ours for pid in below)
             over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
             over = over and sum(map(exact_memory, below)) - self._ours > self._limits.memory
@@ -343,14 +376,14 @@ class SandboxedPlace:
         """End the sandbox and everything in it."""
         if self._server is not None:
             self._server.socket.close()
-        if self._sandbox is not None:
-            self._sandbox.close()
+        if self._process is not None:
+            self._process.kill()
         if self._server is not None:
             self._server.close()
         self._kept.close()
-        self._sandbox = self._server = self._group = self._log = None
+        self._process = self._server = self._group = self._log = None
 
-    def __enter__(self) -> SandboxedPlace:
+    def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -373,19 +406,3 @@ def _checking() -> Iterator[Mount]:
     yield Mount(folder)
     yield Mount(folder / "__init__.py", _INSIDE / "no_checking.py")
     yield Mount(folder / "on_ranks", folder / "on_ranks")
-
-
-class _SandboxProcess:
-    """A sandbox with the interface of a process, for `ForkServer`."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def poll(self) -> int | None:
-        return self._sandbox.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._sandbox.wait(60.0 if timeout is None else timeout)
-
-    def kill(self) -> None:
-        self._sandbox.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.checking import CaseResult, CheckReport
-from course_lib.checking.report_html import html_of
+from course_lib.checking.report import html_of
 from course_lib.ranks import Event, Trace
 
 
@@ -50,8 +50,6 @@ def report_of(name: str, case: str, words: str, detail: str, value: str, got: st
                 f"a {case}",
                 f"x: expected <{value}, got {got}>. {words}",
                 f"table\n|{detail}|\n\n|{detail}|",
-                expected=f"<{value}",
-                got=f"{got}>",
                 difficulty=(1,),
             ),
             failed(f"b {case}", "exactly this", difficulty=(2,), summary=words, detail="d"),

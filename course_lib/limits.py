@@ -1,10 +1,29 @@
-"""The time that a notebook's cells have, in ``course check`` as in the grader."""
+"""The limits of checks and of notebook cells: one table for the student's side and for the grader.
+
+The limits of a case are far above what the course's own solutions need; the largest need of a
+solution is in brackets. What the ranks of a case may ask of the grader's network has its own
+limits, `autograder.examination.fabric.Bounds`. The limit of a submission's memory is in
+`autograder.settings`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from pathlib import Path
+
+CASE_SECONDS = 10.0
+"""Seconds of one case, unless its check has its own limit. The grader does not count seconds during
+which the ranks wait for a core."""
+MAX_TIMEOUTS = 2
+"""After this many cases that exceeded their time, the rest of a check is not run."""
+MAX_EMPTY = 64
+"""Operations without a single byte, of one rank in one case (8). The limits on bytes bound the
+information that ranks can exchange; the order and the timing of empty operations would be free."""
+MAX_TEXT = 64 * 1024
+"""Characters of one text from a process that runs student code: an output or a traceback."""
+MAX_DETAIL = 16 * 1024
+"""Characters of a report's text about one case."""
 
 CELL_SECONDS = 30.0
 """Of one cell."""

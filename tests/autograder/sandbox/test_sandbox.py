@@ -16,9 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from autograder.examination.submission import Submission
 from autograder.sandbox import binary, user
-from autograder.sandbox.bubblewrap import HardLimits, Sandbox, SandboxUnavailable, probe
+from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess, probe
+from autograder.sandbox.memory import descendants
 from autograder.sandbox.mounts import Mount, python_mounts
+from autograder.sandbox.sandbox import Sandbox
+from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 
 AS_ROOT = os.geteuid() == 0
@@ -34,13 +38,21 @@ def sandbox_works() -> None:
         pytest.skip(f"no sandbox: {error.reason}")
 
 
-def run(code: str, *arguments: str, **options: object) -> str:
-    """Run Python code in a sandbox and return what it printed; fail unless it ended well."""
-    options.setdefault("mounts", python_mounts())
+def run(place: Sandbox, code: str, *arguments: str) -> str:
+    """Run a cell of a submission, and return what it printed; fail unless it ended well."""
+    given = f"import sys\nsys.argv[1:] = {arguments!r}\n"
+    with Submission(place) as submission:
+        outcome = submission.run_cell(given + textwrap.dedent(code))
+    assert not outcome.error, f"{outcome.error}\n{outcome.trace}"
+    return outcome.stdout
+
+
+def run_alone(code: str, *arguments: str, mounts: list[Mount]) -> str:
+    """Run Python code in bubblewrap, without a cell; return what it printed."""
     command = [sys.executable, "-I", "-c", textwrap.dedent(code), *arguments]
     with tempfile.TemporaryFile() as log:
-        with Sandbox(command, stderr=log, **options) as sandbox:  # type: ignore[arg-type]
-            status = sandbox.wait(300)
+        with SandboxedProcess(command, mounts=mounts, log=log) as process:
+            status = process.wait(300)
         log.seek(0)
         output = log.read().decode()
     assert status == 0, output
@@ -48,40 +60,39 @@ def run(code: str, *arguments: str, **options: object) -> str:
 
 
 REFUSED = """
+    import errno, os, socket, sys
     def refused(action, *arguments):
         try:
             result = action(*arguments)
         except OSError as error:
             return error.errno
         raise SystemExit(f"{action}{arguments} gave {result}")
-    import os, socket, sys
     """
 
 
-def test_there_is_no_network_but_its_own_loopback() -> None:
+def test_there_is_no_network_but_its_own_loopback(place: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
         name = uuid.uuid4().hex
         named.bind(f"\0{name}")
         named.listen()
         run(
-            textwrap.dedent(REFUSED)
-            + textwrap.dedent("""
-            import errno
-            out = socket.socket()
-            assert refused(out.connect, ("1.1.1.1", 53)) == errno.ENETUNREACH
-            assert refused(out.connect, ("127.0.0.1", int(sys.argv[1]))) == errno.ECONNREFUSED
-            refused(socket.getaddrinfo, "example.org", 80)
-            refused(socket.socket(socket.AF_UNIX).connect, "\\0" + sys.argv[2])
-            with socket.create_server(("127.0.0.1", 0)) as mine:
-                socket.create_connection(mine.getsockname(), 5).close()
-            assert socket.gethostbyname(socket.gethostname()) == "127.0.0.1"
-            """),
+            place,
+            f"""{REFUSED}
+    out = socket.socket()
+    assert refused(out.connect, ("1.1.1.1", 53)) == errno.ENETUNREACH
+    assert refused(out.connect, ("127.0.0.1", int(sys.argv[1]))) == errno.ECONNREFUSED
+    refused(socket.getaddrinfo, "example.org", 80)
+    refused(socket.socket(socket.AF_UNIX).connect, "\\0" + sys.argv[2])
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        socket.create_connection(mine.getsockname(), 5).close()
+    assert socket.gethostbyname(socket.gethostname()) == "127.0.0.1"
+            """,
             str(server.getsockname()[1]),
             name,
         )
 
 
-def test_only_what_was_mounted_is_visible(tmp_path: Path) -> None:
+def test_only_what_was_mounted_is_visible(place: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("42")
     needed = [ROOT / "course_lib", *(m.target for m in python_mounts())]
     home = Path.home()
@@ -93,64 +104,60 @@ def test_only_what_was_mounted_is_visible(tmp_path: Path) -> None:
     ]
     assert ROOT / "tests" in private
     paths = [*private, tmp_path, "/etc/shadow", "/var", "/run", "/boot", "/etc/resolv.conf"]
-    seen = run(
-        "import os, sys; print([p for p in sys.argv[1:] if os.path.lexists(p)])", *map(str, paths)
-    )
-    assert seen == "[]\n"
-    assert run("import os; print(sorted(os.listdir('/etc')))") in (
+    code = "import os, sys; print([p for p in sys.argv[1:] if os.path.lexists(p)])"
+    assert run(place, code, *map(str, paths)) == "[]\n"
+    assert run(place, "import os; print(sorted(os.listdir('/etc')))") in (
         "['alternatives', 'group', 'hosts', 'ld.so.cache', 'passwd']\n",
         "['group', 'hosts', 'ld.so.cache', 'passwd']\n",
     )
 
 
-def test_no_other_process_is_visible() -> None:
-    assert (
-        run("import os; print([p for p in os.listdir('/proc') if p.isdigit()])") == "['1', '2']\n"
+def test_nothing_of_ours_is_there(place: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADER_TOKEN", "secret")
+    seen = run(
+        place,
+        """
+        import getpass, os
+        print([p for p in os.listdir("/proc") if p.isdigit()])
+        files = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+        files = {os.readlink(f).partition(":")[0] for f in files if os.path.lexists(f)}
+        print(sorted(f for f in files if not f.startswith("/tmp/.ipython/")))
+        print("GRADER_TOKEN" in os.environ, os.getcwd(), os.environ["HOME"], getpass.getuser())
+        """,
     )
+    assert seen == "['1']\n['/dev/null', 'socket']\nFalse /tmp /tmp student\n"
 
 
-def test_the_system_and_the_packages_are_read_only() -> None:
+def test_the_system_and_the_packages_are_read_only(place: Sandbox) -> None:
     run(
-        textwrap.dedent(REFUSED)
-        + textwrap.dedent("""
-        for directory in ["/", "/usr", "/etc", "/dev", "/proc", "/sys", "/root", *sys.argv[1:]]:
-            refused(os.mkdir, os.path.join(directory, "new"))
-        refused(open, "/etc/passwd", "a")
-        refused(open, "/proc/sys/kernel/hostname", "w")
-        refused(open, sys.executable, "r+b")
-        refused(os.chmod, sys.prefix, 0o777)
-        refused(os.unlink, "/usr/bin/env")
-        """),
+        place,
+        f"""{REFUSED}
+    for directory in ["/", "/usr", "/etc", "/dev", "/proc", "/sys", "/root", *sys.argv[1:]]:
+        refused(os.mkdir, os.path.join(directory, "new"))
+    refused(open, "/etc/passwd", "a")
+    refused(open, "/proc/sys/kernel/hostname", "w")
+    refused(open, sys.executable, "r+b")
+    refused(os.chmod, sys.prefix, 0o777)
+    refused(os.unlink, "/usr/bin/env")
+        """,
         *(str(m.target) for m in python_mounts()),
     )
 
 
-def test_nobody_becomes_root_in_a_namespace_of_their_own() -> None:
-    printed = run("""
-        import ctypes, errno, os
-        libc = ctypes.CDLL(None, use_errno=True)
-        new_user, new_mounts = 0x10000000, 0x00020000
-        for flags in (new_user, new_user | new_mounts, new_mounts):
-            assert libc.unshare(flags) == -1
-            print(ctypes.get_errno() in (errno.EPERM, errno.ENOSPC))
-        try:
-            os.chroot("/tmp")
-        except PermissionError:
-            print("refused")
-        try:
-            print(os.listdir("/proc/1/root") == os.listdir("/"))
-        except PermissionError:
-            print(True)
-        """)
-    assert printed.split() == ["True", "True", "True", "refused", "True"]
-
-
-def test_nothing_of_our_environment_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADER_TOKEN", "secret")
-    printed = run("import os; print(sorted(os.environ))", env={"LANG": "C.UTF-8", "MINE": "a b=c"})
-    assert printed == "['HOME', 'LANG', 'MINE', 'PATH', 'PWD']\n"
-    value = run("import os; print(os.environ['MINE'], os.environ['PWD'])", env={"MINE": "a b=c"})
-    assert value == "a b=c /tmp\n"
+def test_nobody_becomes_root_in_a_namespace_of_their_own(place: Sandbox) -> None:
+    run(
+        place,
+        f"""{REFUSED}
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_user, new_mounts = 0x10000000, 0x00020000
+    for flags in (new_user, new_user | new_mounts, new_mounts):
+        assert libc.unshare(flags) == -1
+        assert ctypes.get_errno() in (errno.EPERM, errno.ENOSPC)
+    refused(os.chroot, "/tmp")
+    refused(os.setuid, 0)
+        """,
+    )
 
 
 def mounted_below(directory: str) -> set[str]:
@@ -159,59 +166,51 @@ def mounted_below(directory: str) -> set[str]:
     return {t.relative_to(directory).parts[0] for t in targets if t.is_relative_to(directory)}
 
 
-@pytest.mark.parametrize("directory", ["/tmp", "/dev/shm"])
-def test_scratch_space_is_private_and_limited(directory: str, tmp_path: Path) -> None:
-    run(
-        """
-        import errno, os, sys
-        os.chdir(sys.argv[1])
-        assert set(os.listdir()) <= set(sys.argv[2:])
+def test_files_memory_processes_and_descriptors_are_limited_for_good() -> None:
+    limits = HardLimits(tmp=2**20, shm=2**20, file_size=2**21, open_files=64, processes=30)
+    with Sandbox(limits=limits) as place:
+        forked = run(
+            place,
+            f"""{REFUSED}
+    import resource
+    for folder in ("/tmp", "/dev/shm"):
+        assert {{*os.listdir(folder)}} <= {{*sys.argv[1:]}}, os.listdir(folder)
+        os.chdir(folder)
         open("small", "wb").write(bytes(2**19))
+        assert refused(open("large", "wb").write, bytes(2**20)) == errno.ENOSPC
+        os.unlink("small"), os.unlink("large")
+    assert refused(open("huge", "wb").write, bytes(2**22)) in (errno.EFBIG, errno.ENOSPC)
+    assert refused(lambda: [os.dup(0) for _ in range(100)]) == errno.EMFILE
+    try:
+        bytearray(9 * 2**30)
+    except MemoryError:
+        pass
+    else:
+        raise SystemExit("there is no limit on memory")
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+        soft, hard = resource.getrlimit(limit)
+        assert soft == hard
         try:
-            open("large", "wb").write(bytes(2**20))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-        else:
-            raise SystemExit("there is no limit")
-        """,
-        directory,
-        *mounted_below(directory),
-        limits=HardLimits(tmp=2**20),
-    )
-
-
-def test_memory_files_and_descriptors_are_limited_for_good() -> None:
-    run("import mmap; mmap.mmap(-1, 2**30)")  # is granted where there is no lower limit
-    run(
-        """
-        import errno, os, resource
-        try:
-            bytearray(2**30)
-        except MemoryError:
-            pass
-        else:
-            raise SystemExit("there is no limit on memory")
-        for action, expected in [
-            (lambda: open("f", "wb").write(bytes(2**21)), errno.EFBIG),
-            (lambda: [os.dup(0) for _ in range(100)], errno.EMFILE),
-        ]:
-            try:
-                action()
-            except OSError as error:
-                assert error.errno == expected, error
-            else:
-                raise SystemExit("no limit")
-        for limit in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
-            soft, hard = resource.getrlimit(limit)
-            assert soft == hard
-            try:
-                resource.setrlimit(limit, (hard + 1, hard + 1))
-            except ValueError:
-                continue
-            raise SystemExit("a limit was raised")
-        """,
-        limits=HardLimits(address_space=2**30, file_size=2**20, open_files=50),
-    )
+            resource.setrlimit(limit, (hard + 1, hard + 1))
+        except ValueError:
+            continue
+        raise SystemExit("a limit was raised")
+    children = 0
+    try:
+        while True:
+            if os.fork() == 0:
+                os.execv("/bin/sleep", ["/bin/sleep", "1000"])
+            children += 1
+    except OSError:
+        print(children)
+            """,
+            *mounted_below("/tmp"),
+            *mounted_below("/dev/shm"),
+            ".ipython",
+        )
+        assert 20 < int(forked) <= 30
+        left = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())]
+        assert not any(b"sleep" in line for line in left)
 
 
 def processes_named(token: str) -> list[int]:
@@ -248,31 +247,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     return met
 
 
-def test_a_fork_bomb_stops_at_the_limit_and_is_cleared_away() -> None:
-    token = uuid.uuid4().hex
-    bomb = """
-        import os
-        while True:
-            try:
-                os.fork()
-            except OSError:
-                os.write(1, b".")
-        """
-    command = [sys.executable, "-I", "-c", textwrap.dedent(bomb), token]
-    with (
-        tempfile.TemporaryFile() as log,
-        Sandbox(
-            command, mounts=python_mounts(), limits=HardLimits(processes=30), stderr=log
-        ) as sandbox,
-    ):
-        assert eventually(lambda: os.fstat(log.fileno()).st_size > 0)
-        # bubblewrap's two, outside the limit where it is root, carry the token as well.
-        assert 20 < len(processes_named(token)) <= 32
-        assert subprocess.run(["true"]).returncode == 0
-        sandbox.close()
-    assert processes_named(token) == []
-
-
 DAEMON = """
     import os, sys
     if os.fork() == 0:
@@ -284,20 +258,13 @@ DAEMON = """
     """
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["command ends", "command stays"])
-def test_a_daemon_does_not_survive(ends: bool, tmp_path: Path) -> None:
+def test_a_daemon_does_not_survive(place: Sandbox) -> None:
     token = uuid.uuid4().hex
-    code = textwrap.dedent(DAEMON) + (
-        "import time; time.sleep(5)" if ends else "import time; time.sleep(1000)"
-    )
-    command = [sys.executable, "-I", "-c", code, token[::-1]]
-    with Sandbox(command, mounts=python_mounts()) as sandbox:
+    with Submission(place) as submission:
+        code = f"import sys\nsys.argv[1:] = [{token[::-1]!r}]\n" + textwrap.dedent(DAEMON)
+        assert not submission.run_cell(code).error
         assert eventually(lambda: processes_named(token) != [])
-        if ends:
-            assert sandbox.wait(300) == 0
-            # bubblewrap tells the status a moment before the kernel has ended the namespace.
-            assert eventually(lambda: processes_named(token) == [])
-    assert processes_named(token) == processes_named(token[::-1]) == []
+    assert processes_named(token) == []
 
 
 @pytest.fixture
@@ -319,31 +286,33 @@ def helper() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_the_sandbox_dies_with_a_parent_that_is_killed(
+def test_all_of_it_dies_with_a_parent_that_is_killed(
     helper: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
     token = uuid.uuid4().hex
     parent = helper(
         f"""
         import sys, time
-        from autograder.sandbox.mounts import python_mounts
-        from autograder.sandbox.bubblewrap import Sandbox
-        code = {textwrap.dedent(DAEMON)!r} + "import time; time.sleep(1000)"
-        command = [sys.executable, "-I", "-c", code, sys.argv[1][::-1]]
-        sandbox = Sandbox(command, mounts=python_mounts())
+        from autograder.examination.submission import Submission
+        from autograder.sandbox.sandbox import Sandbox
+        submission = Submission(Sandbox())
+        given = f"import sys; sys.argv[1:] = [{{sys.argv[1][::-1]!r}}]"
+        submission.run_cell(given + {textwrap.dedent(DAEMON)!r})
         time.sleep(1000)
         """,
         token,
     )
     assert eventually(lambda: processes_named(token) not in ([], [parent.pid]))
-    assert eventually(lambda: any(map(is_set_up_process_1, processes_named(token[::-1]))))
+    below = descendants(parent.pid)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    assert eventually(lambda: processes_named(token) == processes_named(token[::-1]) == [])
+    assert eventually(lambda: processes_named(token) == [])
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
 
-def test_a_masked_module_is_not_available() -> None:
+def test_a_masked_module_is_not_available(place: Sandbox) -> None:
     printed = run(
+        place,
         """
         import course_lib, course_lib.sgd, pathlib
         try:
@@ -354,7 +323,6 @@ def test_a_masked_module_is_not_available() -> None:
         files = [p for p in package.rglob("*") if "sharding" in p.name]
         print(files == [package / "sharding.py"], len(files[0].read_text().splitlines()))
         """,
-        mounts=python_mounts(masked=["course_lib.sharding"]),
     )
     told = "this assignment asks you to write course_lib.sharding, so it is not available"
     assert printed == f"{told} while grading\nTrue 1\n"
@@ -379,7 +347,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "masked", ["course_lib.answer", "course_lib.deep.answer", "course_lib.deep"]
 )
 def test_no_copy_of_a_masked_module_is_left(masked: str, package: Path) -> None:
-    printed = run(
+    printed = run_alone(
         """
         import importlib, pathlib, sys
         sys.path.insert(0, sys.argv[1])
@@ -418,22 +386,19 @@ def test_a_module_that_does_not_exist_cannot_be_masked(name: str) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="an ordinary user has one uid only")
-def test_uids_are_freed_and_run_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uids_are_freed_and_run_out_with_a_message(
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(user, "UIDS", range(60706 + 400, 60706 + 402))
     for _ in range(3):
-        with Sandbox(["/bin/sleep", "9"]) as first, Sandbox(["/bin/sleep", "9"]) as second:
-            assert {first.uid, second.uid} == set(user.UIDS)
-            with pytest.raises(SandboxUnavailable, match="2 sandboxes are open"):
-                Sandbox(["/bin/sleep", "9"])
-
-
-def test_only_the_passed_descriptors_are_open() -> None:
-    with tempfile.TemporaryFile() as log:
-        command = ["/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0"]
-        with Sandbox(command, mounts=[Mount("/x", text="x")], stderr=log) as sandbox:
-            assert sandbox.wait(300) == 0
-        log.seek(0)
-        assert log.read() == b"0 1 2 3 /dev/null\n"  # 3 is the directory that ls reads
+        with Submission(place) as first, Submission(place) as second:
+            seen = {s.run_cell("import os; print(os.getuid())").stdout for s in (first, second)}
+            assert seen == {f"{uid}\n" for uid in user.UIDS}
+            with (
+                pytest.raises(SandboxUnavailable, match="2 student processes run"),
+                Submission(place) as third,
+            ):
+                third.run_cell("1")
 
 
 def test_without_bubblewrap_there_is_a_way_out_and_no_run(

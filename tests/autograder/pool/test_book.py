@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from autograder.passes.book import Book, NotAsGraded
+from autograder.pool.book import Book, NotAsGraded
 
 SOURCES = ("x = 1", "check('02/a', f)")
 

@@ -1,0 +1,156 @@
+"""Find an assignment's checks by the name that a student gives, load them, pack them for ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from course_lib.checking.cases import Check
+from course_lib.installed import find_course
+from course_lib.ranks.explain.pickling import dumps
+
+
+def find_check(name: str) -> tuple[str, Check]:
+    """Return a check and its full name; ``3/broadcast`` is ``03_collectives/broadcast``.
+
+    Raises:
+        LookupError: there is no such check; the message lists the existing names.
+
+    """
+    given, slash, short = name.partition("/")
+    assignment = _full_name(given)
+    if not slash and assignment not in _assignments():
+        raise LookupError(
+            f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
+            f"Assignments that were found: {', '.join(_assignments()) or 'none'}"
+        )
+    checks = load_checks(find_assignment(assignment) / "checks.py")
+    if short not in checks:
+        raise LookupError(
+            f"{assignment} has no check '{short}'. Its checks: {', '.join(checks)}. Write for "
+            f"example check('{assignment}/{next(iter(checks))}', …)"
+        )
+    return f"{assignment}/{short}", checks[short]
+
+
+def find_assignment(name: str) -> Path:
+    """Return the folder that holds the assignment's ``checks.py``.
+
+    The search begins in the notebook's folder. It goes on in ``assignments/`` of this folder and of
+    each folder above it, and ends in the installed course.
+    """
+    here = Path.cwd()
+    candidates = [here, here / name]
+    candidates += [parent / "assignments" / name for parent in (here, *here.parents)]
+    candidates.append(find_course() / "assignments" / name)
+    for folder in candidates:
+        beside = folder != here or here.name == name or any(here.glob(f"{name}.ipynb"))
+        if beside and (folder / "checks.py").is_file():
+            return folder
+    there = ", ".join(_assignments()) or "none"
+    raise LookupError(
+        f"checks.py of '{name}' was not found. Keep it beside the notebook, as it was handed out, "
+        f"and start Jupyter in that folder or above it. Assignments that were found: {there}"
+    )
+
+
+def _full_name(given: str) -> str:
+    """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
+    if not given.isdecimal():
+        return given
+    known = [folder for folder in _assignments() if folder.partition("_")[0].isdecimal()]
+    same = [folder for folder in known if int(folder.partition("_")[0]) == int(given)]
+    return same[0] if same else given
+
+
+def _assignments() -> list[str]:
+    """Return the names of the assignments that can be found from here, in order."""
+    here = Path.cwd()
+    folders = [parent / "assignments" for parent in (here, *here.parents)]
+    folders.append(find_course() / "assignments")
+    found = {path.parent.name for folder in folders for path in folder.glob("*/checks.py")}
+    if (here / "checks.py").is_file():
+        found |= {here.name, *(path.stem for path in here.glob("*.ipynb"))}
+    return sorted(found)
+
+
+def load_checks(path: Path) -> dict[str, Check]:
+    """Return the checks that a ``checks.py`` defines as ``CHECKS``, in their order."""
+    checks: dict[str, Check] = load_module(path).CHECKS
+    return checks
+
+
+def load_module(path: Path, beside: Path | None = None) -> ModuleType:
+    """Import a file by its path; it can import files of its folder: ``from .judges import …``.
+
+    Args:
+        path: the file.
+        beside: the folder of its neighbours, if it is not the file's own folder. Files with hidden
+            cases need it, to import the judges that students get.
+
+    """
+    package = _package_of(beside or path.parent, anew=beside is None)
+    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise LookupError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _package_of(folder: Path, anew: bool) -> str:
+    """Return the name of the package for the modules of a folder; each folder has its own.
+
+    `anew`: forget the modules already imported from it, because its files may have been edited.
+    """
+    folder = folder.resolve()
+    path = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    name = re.sub(r"\W", "_", f"_course_{folder.name}_{path}")
+    if anew:
+        for known in [known for known in sys.modules if known.startswith(f"{name}.")]:
+            del sys.modules[known]
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+        # The ranks cannot import this package by name, because only this process knows the name.
+        cloudpickle.register_pickle_by_value(package)
+    return name
+
+
+_OURS = "course_lib.checking."
+_THERE = f"{_OURS}on_ranks"
+"""The part of `checking` that is on the ranks: all of it is there, and no other part is."""
+
+
+def pack_program(program: Callable[..., Any]) -> bytes:
+    """Return a check's program as bytes, with all that it uses of its assignment and `checking`.
+
+    It is sent without its file and without the other parts of the check. So a student's code finds
+    no judge and no oracle where it runs. Reading these bytes runs code. They are read on ranks,
+    never where a grade is decided.
+    """
+    own = getattr(program, "program", program)  # in a task, the author's program
+    parts = inspect.getclosurevars(own).nonlocals.values() if inspect.isfunction(own) else ()
+    theirs = {own.__module__} | {part.__module__ for part in parts if inspect.isfunction(part)}
+    ours = {name for name in sys.modules if name.startswith(_OURS)}
+    by_value = {name for name in ours if not name.startswith(_THERE)} | theirs
+    by_value -= cloudpickle.list_registry_pickle_by_value()
+    modules = [sys.modules[name] for name in by_value if name in sys.modules]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return dumps(program)
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
