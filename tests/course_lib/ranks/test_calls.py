@@ -68,28 +68,6 @@ def test_a_rank_cannot_change_what_another_gets(ranks_of, on: str) -> None:  # t
     assert shared.sum() == 0
 
 
-def test_functions_classes_and_closures_of_cells(ranks: Ranks) -> None:
-    namespace = run_as_cell(
-        "import torch.distributed as dist\n"
-        "class Shard:\n"
-        "    def __init__(self, start): self.start = start\n"
-        "    def moved(self): return Shard(self.start + dist.get_rank())\n"
-        "def outer(shard):\n"
-        "    step = 100\n"
-        "    return (lambda: shard.moved().start + step)()\n"
-    )
-    assert ranks.run(namespace["outer"], namespace["Shard"](7)) == [107, 108, 109]
-    returned = ranks.run(lambda shard: shard.moved(), namespace["Shard"](1))
-    assert all(isinstance(each, namespace["Shard"]) for each in returned)
-
-
-def test_a_redefined_function_is_the_new_one(ranks: Ranks) -> None:
-    namespace = run_as_cell("def scale(): return 1\ndef call(): return scale()")
-    assert ranks.run(namespace["call"]) == [1, 1, 1]
-    run_as_cell("def scale(): return 2", namespace)
-    assert ranks.run(namespace["call"]) == [2, 2, 2]
-
-
 def test_source_lines_are_known_on_the_ranks(ranks: Ranks) -> None:
     namespace = run_as_cell("def loss():\n    return 1 / 0  # the culprit\n")
     assert (
@@ -118,18 +96,6 @@ def test_modules_folder_and_environment_are_the_notebooks(
         return beside_the_notebook.ANSWER, Path.cwd(), os.environ["COURSE_SETTING"]
 
     assert ranks.run(program) == [(42, tmp_path, "on")] * 3
-
-
-def test_without_metering(ranks: Ranks) -> None:
-    with Ranks(2, on="cpu", metered=False) as bare:
-
-        def program() -> tuple[str, float]:
-            x = torch.ones(1)
-            dist.all_reduce(x)
-            return dist.get_backend(), x.item()
-
-        assert bare.run(program) == [("gloo", 2.0)] * 2
-        assert bare.trace.events == [] or not bare.trace.operations
 
 
 def test_one_call_at_a_time(ranks: Ranks) -> None:

@@ -120,29 +120,12 @@ def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
 # What goes wrong ------------------------------------------------------------------------------
 
 
-class TwoArguments(Exception):
-    """An exception that its message alone does not make."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"{text} ({code})")
-        self.code, self.text = code, text
-
-    def __reduce__(self) -> Any:
-        return TwoArguments, (self.code, self.text)
-
-
 class MessageAlone(Exception):
     """Its arguments are not those of its ``__init__``."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
         self.one = one
-
-
-class ByName(OSError):
-    def __init__(self, *, code: int) -> None:
-        super().__init__(code, "by name")
-        self.code = code
 
 
 class Anew(ValueError):
@@ -173,9 +156,7 @@ class Locked(Exception):
     ("make", "message", "seen"),
     [
         (lambda: MessageAlone(1, 2), "1 and 2", {"one": 1}),
-        (lambda: ByName(code=7), "[Errno 7] by name", {"code": 7, "errno": 7}),
         (lambda: Anew(1, 2), "anew", {"one": 1}),
-        (lambda: TwoArguments(3, "both"), "both (3)", {"code": 3, "text": "both"}),
         (lambda: TravelsWrongly("away"), "away", None),
         (Locked, "locked", None),
     ],
@@ -196,14 +177,6 @@ def test_an_exception_with_arguments_of_its_own_is_told_whole(
         assert type(original) is type(expected)
         assert (str(original), original.args) == (str(expected), expected.args)
         assert {name: getattr(original, name) for name in seen} == seen
-
-
-def test_exceptions_with_arguments_of_their_own_can_be_results(ranks: Ranks) -> None:
-    def returns(error: Exception) -> Exception:
-        return error
-
-    for error in ranks.run(returns, MessageAlone(1, 2)):
-        assert (type(error), str(error), error.one) == (MessageAlone, "1 and 2", 1)
 
 
 def test_a_handle_that_is_returned_is_refused_in_words(ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Calls drawn at random, good and failing ones, on the same ranks: each is right or explained."""
+"""Calls drawn at random, right and wrong ones, on the same ranks: each is right or explained."""
 
 import os
 import sys
@@ -15,38 +15,30 @@ from hypothesis import strategies as st
 
 from course_lib.ranks import DeadlockError, MismatchError, RankError, Ranks, RanksError
 from course_lib.ranks.processes.fork_client import shared_server
+from tests.course_lib.ranks import test_every_carrier
+from tests.course_lib.ranks.test_every_carrier import PROGRAMS
+from tests.helpers import student_bugs
 from tests.helpers.emulated_nccl import emulate
+from tests.helpers.student_bugs import BUGS
 
-# Fresh ranks would otherwise import this file, and hypothesis with it, after every failure.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+# Fresh ranks would otherwise import these files, and hypothesis with them, after every failure.
+for each in (sys.modules[__name__], test_every_carrier, student_bugs):
+    cloudpickle.register_pickle_by_value(each)
 
-K = 3
+K = 4
 CALLS = int(os.environ.get("RANDOM_CALLS", "60"))
 """More of them: ``RANDOM_CALLS=200``."""
 
 
-def good_sum(number: int) -> None:
-    x = torch.arange(float(number + 1)) + dist.get_rank()
-    dist.all_reduce(x)
-    assert torch.equal(x, K * torch.arange(number + 1) + K * (K - 1) / 2)
-
-
-def good_exchange(number: int) -> None:
-    rank = dist.get_rank()
-    theirs = torch.empty(number + 1)
-    request = dist.isend(torch.full((number + 1,), float(rank)), (rank + 1) % K, tag=number)
-    dist.recv(theirs, (rank - 1) % K, tag=number)
-    request.wait()
-    assert (theirs == (rank - 1) % K).all()
-
-
-def good_prints(number: int) -> None:
+def prints(number: int) -> None:
     for line in range(number):
         print(line, dist.get_rank())
 
 
-def good_tensor(number: int) -> torch.Tensor:
-    return torch.ones(number * 1000)
+def tensor(number: int) -> None:
+    x = torch.arange(float(number + 1)) + dist.get_rank()
+    dist.all_reduce(x)
+    assert torch.equal(x, K * torch.arange(number + 1) + K * (K - 1) / 2)
 
 
 class Config:
@@ -66,7 +58,7 @@ def run_the_cell_again() -> None:
     Config = type("Config", (), body)  # type: ignore[misc]
 
 
-def good_objects(number: int) -> None:
+def objects(number: int) -> None:
     everyone: list[Config | None] = [None] * K
     dist.all_gather_object(everyone, Config(number + dist.get_rank()))
     assert Config.made == 1  # of this rank
@@ -83,7 +75,7 @@ def kept() -> list[Any]:
     return found
 
 
-def good_group(number: int) -> None:
+def group(number: int) -> None:
     """Uses the groups of earlier calls, and makes one for a later call."""
     ends = [0, K - 1]
     for group in kept():
@@ -95,100 +87,26 @@ def good_group(number: int) -> None:
     del kept()[:-3]
 
 
-def forget() -> None:
+def forget(number: int = 0) -> None:
     kept().clear()
+    if number:
+        dist.destroy_process_group()
 
 
-def good_destroys(number: int) -> None:
-    good_sum(number)
-    kept().clear()
-    dist.destroy_process_group()
-    if number % 2:
-        dist.init_process_group("gloo")
-        good_sum(number)
-
-
-def good_anyone(number: int) -> None:
-    x = torch.full((number + 1,), float(number))
-    if dist.get_rank():
-        dist.send(x, 0)
-    else:
-        assert {dist.recv(x, None) for _ in range(1, K)} == set(range(1, K))
-
-
-def bad_messages(number: int) -> None:
-    if dist.get_rank() == 1:
-        dist.send(torch.ones(number + 1), 0)
-    elif dist.get_rank() == 0:
-        dist.recv(torch.ones(number + 2), 1)
-
-
-def bad_group(number: int) -> None:
-    if dist.get_rank() == number % K:
-        dist.new_group([0])
-
-
-def bad_skips(number: int) -> None:
-    if dist.get_rank() == number % K:
-        dist.barrier()
-
-
-def bad_raises(number: int) -> None:
-    if dist.get_rank() == number % K:
-        raise LookupError(number)
-    dist.barrier()
-
-
-def bad_exits(number: int) -> None:
+def exits(number: int) -> None:
     if dist.get_rank() == number % K:
         os._exit(number)
     dist.barrier()
 
 
-def bad_leaves(number: int) -> None:
-    if dist.get_rank() == number % K:
-        sys.exit(number)
-
-
-def bad_shapes(number: int) -> None:
-    dist.all_reduce(torch.ones(1 + number * dist.get_rank() + dist.get_rank()))
-
-
-def bad_dtypes(number: int) -> None:
-    dtype = torch.float32 if dist.get_rank() else torch.int32
-    dist.all_reduce(torch.ones(number + 1, dtype=dtype))
-
-
-def bad_sources(number: int) -> None:
-    dist.broadcast(torch.ones(number + 1), src=dist.get_rank())
-
-
-def bad_receive(number: int) -> None:
-    if dist.get_rank() == number % K:
-        dist.recv(torch.ones(number + 1), src=(number + 1) % K)
-
-
-def bad_sends(number: int) -> None:
-    dist.send(torch.ones(number + 1), dst=(dist.get_rank() + 1) % K)
-
-
-GOOD = [
-    good_sum, good_exchange, good_prints, good_tensor, good_objects, good_group, good_destroys,
-    good_anyone,
-]  # fmt: skip
-BAD: dict[Callable[[int], object], type[RanksError]] = {
-    bad_skips: DeadlockError,
-    bad_messages: MismatchError,
-    bad_group: DeadlockError,
-    bad_raises: RankError,
-    bad_exits: RankError,
-    bad_leaves: RankError,
-    bad_shapes: MismatchError,
-    bad_dtypes: MismatchError,
-    bad_sources: MismatchError,
-    bad_receive: DeadlockError,
-    bad_sends: DeadlockError,
-}
+RIGHT: list[Callable[[int], object]] = [prints, tensor, objects, group, forget]
+EXPLAINED = (DeadlockError, MismatchError, RankError)
+WRONG = [bug for bug in BUGS if bug.error in EXPLAINED and not bug.differs]
+calls = st.one_of(
+    st.sampled_from(RIGHT),
+    st.sampled_from([each for each in PROGRAMS if K in each.ks and not each.but]),
+    st.sampled_from([*WRONG, exits]),
+)
 
 
 @pytest.fixture(
@@ -202,13 +120,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield ranks
 
 
-def simulated(ranks: Ranks) -> bool:
-    return not ranks.processes()
-
-
-calls = st.one_of(*[st.sampled_from(GOOD)] * 3, st.sampled_from(list(BAD)))
-
-
 @settings(
     max_examples=CALLS,
     deadline=None,
@@ -217,24 +128,26 @@ calls = st.one_of(*[st.sampled_from(GOOD)] * 3, st.sampled_from(list(BAD)))
 )
 @given(call=calls, number=st.integers(0, 40), again=st.booleans())
 def test_every_call_is_right_or_explained(
-    ranks: Ranks, call: Callable[[int], object], number: int, again: bool
+    ranks: Ranks, call: Any, number: int, again: bool
 ) -> None:
+    simulated = not ranks.processes()
     if again:
         run_the_cell_again()
-    if call not in BAD:
-        results = ranks.run(call, number)
-        if call is good_tensor:
-            assert all(torch.equal(result, torch.ones(number * 1000)) for result in results)
+    if call in RIGHT:
+        ranks.run(call, number)
         assert Config.made == 0  # the notebook's own
         return
+    if call in PROGRAMS:
+        assert ranks.run(call.fn) == [call.returns(rank, K) for rank in range(K)]
+        return
     with pytest.raises(RanksError) as caught:
-        ranks.run(call, number)
-    if simulated(ranks):  # a call that failed has ended their groups
+        ranks.run(call.fn) if call in WRONG else ranks.run(call, number)
+    if simulated:  # a call that failed has ended their groups
         ranks.run(forget)
-        if call is bad_exits:  # it ends the process of all of them
-            return
-    assert type(caught.value) is BAD[call], caught.value
-    assert len(caught.value.states) == K
+    if call in WRONG:
+        assert type(caught.value) is call.error, caught.value
+    if call in WRONG or not simulated:  # else the process of all of them has ended
+        assert len(caught.value.states) == K
     assert caught.value.summary
 
 
@@ -247,14 +160,14 @@ def test_nothing_is_left() -> None:
     """After many calls: the ranks, and no descriptor, no file, no shared memory."""
     before = boards()
     with Ranks(K, on="cpu", timeout=None) as ranks:
-        ranks.run(good_sum, 1)
+        ranks.run(tensor, 1)
         server = shared_server().process
         assert isinstance(server.pid, int)
         fds = len(os.listdir("/proc/self/fd"))
-        for bad in (bad_raises, bad_exits, bad_shapes):
+        for wrong in (exits, *[bug.fn for bug in WRONG[:2]]):
             with pytest.raises(RanksError):
-                ranks.run(bad, 0)
-            ranks.run(good_sum, 1)
+                ranks.run(*[wrong, 0][: 1 + (wrong is exits)])
+            ranks.run(tensor, 1)
         assert len(os.listdir("/proc/self/fd")) == fds
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert set(ranks.processes()) <= {int(pid) for pid in children}

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.explain.errors import CollectiveMismatch
-from course_lib.ranks.explain.mismatch import differing
 from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
 from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
@@ -19,7 +17,6 @@ from course_lib.ranks.processes.board_diagnosis import (
     stuck_ranks,
 )
 from course_lib.ranks.processes.board_views import Message, MessageChannel, RankPhase, Wait
-from course_lib.ranks.processes.rank_recorder import RankRecorder
 
 WORLD = 17
 """Key of a group."""
@@ -48,37 +45,6 @@ def wait_in_message(board: Board, rank: int, peer: int, sends: bool, tag: int = 
     channel = MessageChannel(sends, peer, tag, WORLD)
     seq = board.start_message(rank, channel, ONE)
     board.block(rank, Wait.SEND if sends else Wait.RECV, seq=seq, channel=channel)
-
-
-def test_waiting_for_a_running_rank_is_no_deadlock(board: Board) -> None:
-    wait_in_collective(board, 0)
-    wait_in_collective(board, 1)
-    assert find_deadlock(board.views()) is None
-    wait_in_collective(board, 2)
-    assert find_deadlock(board.views()) is None  # all are there: only bytes are missing
-
-
-@pytest.mark.parametrize(("tag", "stuck"), [(5, set()), (6, {0, 1})])
-def test_messages_match_by_tag(board: Board, tag: int, stuck: set[int]) -> None:
-    wait_in_message(board, 0, 1, sends=True, tag=5)
-    wait_in_message(board, 1, 0, sends=False, tag=tag)
-    assert set(stuck_ranks(board.views())) == stuck
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_message_that_differs_is_told_alike_whoever_comes_last(board: Board, first: int) -> None:
-    starts = [
-        (RankRecorder(board, rank, [], str), MessageChannel(rank == 0, 1 - rank, 0, WORLD), message)
-        for rank, message in enumerate([Message(3, "float32"), Message(4, "int32")])
-    ]
-    for number in (first, 1 - first):
-        recorder, channel, message = starts[number]
-        if number == first:
-            recorder.start_message(channel, message)
-            continue
-        with pytest.raises(CollectiveMismatch) as caught:
-            recorder.start_message(channel, message)
-        assert str(caught.value) == differing(0, (3, "float32"), 1, (4, "int32"))
 
 
 @st.composite
@@ -133,13 +99,6 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     assert watch.look(board.views()) is None
     time.sleep(0.06)
     assert watch.look(board.views()) is not None
-
-
-def test_a_rank_that_has_yet_to_pick_up_the_call_has_not_ended(board: Board) -> None:
-    board.set_state(1, RankPhase.FINISHED)
-    board.set_all(RankPhase.RUNNING)  # as the parent does between calls
-    wait_in_collective(board, 0)
-    assert find_deadlock(board.views()) is None
 
 
 def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:

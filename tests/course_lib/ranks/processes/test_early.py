@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks
@@ -68,29 +67,6 @@ def test_a_machine_without_what_few_ranks_need_has_ranks(
     with Ranks(2, on="cpu", timeout=60) as ranks:
         assert ranks.run(loaded) == [(True, True)] * 2
         assert fork_client.shared_server() is server
-
-
-def train() -> list[float]:
-    """Return the weights after two steps on this rank's own data."""
-    torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for step in range(2):
-        optimizer.zero_grad()
-        model(torch.full((4, 3), 1.0 + dist.get_rank() + step)).square().sum().backward()
-        optimizer.step()
-    return [x for p in model.parameters() for x in p.flatten().tolist()]
-
-
-def test_what_it_needs_a_rank_imports_by_itself(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Placement, "core_each", True)
-    with Ranks(2, on="cpu", timeout=60) as early:
-        assert early.run(lambda: "torch._dynamo" in sys.modules) == [False] * 2
-        one, other = early.run(train)
-    assert one == other
-    assert len(set(one)) > 2
 
 
 def import_or_fail(name: str) -> Any:

@@ -4,7 +4,6 @@ That they are hardly later either, on a machine that has the time, is measured b
 `benchmarks/emulated_link.py`.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ from multiprocessing import Pipe
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import KINDS
@@ -299,23 +297,6 @@ def test_no_all_reduce_is_faster_than_a_ring() -> None:
         not_before(ranks, lambda: dist.all_reduce(torch.ones(nbytes // 4)), model)
 
 
-def test_values_are_right_and_ddp_runs() -> None:
-    def program() -> tuple[float, torch.Tensor]:
-        rank = dist.get_rank()
-        x = torch.tensor([float(rank)])
-        dist.all_reduce(x)
-        torch.manual_seed(0)
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), bucket_cap_mb=1e-5)
-        ddp(torch.full((1, 3), float(rank))).sum().backward()
-        return x.item(), ddp.module.weight.grad
-
-    with Ranks(2, on="cpu", network=SLOW) as ranks:
-        for total, gradient in ranks.run(program):
-            assert total == 1
-            assert torch.equal(gradient, torch.full((2, 3), 0.5))
-        assert ranks.trace.calls(0)["all_reduce"] >= 2
-
-
 def test_a_callback_may_wait_for_the_next_operation() -> None:
     """As that of PyTorch's PowerSGD hook does."""
 
@@ -348,11 +329,3 @@ def test_what_is_not_emulated_is_refused() -> None:
         Ranks(2, on="cpu", network=SLOW, metered=False)
     with pytest.raises(ValueError, match='work only with on="simulated"'):
         Ranks(2, on="cpu", computation="declared")
-
-
-def test_without_a_network_there_is_no_link() -> None:
-    with Ranks(2, on="cpu") as ranks:
-        threads = ranks.run(lambda: [os.getpid(), len(os.listdir("/proc/self/task"))])
-    with Ranks(2, on="cpu", network=SLOW) as ranks:
-        more = ranks.run(lambda: [os.getpid(), len(os.listdir("/proc/self/task"))])
-    assert more[0][1] == threads[0][1] + 1

@@ -60,22 +60,6 @@ def fails(ranks: Ranks, kind: type[RanksError], fn: Callable[[], object]) -> Ran
 # Exceptions and deaths -----------------------------------------------------------------------
 
 
-def test_all_ranks_raise_and_keep_their_processes(ranks: Ranks) -> None:
-    before = ranks.run(os.getpid)
-
-    def program() -> None:
-        dist.barrier()
-        raise KeyError("learning_rate")
-
-    assert "Ranks 0, 1, 2 raised KeyError" in str(fails(ranks, RankError, program))
-    assert ranks.run(os.getpid) == before
-
-
-def test_os_exit(ranks: Ranks) -> None:
-    error = fails(ranks, RankError, lambda: os._exit(3) if dist.get_rank() == 0 else dist.barrier())
-    assert "Rank 0's process ended: it called exit with status 3" in str(error)
-
-
 def test_segmentation_fault(ranks: Ranks) -> None:
     def program() -> None:
         if dist.get_rank() == 2:
@@ -125,20 +109,6 @@ def test_sleep_ends_at_the_limit_and_names_the_line(ranks: Ranks) -> None:
     assert error.states[1].doing.startswith("waits in barrier")
 
 
-def test_a_loop_that_swallows_interrupts(ranks: Ranks) -> None:
-    def program() -> None:
-        while True:
-            try:
-                while True:
-                    pass
-            except BaseException:
-                pass
-
-    ranks.timeout = 1
-    error = fails(ranks, RankTimeout, program)
-    assert all(state.where.startswith("test_failures.py, line ") for state in error.states)
-
-
 # Amounts -------------------------------------------------------------------------------------
 
 
@@ -166,12 +136,3 @@ def test_a_result_of_two_gigabytes(ranks: Ranks) -> None:
     result, *_ = ranks.run(program)
     assert result.shape == (2**29,)
     assert result[-1] == 7
-
-
-def test_an_argument_that_cannot_be_sent(ranks: Ranks) -> None:
-    before = ranks.run(os.getpid)
-    with pytest.raises(TypeError, match=r"argument 'lock' \(lock\) cannot be sent"):
-        ranks.run(lambda **_: None, lock=threading.Lock())
-    with pytest.raises(TypeError, match=r"argument 1 \(\w*\) cannot be sent"):
-        ranks.run(lambda _: None, sys._getframe())
-    assert ranks.run(os.getpid) == before

@@ -1,6 +1,5 @@
 """The ranks start wherever a notebook does: sandboxes, odd paths, no network, two at once."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,23 +70,6 @@ def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str)
         [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
-
-
-@pytest.mark.large  # parallel workers do that all the time
-def test_two_at_the_same_time() -> None:
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for _ in range(2)
-    ]
-    for program in programs:
-        out, err = program.communicate(timeout=300)
-        assert out.startswith("right"), err
 
 
 def test_under_nbclient(tmp_path: Path) -> None:

@@ -166,22 +166,6 @@ def test_a_loop_until_a_time_ends_and_takes_that_time() -> None:
         assert now == pytest.approx(0.5, abs=1e-3)
 
 
-def test_a_rank_that_polls_while_it_sleeps_lets_others_run() -> None:
-    def fn() -> float:
-        if dist.get_rank() == 0:
-            work = dist.irecv(x := torch.zeros(1), 1)
-            assert work is not None
-            while not work.is_completed():
-                time.sleep(0.25)
-            return x.item()
-        time.sleep(2)
-        dist.send(torch.ones(1), 0)
-        return time.perf_counter()
-
-    one, two = Ranks(2, on="simulated", timeout=30).run(fn)
-    assert one == 1 and two == pytest.approx(2, rel=1e-3)
-
-
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -205,18 +189,6 @@ def test_a_thread_that_a_rank_starts_cannot_communicate_and_the_call_says_so(
     said = r"rank [01] calls torch\.distributed on a thread that it has started"
     with Ranks(2, on="simulated") as ranks, pytest.raises(RankError, match=said):
         ranks.run(program)
-
-
-def test_a_thread_that_does_not_communicate_is_welcome() -> None:
-    def program() -> list[bool]:
-        found: list[bool] = []
-        thread = threading.Thread(target=lambda: found.append(dist.is_initialized()))
-        thread.start()
-        thread.join()
-        dist.barrier()
-        return found
-
-    assert Ranks(2, on="simulated").run(program) == [[False], [False]]
 
 
 def test_what_waits_for_the_system_waits_in_real_time() -> None:

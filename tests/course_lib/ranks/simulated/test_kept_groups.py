@@ -61,18 +61,6 @@ for _ in range(2):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
-def test_one_rank_can_profile() -> None:
-    def one_profiles() -> bool:
-        profiled = dist.get_rank() == 1
-        with torch.autograd.profiler.profile(enabled=profiled) as profiler:
-            x = torch.ones(1) + 1
-            dist.all_reduce(x)
-        return not profiled or any(e.name == "aten::add" for e in profiler.function_events)
-
-    ranks = Ranks(2, on="simulated")
-    assert ranks.run(one_profiles) == [True, True]
-
-
 def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:
     def remote() -> None:
         from torch.distributed import rpc

@@ -91,12 +91,6 @@ def test_who_is_done_before_the_other_comes_has_not_waited() -> None:
     assert waits([receive, send]) == {}
 
 
-def test_a_message_whose_other_end_is_missing_has_none() -> None:
-    send = Event(0, "send", (0, 1), 1, 8, "float32", 2, 0.0, 0.1, "")
-    receive = Event(1, "recv", (0, 1), 0, 8, "float32", 1, 0.0, 0.1, "")
-    assert messages([send, receive]) == {}
-
-
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_the_figure_has_an_arrow_for_each_message_and_blanks_for_waiting(k: int) -> None:
     ranks = Ranks(k, on="simulated", network=NETWORK)

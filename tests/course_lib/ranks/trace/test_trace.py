@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -248,23 +247,6 @@ def test_a_part_of_a_trace_begins_at_zero() -> None:
 def test_an_empty_trace_says_so() -> None:
     with pytest.raises(ValueError, match="the trace is empty"):
         Trace([], 4).plot()
-
-
-def looks_of(figure: Figure) -> dict[str, tuple[object, str]]:
-    return {
-        handle.get_label(): (handle.get_facecolor(), handle.get_hatch())
-        for handle in figure.legends[0].get_patches()
-    }
-
-
-def test_an_operation_looks_the_same_in_every_figure() -> None:
-    """Whichever comes first there, and whatever is beside it."""
-    looks: dict[str, tuple[object, str]] = {}
-    for kinds in (["send", "recv"], ["recv", "send"], ["all_reduce", "recv"], ["barrier", "send"]):
-        events = [Event(0, k, (0,), None, 8, "", 1, i, i + 1, "") for i, k in enumerate(kinds)]
-        for kind, look in looks_of(Trace(events, 1).plot()).items():
-            assert looks.setdefault(kind, look) == look, kind
-    assert len({color for color, _ in looks.values()}) == len(looks) == 4
 
 
 @given(st.lists(st.sampled_from(["send", "recv", "send, a", "send, b", "a lane", "compute"])))
