@@ -95,6 +95,15 @@ class PythonGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
 
+    def register_pre_hook(self, *_: Any) -> None:
+        """Refuse what would never run: PyTorch runs hooks of operations, since 2.14, in C++."""
+        raise NotImplementedError(
+            "a hook on a process group's operations does not run here: look at ranks.trace, or use "
+            'the groups of PyTorch itself with Ranks(…, on="cpu", metered=False)'
+        )
+
+    register_post_hook = register_pre_hook
+
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks. A barrier is always monitored here, and names all missing ranks."""
         options = dist.BarrierOptions()

@@ -155,6 +155,13 @@ def test_gather_single_fills_the_rows_of_one_tensor(kind: dict[str, Any], length
         assert ranks.run(program, length) == [[], expected, []]
 
 
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_a_hook_that_would_never_run_is_refused(on: Any) -> None:
+    """PyTorch 2.14 took it, and called it only on groups in C++."""
+    with Ranks(2, on=on) as ranks, pytest.raises(RankError, match=r"look at ranks\.trace"):
+        ranks.run(lambda: dist.group.WORLD.register_post_hook(1, print))  # type: ignore[union-attr,attr-defined]
+
+
 WITH_RECORDER = """
 import torch, torch.distributed as dist
 from course_lib.ranks import Ranks
