@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
-import timeit
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -37,7 +35,6 @@ class RankShell:
         self._runner: asyncio.Runner | None = None
         self._magics: dict[str, Callable[[str], Any]] = {
             "time": lambda line: self._timed(line, self._name),
-            "timeit": self._timeit,
             "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
         }
 
@@ -102,11 +99,9 @@ class RankShell:
         return self._magics[name](line)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
-        """Run a cell magic below ``%%ranks``: ``%%time`` or ``%%timeit``."""
-        if name not in ("time", "timeit"):
-            raise NameError(f"%%{name} does not work below %%ranks, only %%time and %%timeit do")
-        if name == "timeit":
-            return self._timeit(cell)
+        """Run a cell magic below ``%%ranks``, which is ``%%time``."""
+        if name != "time":
+            raise NameError(f"%%{name} does not work below %%ranks, only %%time does")
         above = self._lines - len(cell.splitlines())
         return self._timed("\n" * above + cell, self._name)
 
@@ -119,13 +114,6 @@ class RankShell:
         finally:
             kind = "Virtual" if is_simulated() else "Wall"
             print(f"{kind} time: {_seconds(clock() - start)}")
-
-    def _timeit(self, source: str) -> None:
-        # The rank's clock cannot be used: on a simulated rank it stands still while Python runs.
-        timer = timeit.Timer(source, timer=time.thread_time, globals=self._variables)
-        loops, _ = timer.autorange()
-        best = min(timer.repeat(3, loops)) / loops
-        print(f"{_seconds(best)} per loop (best of 3 runs of {loops} loops)")
 
     def _filled_in(self, command: str) -> str:
         """Return a command in which ``{x}`` and ``$x`` are replaced by the rank's variables."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.simulated.fabric import Fabric, Phase
@@ -157,20 +158,24 @@ class ThreadEndpoint:
         self._rank = rank
         self._spend = spend
 
-    def post(self, operation: Operation) -> None:
+    def _outside(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Call a function whose CPU time is not the rank's."""
         self._baton.count_time(self._spend)
-        self._baton.post(operation)
+        result = do(*args)
         self._baton.skip_time()
+        return result
+
+    def post(self, operation: Operation) -> None:
+        self._outside(self._baton.post, operation)
 
     def wait(self, operation: Operation) -> None:
-        self._baton.count_time(self._spend)
-        self._baton.wait(operation)
-        self._baton.skip_time()
+        self._outside(self._baton.wait, operation)
+
+    def is_done(self, operation: Operation) -> bool:
+        return bool(self._outside(self._baton.is_done, operation))
 
     def in_turn(self) -> None:
-        self._baton.count_time(self._spend)
-        self._baton.in_turn(self._rank)
-        self._baton.skip_time()
+        self._outside(self._baton.in_turn, self._rank)
 
     def now(self) -> float:
         self._baton.count_time(self._spend)
@@ -179,15 +184,8 @@ class ThreadEndpoint:
     def sleep(self, seconds: float) -> None:
         self._baton.count_time(self._spend)
         self._spend(seconds)
-        self._baton.in_turn(self._rank)  # a rank that sleeps in a loop may wait for another rank
-        self._baton.skip_time()
+        self.in_turn()  # a rank that sleeps in a loop may wait for another rank
 
     def release(self, operation: Operation) -> None:
         fabric = self._baton.fabric
         fabric.release(operation, fabric.clock[self._rank])
-
-    def is_done(self, operation: Operation) -> bool:
-        self._baton.count_time(self._spend)
-        done = self._baton.is_done(operation)
-        self._baton.skip_time()
-        return done

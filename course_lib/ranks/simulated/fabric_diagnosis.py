@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from course_lib.ranks.explain.errors import (
     DeadlockError,
@@ -42,30 +43,18 @@ def explain_failure(fabric: Fabric) -> RanksError:
     if fabric.failure is not None:
         return fabric.failure
     waiting = {
-        rank: _waiting(fabric, rank, operation)
+        rank: Waiting(
+            rank,
+            operation.kind,
+            fabric.late(operation),
+            operation.seq,
+            operation.tag,
+            operation.group,
+        )
         for rank, operation in enumerate(fabric.waiting)
         if operation is not None and fabric.phase[rank] is Phase.BLOCKED
     }
     return deadlock(waiting, fabric_states(fabric), _unmatched(fabric))
-
-
-def _waiting(fabric: Fabric, rank: int, operation: Operation) -> Waiting:
-    return Waiting(
-        rank,
-        operation.kind,
-        awaited(fabric, rank),
-        operation.seq,
-        operation.tag,
-        operation.group,
-    )
-
-
-def awaited(fabric: Fabric, rank: int) -> tuple[int, ...]:
-    """Return the ranks that have yet to start what `rank` is blocked in."""
-    operation = fabric.waiting[rank]
-    if operation is None or operation.end is not None:
-        return ()
-    return fabric.late(operation)
 
 
 def fabric_states(fabric: Fabric) -> list[RankState]:
@@ -108,10 +97,7 @@ def _unmatched(fabric: Fabric) -> list[Unmatched]:
             sends = left.kind == "send"
             key = Unmatched(left.rank, sends, left.peer, left.tag, left.group, 0, left.where)
             counts[key] = counts.get(key, 0) + 1
-    return [
-        Unmatched(each.rank, each.sends, each.peer, each.tag, each.group, count, each.where)
-        for each, count in counts.items()
-    ]
+    return [replace(each, count=count) for each, count in counts.items()]
 
 
 def explain_leftovers(fabric: Fabric) -> DeadlockError | None:

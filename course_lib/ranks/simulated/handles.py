@@ -67,9 +67,6 @@ class _Buffer(NamedTuple):
 class Handles:
     """The operations of one rank that it has launched and not waited for.
 
-    A rank waits for most operations at once. So the buffers of an operation are looked up only
-    when the rank launches the next operation or calls an operator.
-
     Args:
         locate: returns the line of user code that is running.
         watched: whether to look for misuse at all.
@@ -84,8 +81,6 @@ class Handles:
         self._locate = locate
         self._watched = watched
         self._open: dict[Operation, list[_Buffer]] = {}
-        self._unread: Operation | None = None
-        """The operation whose buffers have not been looked up yet."""
         self._memory: dict[int, list[_Buffer]] = {}
         """Memory → the buffers in it."""
         self._reported: set[int] = set()
@@ -95,14 +90,11 @@ class Handles:
         """Note a launch, unless PyTorch launched it for itself: users never see that handle."""
         if not self._watched or _launched_by_torch():
             return
-        if self._open:
-            self._read()
-            buffers = _buffers(operation)
-            self._look_at_launch(operation, buffers)
-            self._add(operation, buffers)
-        else:
-            self._open[operation] = []
-            self._unread = operation
+        buffers = _buffers(operation)
+        self._look_at_launch(operation, buffers)
+        self._open[operation] = buffers
+        for buffer in buffers:
+            self._memory.setdefault(buffer.memory, []).append(buffer)
         watch_with(self._mode)
 
     def close(self, operation: Operation) -> None:
@@ -110,8 +102,6 @@ class Handles:
         buffers = self._open.pop(operation, None)
         if buffers is None:
             return
-        if operation is self._unread:
-            self._unread = None
         self._reported.discard(id(operation))  # a later operation may have the same id
         if not self._open:
             self._memory.clear()
@@ -131,7 +121,6 @@ class Handles:
             self._note(operation, "", "")
         self._open.clear()
         self._memory.clear()
-        self._unread = None
         remove_mode(self._mode)
 
     def forget(self) -> None:
@@ -157,23 +146,12 @@ class Handles:
                     self._touch(tensor, writes)
 
     def _touch(self, tensor: torch.Tensor, writes: bool) -> None:
-        self._read()
         if (memory := _memory(tensor)) not in self._memory:
             return
         start, end = _extent(tensor)
         for buffer in self._memory[memory]:
             if (buffer.gets or writes) and buffer.start < end and start < buffer.end:
                 self._note(buffer.operation, "wrote to" if writes else "read", self._locate())
-
-    def _read(self) -> None:
-        if self._unread is not None:
-            self._add(self._unread, _buffers(self._unread))
-            self._unread = None
-
-    def _add(self, operation: Operation, buffers: list[_Buffer]) -> None:
-        self._open[operation] = buffers
-        for buffer in buffers:
-            self._memory.setdefault(buffer.memory, []).append(buffer)
 
     def _look_at_launch(self, operation: Operation, buffers: list[_Buffer]) -> None:
         """Check that a launch neither uses what an open operation fills nor fills what it uses."""

@@ -91,7 +91,6 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "time: " in pair.run("%%ranks 0\n%time x = sum(range(10))").text
     timed = pair.run("%%ranks 0\n%%time\ny = 3\ny")
     assert "time: " in timed.text and "[rank 0] 3" in timed.text
-    assert "per loop" in pair.run("%%ranks 0\n%timeit 1 + 1").text
     assert "Cell In[" in (error := pair.run("%%ranks\n%%time\n\ny / 0").error)
     assert "line 4" in error
     assert "put %run into a cell without %%ranks" in pair.run("%%ranks\n%run x.py").error
