@@ -50,6 +50,14 @@ def test_what_is_fetched_from_elsewhere_is_found(builder: ModuleType, tmp_path: 
     ]
 
 
+def test_an_index_stands_beside_an_accented_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docutils", reason="pip install -e '.[site]' brings it")
+    monkeypatch.syspath_prepend(SITE)
+    mathml = importlib.import_module("mathml").mathml(r"\bar w_{t+1} = \sum_i w_i", block=False)
+    assert mathml.count("<msub>") == 2 and mathml.count("<munder>") == 1  # below the sum only
+    assert "munderover" not in mathml
+
+
 def test_all_lectures_and_tables_have_a_place_in_the_contents() -> None:
     contents = (SITE / "index.md").read_text(encoding="utf-8")
     names = ("/lectures/*", "/assignments/*/*", "/instructor/README", "/instructor/kill_matrix")
@@ -118,6 +126,27 @@ def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
         equation = "document.querySelector('div.math')"
         off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
         assert abs(browser.run(off)) < 5
+        # So are the words of a check's report, which are HTML in an output.
+        browser.open((site / "lectures/00_start_here.html").as_uri())
+        report = f"{light}(document.querySelector('.course-report'))"
+        lightness = browser.wait_for(f"{report} + 1") - 1  # a page that loads has no report
+        assert lightness > 0.6 if dark else lightness < 0.4
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+@needs_browser
+def test_the_words_of_a_wide_figure_can_be_read_on_a_phone(site: Path) -> None:
+    with Browser() as browser:
+        browser.narrow(390)
+        for page, figure in (
+            ("00_start_here", ".cell_output > .output > img"),  # a timeline
+            ("02_data_parallel_sgd", ".cell_output img"),  # a diagram
+            ("05_bucketing_and_overlap", ".course-explore .picture svg"),  # a timeline with sliders
+        ):
+            browser.open((site / f"lectures/{page}.html").as_uri())
+            width = f"document.querySelector('{figure}').getBoundingClientRect().width"
+            assert browser.wait_for(width) > 600, page
 
 
 @pytest.mark.large

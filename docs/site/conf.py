@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
@@ -80,11 +81,11 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 _log = logging.getLogger(__name__)
 # In JupyterLab the place of a heading is its text, with dashes for spaces.
 _HEADING = re.compile(r"\]\(([^()\s#]*\.ipynb|)#([^()\s]+)\)")
-# Boxes with words in them, which nobody could read in the width of a phone.
-_DIAGRAM = re.compile(r"show\((?:diagrams\.|draw_outcomes)")
+_WIDE = 700
+"""Pixels. The words in a wider figure could not be read in the width of a phone."""
 _NUMBER = re.compile(r"lectures/(\d\d)_")
 _TITLE = re.compile(r'"# ')  # the first one in a notebook's file
-_FOLDER = re.compile(r"\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
+_FOLDER = re.compile(r"\[([^\[\]]*)\]\(((?:\.\./)*(?:[\w.-]+/)*[\w.-]+)/?\)")
 
 
 def _to_pages(app: Any, docname: str, source: list[str]) -> None:
@@ -95,12 +96,12 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
     here = (ROOT / docname).parent
 
     def page(found: re.Match[str]) -> str:
-        folder = here / found[1]
+        folder = here / found[2]
         if folder.is_dir():
             for name in (f"{folder.name}.ipynb", "README.md"):
                 if (folder / name).is_file():
-                    return f"]({found[1]}/{name})"
-            return "]"  # a folder of code has no page: its name stays
+                    return f"[{found[1]}]({found[2]}/{name})"
+            return found[1]  # a folder of code has no page: its name stays
         return found[0]
 
     def slug(found: re.Match[str]) -> str:
@@ -115,7 +116,7 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _fold(app: Any, docname: str, source: list[str]) -> None:
-    """Fold code that only draws, which has no tag for it, and mark diagrams.
+    """Fold code that only draws, which has no tag for it, and mark wide figures.
 
     On paper (`pdf.py`) nothing is folded, and code that only draws or imports is not there.
     """
@@ -134,10 +135,15 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
         if code and only_draws(cell):
             tags.append("hide-input")
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if _DIAGRAM.search(cell["source"]) and "text/html" in data:
-                shown = "".join(data["text/html"])
-                data["text/html"] = shown.replace("<img ", '<img class="diagram" ')
+            if "text/html" in data and _width(data.get("image/png", "")) > _WIDE:
+                shown = "".join(data["text/html"]).replace("<img ", '<img class="wide" ')
+                data["text/html"] = shown.replace('"course-explore', '"wide course-explore')
     source[0] = json.dumps(notebook, ensure_ascii=False)
+
+
+def _width(png: str | list[str]) -> int:
+    """Return the width of a PNG in base64, which its first 24 bytes hold; 0 if there is none."""
+    return int.from_bytes(base64.b64decode("".join(png)[:32])[16:20])
 
 
 def _name_folds(app: Any, doctree: nodes.document, docname: str) -> None:
