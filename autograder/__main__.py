@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from autograder import gradebook
-from autograder.course import CourseNotFound, SourcesMissing, find_course, load_config
+from autograder.course import find_course, load_config
+from autograder.errors import CommandFailed
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
@@ -28,7 +29,8 @@ COMMANDS = {
     "sources": "write each student's own code as a .py file, for programs that find copies",
 }
 """Each command's line in `autograder --help`. `autograder.commands` has a module for each command.
-The module defines DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`."""
+The module defines DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`,
+which may raise `CommandFailed`."""
 
 
 _GRADEBOOK = {
@@ -103,8 +105,8 @@ def main() -> int:
             url = str(load_config(root).CourseDirectory.db_url)
             gradebook.make_sure_of(url, writes=_GRADEBOOK[arguments.command])
         return int(module.run(root, arguments))
-    except (CourseNotFound, SourcesMissing, gradebook.GradebookUnusable) as error:
-        print(f"autograder: {error}", file=sys.stderr)
+    except CommandFailed as error:
+        print(f"autograder {arguments.command}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
         if not type(error).__module__.startswith("sqlalchemy."):  # few commands import it

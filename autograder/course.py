@@ -9,8 +9,10 @@ from typing import Any
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
+from autograder.errors import CommandFailed
 
-class CourseNotFound(LookupError):
+
+class CourseNotFound(CommandFailed):
     """The search found no course folder at or above its start, or the folder cannot be used."""
 
 
@@ -18,7 +20,7 @@ _PATTERNS = "?*[%$"
 """Characters that a path must not have: nbgrader, SQLAlchemy and traitlets would interpret them."""
 
 
-class SourcesMissing(LookupError):
+class SourcesMissing(CommandFailed):
     """The folder with the sources of the assignments is not in this copy of the course."""
 
 

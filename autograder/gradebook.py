@@ -12,13 +12,11 @@ import urllib.parse
 from contextlib import closing
 from pathlib import Path
 
+from autograder.errors import CommandFailed
+
 _SQLITE = "sqlite:///"
 _PATIENCE = 5.0
 """Seconds to wait while another program writes; nbgrader's own commands wait as long."""
-
-
-class GradebookUnusable(RuntimeError):
-    """The gradebook is damaged, locked or read-only; the message says what to do."""
 
 
 def exists(url: str) -> bool:
@@ -32,16 +30,16 @@ def make_sure_of(url: str, *, writes: bool) -> None:
     A gradebook that does not exist yet passes the check, and so does one that is no SQLite file.
 
     Raises:
-        GradebookUnusable: the gradebook cannot be used.
+        CommandFailed: the gradebook cannot be used.
 
     """
     path = Path(url.removeprefix(_SQLITE))
     if not url.startswith(_SQLITE) or not path.exists():
         return
     if not os.access(path, os.R_OK):
-        raise GradebookUnusable(f"no permission to read the gradebook {path}: check who owns it")
+        raise CommandFailed(f"no permission to read the gradebook {path}: check who owns it")
     if writes and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        raise GradebookUnusable(
+        raise CommandFailed(
             f"no permission to write the gradebook {path} or its folder: check who owns them, and "
             "whether the disk is mounted read-only"
         )
@@ -56,7 +54,7 @@ def make_sure_of(url: str, *, writes: bool) -> None:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
     except sqlite3.DatabaseError as error:
-        raise GradebookUnusable(sentence_on(error, path)) from None
+        raise CommandFailed(sentence_on(error, path)) from None
 
 
 def sentence_on(error: BaseException, path: str | Path) -> str:

@@ -139,14 +139,12 @@ def collect(
 
 
 def hand_ins_by_student(
-    root: Path, assignment: str, source: str, *, roster: Path | None = None, format: str = ""
-) -> tuple[dict[str, list[HandIn]], list[Refused], str]:
-    """Return a source's unread files by the course's student ids, the refused, and the format."""
-    config = load_config(root)
-    students = read_roster(roster) if roster else kept_roster(Folders.at(root).data)
-    gathered = _gather(config, source, assignment, format)
-    collected = Collected([], list(gathered.refused), [], gathered.format)
-    return _by_student(gathered, students, collected), collected.refused, gathered.format
+    root: Path, assignment: str, source: str
+) -> tuple[dict[str, list[HandIn]], str]:
+    """Return a source's unread files by the course's student ids, and the source's format."""
+    gathered = _gather(load_config(root), source, assignment, "")
+    students = kept_roster(Folders.at(root).data)
+    return _by_student(gathered, students, Collected([], [], [], "")), gathered.format
 
 
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from autograder.errors import CommandFailed
+
 MAX_ENTRIES = 50_000
 """Largest number of files in one archive or folder: enough for three hundred students."""
 _JUNK = {"__MACOSX", ".DS_Store", "Thumbs.db", ".ipynb_checkpoints", "__pycache__", "desktop.ini"}
@@ -32,7 +34,7 @@ _TURNS = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069
 """Marks that change the direction of writing, and so could make a name look like another name."""
 
 
-class SourceError(ValueError):
+class SourceError(CommandFailed):
     """Nothing can be collected from a source; the message says why, and what to do."""
 
 

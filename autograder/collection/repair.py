@@ -57,7 +57,8 @@ def damage(remarks: Sequence[str]) -> list[str]:
     return [note for note in remarks if note.startswith(_NOTEBOOK)]
 
 
-def _place_aside(path: Path, folder: Path) -> Path:
+def place_aside(path: Path, folder: Path) -> Path:
+    """Return where a file of the submission's `folder` is kept if it is set aside."""
     student, assignment = folder.parent.name, folder.name
     return folder.parents[2] / "set_aside" / student / assignment / path.relative_to(folder)
 
@@ -68,7 +69,7 @@ def set_aside(path: Path, folder: Path) -> None:
 
 
 def _new_place_aside(path: Path, folder: Path) -> Path:
-    target = _place_aside(path, folder)
+    target = place_aside(path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink() or target.exists():
         target = target.with_name(f"{target.name}.{os.urandom(3).hex()}")
@@ -180,7 +181,7 @@ def _earlier_note(path: Path, content: Any) -> list[str]:
     """Return the note on a notebook that this pass repaired before, if grading was interrupted."""
     note = content["metadata"].get(_MENDED)
     ours = isinstance(note, str) and re.fullmatch(rf"{_NOTEBOOK}[\w ,:.-]{{,200}}", note)
-    return [str(note)] if ours and _place_aside(path, path.parent).exists() else []
+    return [str(note)] if ours and place_aside(path, path.parent).exists() else []
 
 
 def text_of(data: bytes) -> str:

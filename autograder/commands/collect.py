@@ -13,7 +13,6 @@ from pathlib import Path
 
 from autograder.collection.collecting import Collected, Row, collect
 from autograder.collection.formats import FORMATS
-from autograder.collection.listing import SourceError
 from autograder.collection.times import (
     book_due,
     course_zone,
@@ -91,27 +90,23 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Collect for the command line; return 0, or 1 if somebody's submission was refused."""
     write = not arguments.dry_run
     data = Folders.at(root).data
-    try:
-        zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
-        if arguments.timezone and write:
-            keep_zone(data, arguments.timezone)
-        due = read_time(arguments.due, zone) if arguments.due else None
-        collected = collect(
-            root,
-            arguments.assignment,
-            arguments.source,
-            format=arguments.format,
-            roster=arguments.roster,
-            due=due,
-            zone=zone,
-            file_times=arguments.file_times,
-            retime=bool(arguments.timezone),
-            write=write,
-            progress=_progress,
-        )
-    except SourceError as error:
-        print(f"autograder collect: {error}", file=sys.stderr)
-        return 2
+    zone = find_zone(arguments.timezone) if arguments.timezone else course_zone(data)
+    if arguments.timezone and write:
+        keep_zone(data, arguments.timezone)
+    due = read_time(arguments.due, zone) if arguments.due else None
+    collected = collect(
+        root,
+        arguments.assignment,
+        arguments.source,
+        format=arguments.format,
+        roster=arguments.roster,
+        due=due,
+        zone=zone,
+        file_times=arguments.file_times,
+        retime=bool(arguments.timezone),
+        write=write,
+        progress=_progress,
+    )
     if due and write:
         book_due(load_config(root), arguments.assignment, due)
     _report(root, arguments.assignment, collected, write, arguments.all)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import textwrap
 import time
 import warnings
@@ -24,11 +23,11 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.course import find_sources, handed_out, load_config
+from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import solved
-from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import Solution, mutants_of
@@ -83,10 +82,6 @@ class Made:
         return found
 
 
-class DemoError(RuntimeError):
-    """A step of the demo failed."""
-
-
 def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[Result]:
     """Run the demo in the course folder `root`; return the table's rows.
 
@@ -98,7 +93,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     Raises:
         SourcesMissing: this copy of the course lacks the sources of the assignments.
         SandboxUnavailable: there is no sandbox that has everything that grading needs.
-        DemoError: a step failed.
+        CommandFailed: a step failed.
 
     """
     source = find_sources(root) / ASSIGNMENT
@@ -129,7 +124,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         verdict = Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT))
         booked = api.get_submission(ASSIGNMENT, name)["code_score"]
         if booked != verdict.score:
-            raise DemoError(
+            raise CommandFailed(
                 f"{name}: the verdict has {verdict.score} points, but the gradebook has {booked}"
             )
         unexpected += [f"{name}: {each}" for each in made.unexpected(verdict)]
@@ -139,7 +134,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     say("writing feedback …")
     _must(api.generate_feedback(ASSIGNMENT), "writing feedback")
     if unexpected:
-        raise DemoError(
+        raise CommandFailed(
             f"these points are wrong:\n\n{table(results)}\n\n"
             + "\n".join(unexpected)
             + "\n\nDo not grade on this machine before the demo succeeds. Test the machine with: "
@@ -189,7 +184,7 @@ def replace_tasks(
 
 def _must(outcome: dict[str, object], what: str) -> None:
     if not outcome["success"]:
-        raise DemoError(
+        raise CommandFailed(
             f"{what} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
         )
 
@@ -226,11 +221,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
     # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
     warnings.filterwarnings("ignore", module="nbgrader.api")
-    try:
-        results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
-    except (DemoError, SandboxUnavailable) as error:
-        print(f"autograder demo: {error}", file=sys.stderr)
-        return 1
+    results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
     print(f"\n{table(results)}\n")
     print("The written question is graded by hand, in formgrader; it has 3 points. Start it with")
     print("  make formgrader GRADING=grading/demo")

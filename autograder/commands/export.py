@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from pathlib import Path
 
-from autograder.collection.listing import SourceError
 from autograder.collection.roster import kept_roster, read_roster
 from autograder.collection.times import course_zone
 from autograder.course import Folders, load_config
-from autograder.exporting.grades import BY_HAND, NOT_GRADED, ExportError, Grade, read_grades
+from autograder.errors import CommandFailed
+from autograder.exporting.grades import BY_HAND, NOT_GRADED, Grade, read_grades
 from autograder.exporting.systems import filled, plain
 from autograder.files import write_whole
 
@@ -41,7 +40,7 @@ def export(
     """Return for whom the CSV is, the CSV of some assignments, by default all, and the grades.
 
     Raises:
-        ExportError: there is nothing to export, or `fill` is not a file of Canvas or Moodle.
+        CommandFailed: there is nothing to export, or `fill` is not a file of Canvas or Moodle.
         SourceError: the class list cannot be read.
 
     """
@@ -49,7 +48,7 @@ def export(
     students = read_roster(roster) if roster else kept_roster(data)
     grades = read_grades(config, data, students, assignments)
     if not grades:
-        raise ExportError("the gradebook has no students yet: run autograder grade first")
+        raise CommandFailed("the gradebook has no students yet: run autograder grade first")
     if fill:
         return *filled(fill, grades, zero, title), grades
     return "plain", plain(grades, zero, course_zone(data), tasks), grades
@@ -76,34 +75,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", action="store_true", help="in the plain file, add a column for each task"
     )
-    parser.add_argument(
-        "--to", type=Path, metavar="CSV", help="output file (default: grading/grades_SYSTEM.csv)"
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Export for the command line; return the exit status."""
-    wrong = ""
     if arguments.title and not (arguments.fill and arguments.assignment):
-        wrong = "--title needs one ASSIGNMENT, and --fill with Canvas's file"
+        raise CommandFailed("--title needs one ASSIGNMENT, and --fill with Canvas's file")
     if arguments.tasks and arguments.fill:
-        wrong = "--tasks is for the plain file only"
-    try:
-        if wrong:
-            raise ExportError(wrong)
-        system, text, grades = export(
-            root,
-            (arguments.assignment,) if arguments.assignment else (),
-            fill=arguments.fill,
-            title=arguments.title,
-            roster=arguments.roster,
-            zero=arguments.zero,
-            tasks=arguments.tasks,
-        )
-    except (ExportError, SourceError) as error:
-        print(f"autograder export: {error}", file=sys.stderr)
-        return 2
-    to = arguments.to or Folders.at(root).data / f"grades_{system}.csv"
+        raise CommandFailed("--tasks is for the plain file only")
+    system, text, grades = export(
+        root,
+        (arguments.assignment,) if arguments.assignment else (),
+        fill=arguments.fill,
+        title=arguments.title,
+        roster=arguments.roster,
+        zero=arguments.zero,
+        tasks=arguments.tasks,
+    )
+    to = Folders.at(root).data / f"grades_{system}.csv"
     # Spreadsheets need the byte order mark to show 中文. Canvas and Moodle need none.
     write_whole(to, text, "utf-8-sig" if system == "plain" else "utf-8")
     _report(grades, to)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.collecting import hand_ins_by_student
-from autograder.collection.listing import SourceError
 from autograder.course import Folders, load_config
+from autograder.errors import CommandFailed
 from autograder.pool.progress import Progress
 from course_lib.ranks.explain.words import counted
 
@@ -40,15 +39,11 @@ UPLOAD = {
 }
 
 
-class FeedbackError(RuntimeError):
-    """Feedback cannot be written; the message says what to do."""
-
-
 def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, list[str]]:
     """Write the pages; return assignment → students whose page could not be written.
 
     Raises:
-        FeedbackError: nothing was graded.
+        CommandFailed: nothing was graded.
 
     """
     config = load_config(root)
@@ -56,7 +51,7 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
     if not graded:
         whose = "no submission" if student == "*" else f"no submission from {student}"
-        raise FeedbackError(
+        raise CommandFailed(
             f"{whose}{f' of {assignment}' if assignment else ''} has been graded yet: first run "
             f"autograder grade {assignment or 'ASSIGNMENT'}"
         )
@@ -88,14 +83,14 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
         page who are not in the source, such as the other member of a pair.
 
     Raises:
-        FeedbackError: the source comes from a system that accepts no feedback files.
+        CommandFailed: the source comes from a system that accepts no feedback files.
         SourceError: the source cannot be read.
 
     """
     data = Folders.at(root).data
-    found, _, system = hand_ins_by_student(root, assignment, source)
+    found, system = hand_ins_by_student(root, assignment, source)
     if system not in UPLOAD:
-        raise FeedbackError(
+        raise CommandFailed(
             f"{source} has the format {system}, but --zip needs a zip from Moodle or Canvas. "
             "Hand out the pages in grading/feedback yourself, or give --release"
         )
@@ -122,7 +117,7 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
     submission. Without this secret, nbgrader's own command stops.
 
     Raises:
-        FeedbackError: nbgrader could not write into the exchange.
+        CommandFailed: nbgrader could not write into the exchange.
 
     """
     config = load_config(root)
@@ -136,7 +131,7 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
     config.CourseDirectory.student_id = "" if student == "*" else student
     outcome = NbGraderAPI(config=config).release_feedback(assignment)
     if not outcome["success"]:
-        raise FeedbackError(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
+        raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
     return without
 
 
@@ -164,17 +159,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     warnings.filterwarnings("ignore", module="nbgrader.api")
     if (arguments.source or arguments.release) and not arguments.assignment:
-        print("autograder feedback: --zip and --release need ASSIGNMENT", file=sys.stderr)
-        return 2
-    try:
-        missing = feedback(root, arguments.assignment, arguments.student)
-        packed = pack(root, arguments.assignment, arguments.source) if arguments.source else None
-        unreached = (
-            release(root, arguments.assignment, arguments.student) if arguments.release else []
-        )
-    except (FeedbackError, SourceError) as error:
-        print(f"autograder feedback: {error}", file=sys.stderr)
-        return 2
+        raise CommandFailed("--zip and --release need ASSIGNMENT")
+    missing = feedback(root, arguments.assignment, arguments.student)
+    packed = pack(root, arguments.assignment, arguments.source) if arguments.source else None
+    unreached = release(root, arguments.assignment, arguments.student) if arguments.release else []
     folder = Folders.at(root).data / "feedback"
     for name, students in missing.items():
         pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from autograder.course import Folders, load_config
+from autograder.errors import CommandFailed
 from autograder.pool import phases
 from autograder.settings import Settings
 
@@ -67,7 +67,12 @@ def _positive(text: str) -> int:
 
 
 def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, int]:
-    """Return assignment, settings and jobs; the assignment is empty if it cannot be determined."""
+    """Return assignment, settings and jobs.
+
+    Raises:
+        CommandFailed: no assignment was named, and not exactly one has submissions.
+
+    """
     config = load_config(root)
     settings = Settings.of(config)
     if arguments.on:
@@ -76,12 +81,11 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
     if not assignment:
         submitted = Folders.of(config.CourseDirectory).submitted
         there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
-        if len(there) != 1:
-            message = f"name one of the assignments with submissions: {', '.join(there)}"
-            if not there:
-                message = "no assignment has submissions: run autograder collect first"
-            print(f"autograder {arguments.command}: {message}", file=sys.stderr)
-        assignment = there[0] if len(there) == 1 else ""
+        if not there:
+            raise CommandFailed("no assignment has submissions: run autograder collect first")
+        if len(there) > 1:
+            raise CommandFailed(f"name one of the assignments with submissions: {', '.join(there)}")
+        (assignment,) = there
     jobs = arguments.jobs
     if settings.on == "gpu" and jobs > 1:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
@@ -92,14 +96,8 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, i
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
     assignment, settings, jobs = choices(root, arguments)
-    if not assignment:
-        return 2
-    try:
-        outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
-        unbooked = phases.book_class(root, assignment, arguments.student, settings)
-    except phases.ERRORS as error:
-        print(f"autograder grade: {error}", file=sys.stderr)
-        return 2
+    outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
+    unbooked = phases.book_class(root, assignment, arguments.student, settings)
     status = phases.report(outcomes)
     if unbooked:
         print(f"not booked: {', '.join(unbooked)}; the reasons are above")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +17,7 @@ from autograder.course import Folders, handed_out
 from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
-from autograder.pool.class_list import NothingToGrade, students
+from autograder.pool.class_list import students
 from autograder.tables import Row, Table, bar, csv_text
 from autograder.web_page import web_page
 from course_lib.capstone import Race
@@ -122,9 +121,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--final", action="store_true", help="the race on the hidden network and model"
     )
-    parser.add_argument(
-        "--to", type=Path, help="folder of the board (default: grading/leaderboard)"
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -136,16 +132,12 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         if arguments.final
         else load_module(handed_out(source) / "checks.py").RACE
     )
-    try:
-        there = students(folders, ASSIGNMENT)
-    except NothingToGrade as error:
-        print(f"autograder leaderboard: {error}", file=sys.stderr)
-        return 2
+    there = students(folders, ASSIGNMENT)
     entries = [
         entry_of(name, list(current(folders, ASSIGNMENT, name).values()), case.name)
         for name in there
     ]
-    target = arguments.to or folders.data / "leaderboard"
+    target = folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"
     title = "The race: " + ("final results" if arguments.final else "results so far")
     table = board(entries)

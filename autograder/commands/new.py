@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from autograder.course import find_sources, handed_out
+from autograder.errors import CommandFailed
 
 DESCRIPTION = (
     "Write assignments/NN_name with the check that instructor/README.md explains, and "
@@ -22,26 +22,22 @@ TEMPLATE = Path(__file__).parents[1] / "template"
 _NAME = re.compile(r"\d\d_[a-z][a-z0-9_]*")
 
 
-class NewError(RuntimeError):
-    """The folder cannot be written; the message says what to do."""
-
-
 def new(root: Path, name: str) -> Path:
     """Write ``instructor/NN_name/`` and ``assignments/NN_name/``; return the first path.
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        NewError: the name is not usable, or a folder exists already.
+        CommandFailed: the name is not usable, or a folder exists already.
 
     """
     if not _NAME.fullmatch(name):
-        raise NewError(
+        raise CommandFailed(
             f"{name!r} is no usable name: use a name like 12_my_topic, two digits and small letters"
         )
     folder = find_sources(root) / name
     for each in (folder, handed_out(folder)):
         if each.exists():
-            raise NewError(f"{each} exists already: choose another name, or remove it first")
+            raise CommandFailed(f"{each} exists already: choose another name, or remove it first")
     for path in (path for path in TEMPLATE.iterdir() if path.is_file()):
         to = handed_out(folder) if path.name == "checks.py" else folder
         to.mkdir(parents=True, exist_ok=True)
@@ -57,11 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the folder for the command line; return the exit status."""
-    try:
-        folder = new(root, arguments.assignment)
-    except NewError as error:
-        print(f"autograder new: {error}", file=sys.stderr)
-        return 2
+    folder = new(root, arguments.assignment)
     name = folder.name
     print(f"""\
 Written: {folder}

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from autograder.commands import _one_student, grade
 from autograder.course import Folders
+from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict
 from autograder.pool import phases
 from autograder.pool.book import current
 from autograder.pool.worker import Outcome
-from autograder.sandbox.sandbox import MachineFailure
+from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
 
 DESCRIPTION = (
@@ -77,14 +78,11 @@ def table(found: Sequence[Change]) -> str:
     moved = sorted(
         (each for each in known if each.tasks), key=lambda each: each.after - (each.before or 0)
     )
-    width = max((len(each.student) for each in moved), default=7)
-    lines = [f"{'student':{width}}     old     new  change  tasks"] if moved else []
-    for each in moved:
-        before = each.before or 0.0
-        lines.append(
-            f"{each.student:{width}}  {before:6g}  {each.after:6g}  {each.after - before:+6g}  "
-            f"{', '.join(each.tasks)}"
-        )
+    rows = [
+        (e.student, e.before, e.after, f"{e.after - (e.before or 0):+g}", ", ".join(e.tasks))
+        for e in moved
+    ]
+    lines = [format_rows(("student", "old", "new", "change", "tasks"), rows)] if rows else []
     gain = sum(each.after > (each.before or 0) for each in moved)
     lose = sum(each.after < (each.before or 0) for each in moved)
     lines.append(
@@ -109,33 +107,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="grade only submissions whose code or checks changed since grading",
     )
     which.add_argument("--one", metavar="STUDENT", help="explain the grade of this student")
-    parser.add_argument("--book", action="store_true", help="book the new points without asking")
     grade.add_choices(parser)
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Regrade for the command line; return the exit status."""
     assignment, settings, jobs = grade.choices(root, arguments)
-    if not assignment:
-        return 2
-    try:
-        if arguments.one:
+    if arguments.one:
+        try:
             return int(not _one_student.explain(root, assignment, arguments.one))
-        outcomes = phases.grade_class(
-            *(root, assignment, arguments.student, settings),
-            jobs=jobs,
-            again=arguments.all,
-        )
-        status = phases.report(outcomes)
-        folders = Folders.at(root)
-        print(f"\n{table(changes(folders, assignment, outcomes))}\n")
-        if not (arguments.book or _agreed()):
-            print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
-            return status
-        unbooked = phases.book_class(root, assignment, arguments.student, settings)
-    except (*phases.ERRORS, MachineFailure, AuthorError) as error:
-        print(f"autograder regrade: {error}", file=sys.stderr)
-        return 2
+        except AuthorError as error:
+            raise CommandFailed(str(error)) from error
+    outcomes = phases.grade_class(
+        *(root, assignment, arguments.student, settings),
+        jobs=jobs,
+        again=arguments.all,
+    )
+    status = phases.report(outcomes)
+    folders = Folders.at(root)
+    print(f"\n{table(changes(folders, assignment, outcomes))}\n")
+    if not _agreed():
+        print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
+        return status
+    unbooked = phases.book_class(root, assignment, arguments.student, settings)
     return 1 if unbooked else status
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
-from autograder.commands._kill_matrix import kill_matrix
-from autograder.commands._overview import overview
+from autograder.commands._pages import kill_matrix, overview
 from autograder.course import find_sources, load_config
+from autograder.errors import CommandFailed
 
 DESCRIPTION = (
     "Make the notebook in assignments/NN_name from the one in instructor/NN_name, without "
@@ -36,10 +35,6 @@ DESCRIPTION = (
 MARKS = ("BEGIN SOLUTION", "BEGIN MARK SCHEME", "BEGIN HIDDEN TESTS")
 LONG_ENOUGH = 12  # characters; shorter lines such as `x = 1` are not searched in other lines
 LEFTOVERS = {"__pycache__", ".ipynb_checkpoints"}
-
-
-class ReleaseError(RuntimeError):
-    """An assignment cannot be released; the message says what to do."""
 
 
 def release(
@@ -59,13 +54,13 @@ def release(
 
     Raises:
         SourcesMissing: this copy of the course lacks ``instructor/``.
-        ReleaseError: there is no such assignment, nbgrader refused it, or a solution would leak.
+        CommandFailed: there is no such assignment, nbgrader refused it, or a solution would leak.
 
     """
     sources, target = find_sources(root), root / "assignments"
     there = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
     if unknown := sorted(set(names) - set(there)):
-        raise ReleaseError(
+        raise CommandFailed(
             f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
             f"{', '.join(there) or 'none'}"
         )
@@ -109,7 +104,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         scratch: a folder to make them in.
 
     Raises:
-        ReleaseError: nbgrader refused it, a solution would leak, or the files include Python.
+        CommandFailed: nbgrader refused it, a solution would leak, or the files include Python.
 
     """
     config = load_config(root, data=scratch)
@@ -117,10 +112,12 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     config.SaveCells.enabled = False
     outcome = NbGraderAPI(config=config).generate_assignment(name)
     if not outcome["success"]:
-        raise ReleaseError(f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip())
+        raise CommandFailed(
+            f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip()
+        )
     made, folder = files(scratch / "release" / name), find_sources(root) / name
     if python := [path for path in made if path.endswith(".py")]:
-        raise ReleaseError(
+        raise CommandFailed(
             f"{folder / python[0]} would be handed out, but students get no Python file from "
             f"instructor/. Move files for students to assignments/{name}/."
         )
@@ -128,7 +125,9 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
         source = nbformat.read(folder / path, as_version=4)
         if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
             listed = "\n  ".join(found)
-            raise ReleaseError(f"{name}/{path} would show these lines of the solution:\n  {listed}")
+            raise CommandFailed(
+                f"{name}/{path} would show these lines of the solution:\n  {listed}"
+            )
     return made
 
 
@@ -199,11 +198,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Release for the command line; return the exit status: 1 if a check finds a difference."""
-    try:
-        differing = release(root, arguments.assignment, write=not arguments.check)
-    except ReleaseError as error:
-        print(f"autograder release: {error}", file=sys.stderr)
-        return 2
+    differing = release(root, arguments.assignment, write=not arguments.check)
     if arguments.check and differing:
         print("assignments/ is not up to date with instructor/: run python -m autograder release")
         return 1

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from autograder.class_report import class_report
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders
+from autograder.errors import CommandFailed
 from autograder.files import write_whole
 from autograder.pool.book import current
-from autograder.pool.class_list import NothingToGrade, handed_in, students
+from autograder.pool.class_list import handed_in, students
 
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
@@ -34,21 +34,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write and print the report; return the exit status."""
     folders, name = Folders.at(root), arguments.assignment
-    try:
-        roster = kept_roster(folders.data)
-        there = [s for s in students(folders, name) if not roster or s in roster.students]
-        left = sorted(set(students(folders, name)) - set(there))
-        notebooks = {student: handed_in(folders, name, student) for student in there}
-    except NothingToGrade as error:
-        print(f"autograder report: {error}", file=sys.stderr)
-        return 2
+    roster = kept_roster(folders.data)
+    there = [s for s in students(folders, name) if not roster or s in roster.students]
+    left = sorted(set(students(folders, name)) - set(there))
+    notebooks = {student: handed_in(folders, name, student) for student in there}
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
-        print(
-            f"autograder report: no submission is graded yet: run autograder grade {name}",
-            file=sys.stderr,
-        )
-        return 2
+        raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")
     report = class_report(name, verdicts, notebooks)
     page = folders.data / "report" / f"{name}.html"
     write_whole(page, report.as_page())

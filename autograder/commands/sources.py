@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import nbformat
@@ -91,11 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the files for the command line; return the exit status."""
-    try:
-        folder, count, unread = sources(root, arguments.assignment)
-    except SourceError as error:
-        print(f"autograder sources: {error}", file=sys.stderr)
-        return 2
+    folder, count, unread = sources(root, arguments.assignment)
     print(f"{counted(count, 'file')} in {folder}")
     for student, why in unread.items():
         print(f"  {student} has no file, because the notebook cannot be read: {why}")

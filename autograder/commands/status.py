@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from autograder.collection.roster import kept_roster
@@ -17,6 +16,7 @@ from autograder.pool.class_list import (
     students,
 )
 from autograder.settings import Settings
+from autograder.tables import format_rows
 
 DESCRIPTION = (
     "Show for each assignment the number of submissions, and how many are graded, outdated "
@@ -66,19 +66,16 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if not names:
         print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
         return 0
-    width = max(map(len, (*names, "assignment")))
-    print("  ".join([f"{'assignment':{width}}", *HEADS]))
+    rows: list[tuple[object, ...]] = []
     notes: list[str] = []
     for name in names:
         try:
             found = stands(root, name)
-        except NothingToGrade as error:
+        except NothingToGrade:
             if arguments.assignment:
-                print(f"autograder status: {error}", file=sys.stderr)
-                return 2
+                raise
             found = []
-        cells = (f"{n:{len(head)}}" for head, n in zip(HEADS, row(found), strict=True))
-        print("  ".join([f"{name:{width}}", *cells]))
+        rows.append((name, *row(found)))
         roster = kept_roster(folders.data)
         notes += [
             f"{name}: {s.student}: not in the class list"
@@ -87,6 +84,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         ]
         notes += [f"{name}: {s.student}: submitted no notebook" for s in found if not s.notebooks]
         notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in found if s.failed]
+    print(format_rows(("assignment", *HEADS), rows))
     if notes:
         print("\n" + "\n".join(notes))
     return 0

@@ -121,14 +121,7 @@ class Channel:
         Messages that arrive after the sign of readiness are kept for the next caller.
         """
         until = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, self.events)
-            while not (self.ready or self.ended or self._error):
-                if (left := until - time.monotonic()) <= 0:
-                    return False
-                if selector.select(left):
-                    self.serve()
-                selector.modify(self.socket, self.events)
+        self._serve_until(lambda: self.ready, lambda: until - time.monotonic())
         return self.ready
 
     def ask(self, deadline: Deadline, look: Callable[[], object]) -> Message:
@@ -140,24 +133,30 @@ class Channel:
             WireError: the data is no message, or too long.
 
         """
+        self._serve_until(lambda: bool(self.messages), lambda: deadline.left, look)
+        if self.messages:
+            return self.messages.pop(0)
+        if self._error is not None:
+            raise self._error
+        raise EOFError("the stream has ended") if self.ended else TimeoutError
+
+    def _serve_until(
+        self,
+        arrived: Callable[[], bool],
+        left: Callable[[], float],
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Serve until something has arrived, nothing more can arrive, or no time is left."""
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
-            while not self.messages:
-                if self._error is not None:
-                    raise self._error
-                if self.ended:
-                    raise EOFError("the stream has ended")
-                left = deadline.left
-                if left <= 0:
-                    raise TimeoutError
-                if selector.select(wait_at_most(left)):
+            while not (arrived() or self.ended or self._error) and (rest := left()) > 0:
+                if selector.select(wait_at_most(rest)):
                     self.serve()
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()
                     look()
                 selector.modify(self.socket, self.events)
-        return self.messages.pop(0)
 
     def close(self) -> None:
         """Close the connection."""

@@ -14,14 +14,11 @@ from traitlets.config import Config
 from autograder.collection.extensions import read_extensions
 from autograder.collection.roster import Roster, Student
 from autograder.collection.times import course_zone, days_late
+from autograder.errors import CommandFailed
 from autograder.gradebook import exists as gradebook_exists
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
 LEFT = "not in the class list"
-
-
-class ExportError(ValueError):
-    """There is nothing to export; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,16 @@ def read_grades(
         assignments: their names; by default all in the gradebook.
 
     Raises:
-        ExportError: there is no gradebook, or no such assignment in it.
+        CommandFailed: there is no gradebook, or no such assignment in it.
 
     """
     url = str(config.CourseDirectory.db_url)
     if not gradebook_exists(url):
-        raise ExportError("there is no gradebook yet: run autograder grade first")
+        raise CommandFailed("there is no gradebook yet: run autograder grade first")
     with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
         known = [assignment.name for assignment in gradebook.assignments]
         if unknown := [name for name in assignments if name not in known]:
-            raise ExportError(
+            raise CommandFailed(
                 f"the gradebook has no assignment {unknown[0]!r}; it has: "
                 f"{', '.join(known) or 'none'}"
             )

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
-from autograder.collection.roster import decode
+from autograder.collection.roster import Roster, decode
 from autograder.collection.times import shown
-from autograder.exporting.grades import MISSING, ExportError, Grade
+from autograder.errors import CommandFailed
+from autograder.exporting.grades import MISSING, Grade
 from autograder.tables import csv_text
 
 PLAIN = (
@@ -60,13 +61,13 @@ def filled(path: Path, grades: Sequence[Grade], zero: bool, title: str = "") -> 
             the title that contains the assignment's name.
 
     Raises:
-        ExportError: the file comes from neither system, or has no place for these grades.
+        CommandFailed: the file comes from neither system, or has no place for these grades.
 
     """
     try:
         text = decode(path.read_bytes())
     except OSError as error:
-        raise ExportError(f"cannot read {path}: {error.strerror}") from error
+        raise CommandFailed(f"cannot read {path}: {error.strerror}") from error
     lines = [line for line in csv.reader(io.StringIO(text)) if any(line)]
     header = [name.strip() for name in lines[0]] if lines else []
     lines = [line + [""] * (len(header) - len(line)) for line in lines[1:]]
@@ -74,7 +75,7 @@ def filled(path: Path, grades: Sequence[Grade], zero: bool, title: str = "") -> 
         return "canvas", _canvas(header, lines, grades, zero, title)
     if {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
         return "moodle", _worksheet(header, lines, grades, zero)
-    raise ExportError(
+    raise CommandFailed(
         f"{path} is neither a grade export of Canvas, which begins with Student, ID, …, Section, "
         "nor a grading worksheet from Moodle with the columns Identifier, Grade and Last modified "
         '(grade). In Canvas use Grades > Export. In Moodle, open the assignment and use "Download '
@@ -110,7 +111,7 @@ def _worksheet(
     """Return Moodle's grading worksheet of one assignment, with grades scaled to its maximum."""
     (name, *others) = {grade.assignment for grade in grades}
     if others:
-        raise ExportError("a grading worksheet has one assignment: also give its name")
+        raise CommandFailed("a grading worksheet has one assignment: also give its name")
     whose = _finder(header, ("ID number", "Username", "Email address", "Identifier"), grades)
     found = _by_student(grades)
     rows = []
@@ -137,25 +138,15 @@ def _by_student(grades: Sequence[Grade]) -> Mapping[str, Mapping[str, Grade]]:
 def _finder(
     header: Sequence[str], columns: Sequence[str], grades: Sequence[Grade]
 ) -> Callable[[Sequence[str]], str]:
-    """Return a function from a line of a system's file to the student's id in the course, or "".
-
-    Ids may differ in case, if only one student's then fits.
-    """
-    students = {grade.student.student_id: grade.student for grade in grades}
-    numbers = {who.system_id: name for name, who in students.items() if who.system_id}
-    alike: dict[str, list[str]] = {}
-    for name in students:
-        alike.setdefault(name.casefold(), []).append(name)
+    """Return a function from a line of a system's file to the student's id in the course, or ""."""
+    students = Roster(grade.student for grade in grades)
     places = [header.index(column) for column in columns if column in header]
 
     def whose(line: Sequence[str]) -> str:
-        for place in places:
-            cell = line[place].strip()
-            for guess in (cell, cell.partition("@")[0], numbers.get(cell.split(" ")[-1], "")):
-                if guess in students:
-                    return guess
-                if len(found := alike.get(guess.casefold(), [])) == 1:
-                    return found[0]
+        for cell in (line[place].strip() for place in places):
+            for guess in (cell, cell.partition("@")[0], cell.split(" ")[-1]):
+                if found := students.find(guess, ""):
+                    return found.student_id
         return ""
 
     return whose

@@ -129,8 +129,26 @@ class Exam:
         return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
 
     def sandbox(self, settings: Settings) -> Sandbox:
-        """Return the sandbox that examines submissions; it keeps running between submissions."""
-        return warm_sandbox(self.masked, int(settings.memory_gib * 2**30), settings.on == "gpu")
+        """Return the sandbox that examines submissions; it keeps running between submissions.
+
+        Raises:
+            SandboxUnavailable: the sandbox is new, and nothing can be graded in it.
+
+        """
+        memory, gpus = int(settings.memory_gib * 2**30), settings.on == "gpu"
+        key = masked_from(self.masked), memory, gpus
+        if key not in _warm:
+            limits, access = HardLimits(memory=memory), GpuAccess()
+            if gpus:
+                access = gpu_access()
+                limits = access.room(limits)
+            for sandbox in _warm.values():  # keep one assignment's sandbox only
+                sandbox.close()
+            _warm.clear()
+            sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
+            sandbox.make_ready()
+            _warm[key] = sandbox
+        return _warm[key]
 
 
 def examine_notebook(
@@ -245,28 +263,6 @@ def examine_cells(
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], Sandbox] = {}
-
-
-def warm_sandbox(masked: Sequence[str], memory: int, gpus: bool = False) -> Sandbox:
-    """Return the sandbox of an assignment: the last submission's, or else a new one.
-
-    Raises:
-        SandboxUnavailable: the sandbox is new, and nothing can be graded in it.
-
-    """
-    key = masked_from(masked), memory, gpus
-    if key not in _warm:
-        limits, access = HardLimits(memory=memory), GpuAccess()
-        if gpus:
-            access = gpu_access()
-            limits = access.room(limits)
-        for sandbox in _warm.values():  # keep one assignment's sandbox only
-            sandbox.close()
-        _warm.clear()
-        sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
-        sandbox.make_ready()
-        _warm[key] = sandbox
-    return _warm[key]
 
 
 def masked_from(modules: Sequence[str]) -> tuple[str, ...]:

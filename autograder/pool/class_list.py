@@ -16,6 +16,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.course import Folders
+from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict
 from autograder.gradebook import exists as gradebook_exists
 from autograder.passes.examine import blank_verdict
@@ -23,7 +24,7 @@ from autograder.passes.rebuild import rebuilt
 from autograder.settings import Settings
 
 
-class NothingToGrade(LookupError):
+class NothingToGrade(CommandFailed):
     """There is no such assignment, or no submission; the message says what to do."""
 
 

@@ -11,15 +11,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autograder.collection.listing import SourceError
-from autograder.collection.repair import damage
+from autograder.collection.repair import damage, place_aside
 from autograder.course import Folders, find_sources, load_config
+from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import (
     Books,
-    NothingToGrade,
     handed_in,
     standing,
     students,
@@ -29,7 +28,6 @@ from autograder.pool.local import grade_all
 from autograder.pool.progress import Progress
 from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.sandbox import Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.ranks.explain.words import counted
 
@@ -38,10 +36,6 @@ No student got a zero for this, and nothing is booked for these submissions. Loo
 you may need room on the disk, more memory, or fewer --jobs. Test whether this machine grades
 correctly: `autograder doctor`. Then give the same command again: graded submissions stay
 graded."""
-
-
-class GradeError(RuntimeError):
-    """Nothing can be graded; the message says what to do."""
 
 
 def grade_class(
@@ -60,7 +54,7 @@ def grade_class(
     Raises:
         NothingToGrade: there is no such assignment or submission.
         SandboxUnavailable: there is no sandbox, so nothing is graded.
-        GradeError: another command is grading this assignment.
+        CommandFailed: another command is grading this assignment.
 
     """
     find_sources(root)
@@ -153,7 +147,7 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
-        raise GradeError(
+        raise CommandFailed(
             f"cannot write to {folder}: {error.strerror}. Make room there, or check who owns it; "
             "then give the same command again"
         ) from None
@@ -161,7 +155,7 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise GradeError(
+            raise CommandFailed(
                 f"another command is grading {assignment}: wait until it ends"
             ) from None
         for leftover in folder.glob("*/*.part"):  # drafts of a command that was killed
@@ -173,12 +167,6 @@ def _alone(folders: Folders, assignment: str) -> Iterator[None]:
 
 def _name(outcome: Outcome) -> str:
     return Path(outcome.path).parents[1].name
-
-
-def _set_aside(outcome: Outcome) -> Path:
-    """Return the path to which `collection.repair` moved a damaged notebook."""
-    *_, assignment, notebook = Path(outcome.path).parts
-    return Path(outcome.path).parents[3] / "set_aside" / _name(outcome) / assignment / notebook
 
 
 def _remember(folders: Folders, outcome: Outcome) -> None:
@@ -205,9 +193,9 @@ def report(outcomes: Sequence[Outcome]) -> int:
     if again:
         print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
     for outcome in graded:
-        lost = damage(outcome.notes)
+        lost, path = damage(outcome.notes), Path(outcome.path)
         for note in outcome.notes:
-            where = f". Kept as it was: {_set_aside(outcome)}" if note in lost else ""
+            where = f". Kept as it was: {place_aside(path, path.parent)}" if note in lost else ""
             print(f"  {_name(outcome)}: {note}{where}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
@@ -219,6 +207,3 @@ def report(outcomes: Sequence[Outcome]) -> int:
             "instructor/, then run the same command again."
         )
     return 1 if failed else 0
-
-
-ERRORS = (NothingToGrade, GradeError, SourceError, SandboxUnavailable)

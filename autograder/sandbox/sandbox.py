@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from autograder.errors import CommandFailed
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
@@ -74,7 +75,7 @@ _CRASHES = frozenset(
 """Signals that a program's own fault causes. They end even process 1 of a pid namespace."""
 
 
-class MachineFailure(RuntimeError):
+class MachineFailure(CommandFailed):
     """The machine or our own code failed. No student loses points, and grading is tried again."""
 
 

@@ -1,5 +1,7 @@
 """The error for a machine on which student code cannot be run safely."""
 
+from autograder.errors import CommandFailed
+
 _HELP = """Student code is never run without a sandbox. To get one:
   Linux:           on x86_64 and aarch64, bubblewrap comes with the course: pip install -e .
                    on other processors, install version 0.8 or later: apt-get install bubblewrap
@@ -14,7 +16,7 @@ namespaces of their own inside the sandbox.
 `autograder doctor` tests whether this machine has all that grading needs."""
 
 
-class SandboxUnavailable(RuntimeError):
+class SandboxUnavailable(CommandFailed):
     """Student code cannot be run safely here; the message says why and what to do.
 
     Args:

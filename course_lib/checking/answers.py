@@ -5,6 +5,7 @@ list of this length, and ``None`` for None. In place of values, a form has:
 
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
+    TRUTH                    True or False
     NAMED                    a dict whose keys are text, with any values
     VECTOR                   a vector of integers (int64)
     ListOf(form)             a list of any length, up to 1000
@@ -75,7 +76,7 @@ NAMED = Kind(
     "a dict of results",
     lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value),
 )
-_TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
+TRUTH = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
 
 Test = Callable[[Case, Sequence[Any], Sequence[Any]], None]
 """``test(case, inputs, values)`` raises `Wrong`; both lists are in rank order."""
@@ -138,7 +139,7 @@ def _form_like(right: Any) -> Any:
         return [_form_like(value) for value in right]
     if right is None or isinstance(right, Tensor):
         return right
-    return {bool: _TRUTH, int: WHOLE, str: TEXT}.get(type(right), NUMBER)
+    return {bool: TRUTH, int: WHOLE, str: TEXT}.get(type(right), NUMBER)
 
 
 def expect_form(value: Any, form: Any, name: str) -> None:

@@ -99,31 +99,28 @@ def task(
             total.update(computed(rank_input["before"]))
         return total
 
+    def answered(rank_input: Any, question: Any) -> tuple[Any, float]:
+        assert answers is not None
+        return answers(rank_input["own"], question)
+
     judge = _TaskJudge(
         tuple(each if isinstance(each, Judge) else Judge(each) for each in judges),
         (*may_change, *withheld),
     )
     return Check(
         function,
-        RankProgram(
-            program,
-            tuple(may_change),
-            answers,
-            tuple(withheld),
-        ),
-        dressed,
-        judge,
-        from_plain(_in_turn([_with_its_form(case, inputs) for case in cases], in_turn)),
-        seconds,
-        tuple(expects),
-        dict(worth or {}),
-        None if computes is None else computed,
-        judge.refutes,
-        None
-        if answers is None
-        else lambda rank_input, question: answers(rank_input["own"], question),
-        tuple(withheld),
-        tuple(only_on),
+        program=RankProgram(program, tuple(may_change), answers, tuple(withheld)),
+        inputs=dressed,
+        judge=judge,
+        cases=from_plain(_in_turn([_with_its_form(case, inputs) for case in cases], in_turn)),
+        seconds=seconds,
+        expects=tuple(expects),
+        worth=dict(worth or {}),
+        computes=computed if computes else None,
+        refutes=judge.refutes,
+        answers=answered if answers else None,
+        withheld=tuple(withheld),
+        only_on=tuple(only_on),
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.answers import Kind, sees
+from course_lib.checking.answers import TRUTH, sees
 from course_lib.checking.cases import Case, Check, Wrong
 from course_lib.checking.mutants import edited
 from course_lib.checking.on_ranks.given import Given
@@ -149,10 +149,7 @@ def _inputs(case: Case, generator: torch.Generator) -> list[dict[str, str]]:
     return [{}] + [dict(solution) for _ in range(MOST)]
 
 
-_VERDICT = Kind("True or False", lambda value: isinstance(value, bool), "truth values")
-
-
-@sees(lambda case, inputs, rank: None if rank else _VERDICT)
+@sees(lambda case, inputs, rank: None if rank else TRUTH)
 def _right_verdict(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     if values[0] != case.parameters["right"]:
         raise Wrong(_verdict(case.parameters["right"], case.parameters["kind"]))

@@ -14,7 +14,8 @@ import pytest
 
 from autograder import __main__ as program
 from autograder import gradebook
-from autograder.gradebook import GradebookUnusable, make_sure_of
+from autograder.errors import CommandFailed
+from autograder.gradebook import make_sure_of
 from tests.helpers import ROOT
 
 COMMANDS = (
@@ -65,7 +66,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, 
 def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
     DAMAGE[how](book)
-    with pytest.raises(GradebookUnusable, match=r"is damaged .*Replace it by a backup") as told:
+    with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as told:
         make_sure_of(f"sqlite:///{book}", writes=writes)
     assert str(book) in str(told.value) and "\n" not in str(told.value)
 
@@ -80,7 +81,7 @@ def locked(book: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
 def test_a_lock_is_told(locked: Path, writes: bool) -> None:
-    with pytest.raises(GradebookUnusable, match="another program is writing it"):
+    with pytest.raises(CommandFailed, match="another program is writing it"):
         make_sure_of(f"sqlite:///{locked}", writes=writes)
 
 
@@ -88,7 +89,7 @@ def test_a_lock_is_told(locked: Path, writes: bool) -> None:
 def test_one_that_may_not_be_written_is_told_to_those_who_write(book: Path) -> None:
     book.chmod(0o444)
     make_sure_of(f"sqlite:///{book}", writes=False)
-    with pytest.raises(GradebookUnusable, match="no permission to write"):
+    with pytest.raises(CommandFailed, match="no permission to write"):
         make_sure_of(f"sqlite:///{book}", writes=True)
 
 
@@ -105,4 +106,4 @@ def test_every_command_that_opens_it_says_so(
     assert program.main() == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith(f"autograder: the gradebook {book} is damaged")
+    assert said.err.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from autograder.__main__ import main
-from autograder.commands.new import NewError, new
+from autograder.commands.new import new
 from autograder.commands.release import release
 from autograder.course import handed_out
+from autograder.errors import CommandFailed
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
@@ -94,5 +95,5 @@ def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
         assert said in capsys.readouterr().err
     assert kept.read_text() == "mine"
     shutil.rmtree(course / "instructor" / NAME)
-    with pytest.raises(NewError, match=f"assignments/{NAME} exists already"):
+    with pytest.raises(CommandFailed, match=f"assignments/{NAME} exists already"):
         new(course, NAME)

@@ -15,8 +15,9 @@ import pytest
 from nbformat import NotebookNode
 
 from autograder.__main__ import main
-from autograder.commands.release import ReleaseError, files, release
+from autograder.commands.release import files, release
 from autograder.course import CourseNotFound, SourcesMissing, find_course
+from autograder.errors import CommandFailed
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import (
@@ -143,7 +144,7 @@ def test_checks_have_one_copy(course: Path) -> None:
     release(course, say=lambda line: None)
     assert checks.read_text().endswith("# mine\n")
     shutil.copy(checks, course / "instructor" / NAME)
-    with pytest.raises(ReleaseError, match=rf"checks\.py[^~]*Move[^~]*assignments/{NAME}/"):
+    with pytest.raises(CommandFailed, match=rf"checks\.py[^~]*Move[^~]*assignments/{NAME}/"):
         release(course)
 
 
@@ -151,7 +152,7 @@ def test_checks_have_one_copy(course: Path) -> None:
 def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course: Path) -> None:
     source = course / "instructor" / NAME / f"{NAME}.ipynb"
     edit(source, "try-2", source="Hint: `size, rest = divmod(length, world_size)`")
-    with pytest.raises(ReleaseError, match=r"would show[^~]*size, rest = divmod"):
+    with pytest.raises(CommandFailed, match=r"would show[^~]*size, rest = divmod"):
         release(course)
     assert not list((course / "assignments").rglob("*.ipynb"))
 

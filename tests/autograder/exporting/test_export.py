@@ -14,7 +14,7 @@ from nbgrader.api import Gradebook
 from autograder.__main__ import main
 from autograder.commands.export import export
 from autograder.course import load_config
-from autograder.exporting.grades import ExportError
+from autograder.errors import CommandFailed
 from tests.helpers.course_folders import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,7 +111,7 @@ def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
     assert found["Student, Test"] == ""
     assert f"{NAME} (77),03_collectives" in export(course, fill=own)[1].partition("\n")[0]
     assert "Homework 2 (9)" in export(course, (NAME,), fill=own, title="Homework 2 (9)")[1]
-    with pytest.raises(ExportError, match="neither a grade export of Canvas"):
+    with pytest.raises(CommandFailed, match="neither a grade export of Canvas"):
         export(course, (NAME,), fill=ROOT / "pyproject.toml")
 
 
@@ -127,7 +127,7 @@ def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
         '"Sunday, 22 November 2026, 9:00 AM",-,\n'
         "Participant 5,Else,,else@x.org,,,100.00,,Yes,-,-,\n"
     )
-    with pytest.raises(ExportError, match="has one assignment"):
+    with pytest.raises(CommandFailed, match="has one assignment"):
         export(course, fill=own)
     system, text, _ = export(course, (NAME,), fill=own)
     assert system == "moodle" and text.partition("\n")[0] == header

@@ -1,0 +1,120 @@
+"""The two pages about all assignments that `release` writes: the overview, and the kill matrix.
+
+The overview, ``assignments/README.md``, says what each assignment asks, and how it was tested. It
+has only counts and names, because the wrong solutions and their reports would reveal the right
+ones. The kill matrix, ``instructor/kill_matrix.md``, says which wrong solutions the checks find, in
+which place, and with which words. It is made from the marks in every ``mutants.py``. The tests run
+each wrong solution in each place, so the table is correct.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from course_lib.checking.loading import load_module
+from course_lib.checking.mutants import EVERYWHERE, Solution, mutants_of
+
+_TRIED = {"simulated": "on simulated ranks", "cpu": "on CPU ranks", "grader": "in the sandbox"}
+_OVERVIEW_HEAD = """\
+# Assignments
+
+One folder for each assignment. `make lab` copies them to your desk, where you work. Beside each
+notebook lies `checks.py`, with its checks; some have longer judges in `judges.py`.
+
+Before an assignment was handed out, its checks were tried with wrong and with right solutions that
+people write: on simulated ranks, on CPU ranks, and in the grader's sandbox. They must refuse all
+wrong ones, and pass all right ones.
+
+| assignment | tasks | points | time | wrong, refused | right, passed | tried |
+|---|---|---|---|---|---|---|
+"""
+_FOOT = """
+*Tasks* are those that a check examines. *Points* are for these tasks + for questions that a person
+reads. `make test-all` tries all solutions again, `make test` some of them. Made by
+`python -m autograder release`.
+"""
+
+
+def overview(sources: Path) -> str:
+    """Return the text of ``assignments/README.md`` for all assignments in `sources`."""
+    rows = []
+    for path in sorted(sources.glob("*/mutants.py")):
+        name = path.parent.name
+        notebook = nbformat.read(path.parent / f"{name}.ipynb", as_version=4)
+        rows.append(_overview_row(name, notebook, mutants_of(load_module(path))))
+    return _OVERVIEW_HEAD + "\n".join(rows) + "\n" + _FOOT
+
+
+def _overview_row(name: str, notebook: NotebookNode, mutants: Sequence[Solution]) -> str:
+    roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
+    checked = [role["points"] for role in roles if role.get("grade") and not role["solution"]]
+    read = [role["points"] for role in roles if role.get("grade") and role["solution"]]
+    text = " ".join(notebook.cells[0].source.split())
+    takes = re.search(r"\*\*It takes\*\* (?:about )?(.+?)[.:;]", text)
+    if takes is None:
+        raise ValueError(
+            f"{name}: the first cell of the notebook does not say how long the assignment takes. "
+            "Add a sentence such as '**It takes** about 2 hours.'"
+        )
+    wrong = [mutant for mutant in mutants if mutant.reason is not None]
+    places = [
+        f"{sum(place in mutant.where for mutant in mutants)} {_TRIED[place]}"
+        for place in EVERYWHERE
+    ]
+    return (
+        f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
+        f"| {takes[1]} | {len(wrong)} | {len(mutants) - len(wrong)} | {', '.join(places)} |"
+    )
+
+
+_MATRIX_HEAD = """\
+# The kill matrix
+
+These tables have wrong solutions that people write, also lazy ones, and right ones that differ from
+ours. ✗: the check refuses the solution there, with these words; ✓: the solution passes there;
+empty: not tried there. `tests/test_assignments.py` and `tests/autograder/examination/` run all.
+
+Made by `python -m autograder release`.
+
+"""
+_PLACES = {"simulated": "simulated", "cpu": "CPU", "grader": "grader"}
+
+
+def kill_matrix(sources: Path) -> str:
+    """Return the page: the tables of all assignments in `sources`, each under a heading."""
+    parts = [_MATRIX_HEAD]
+    for path in sorted(sources.glob("*/mutants.py")):
+        mutants = mutants_of(load_module(path))
+        wrong = sum(mutant.reason is not None for mutant in mutants)
+        parts += [
+            f"## {path.parent.name}: {wrong} wrong, {len(mutants) - wrong} right\n",
+            f"| task | solution | the report says | {' | '.join(_PLACES.values())} |",
+            "|---|---|---|" + ":-:|" * len(_PLACES),
+            *_rows(mutants),
+            "",
+        ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _rows(mutants: list[Solution]) -> list[str]:
+    rows, last = [], ""
+    for mutant in sorted(mutants, key=lambda m: (_order(mutants, m.task), m.reason is not None)):
+        task = "" if mutant.task == last else f"`{mutant.task}`"
+        last = mutant.task
+        solution = mutant.mistake.replace("_", " ")
+        if mutant.reason is None:
+            says, found = "right", ["✓"] * len(EVERYWHERE)
+        else:
+            says = "… " + mutant.reason.replace("|", "\\|") + " …"
+            found = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
+        rows.append(f"| {task} | {solution} | {says} | {' | '.join(found)} |")
+    return rows
+
+
+def _order(mutants: list[Solution], task: str) -> int:
+    return [mutant.task for mutant in mutants].index(task)
