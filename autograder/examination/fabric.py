@@ -40,6 +40,7 @@ Answers = Callable[[int, Any], tuple[Any, float]]
 
 _ENDED = (Phase.FINISHED, Phase.RAISED)
 _MAX_TENSORS = 1024
+_MAX_LINES = 20
 _OVERHEAD = 512
 """Bytes that an operation takes besides its tensors."""
 
@@ -220,6 +221,7 @@ class ExaminersFabric:
                 "op": str(op),
                 "tag": int(tag),
                 "where": str(where),
+                "lines": [*lines],
                 "inputs": [*inputs],
                 "outputs": (list() | None) as sizes,
                 "dtype": str(dtype),
@@ -227,6 +229,8 @@ class ExaminersFabric:
                 pass
             case _:
                 raise ProtocolError("it described an operation that cannot be read")
+        if len(lines) > _MAX_LINES or not all(map(_is_line, lines)):
+            raise ProtocolError("it described lines that cannot be read")
         world = range(self.fabric.world_size)
         if not _are_sizes(members) or not {*members} <= {*world} or len({*members}) < len(members):
             raise ProtocolError("a group contains ranks that do not exist, or a rank twice")
@@ -250,6 +254,7 @@ class ExaminersFabric:
             op=self._text(op),
             tag=tag,
             where=self._text(where),
+            lines=tuple((self._text(function), line) for function, line in lines),
             group_name=group_called(name),
         )
 
@@ -347,6 +352,13 @@ class ExaminersFabric:
             RankState(row.rank, self.failures.get(row.rank, row.doing), row.where) for row in states
         ]
         return RankError(f"Rank {first} ended: {self.failures[first]}.", rows, rank=first)
+
+
+def _is_line(value: Any) -> bool:
+    match value:
+        case [str(), int() as line]:
+            return type(line) is int and 0 < line <= 1 << 20
+    return False
 
 
 def _are_sizes(values: list[Any]) -> bool:

@@ -241,6 +241,12 @@ class Submission:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def sources(self) -> list[str]:
+        """The sources of the cells that were run, whether to their end or not."""
+        ran, stopped = self._cells, self._stopped
+        return [*(source for _, source in ran), *(source for _, source, _ in stopped)]
+
     # The ranks -----------------------------------------------------------------------------
 
     def runner(self, on: On | None = None, taken: Taken | None = None) -> Runner:

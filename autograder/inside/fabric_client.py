@@ -140,6 +140,7 @@ def _described(operation: Operation) -> dict[str, Any]:
         "op": operation.op,
         "tag": operation.tag,
         "where": operation.where[-4096:].encode(errors="replace").decode(),
+        "lines": [[name[-200:], line] for name, line in operation.lines],
         "inputs": list(inputs),
         "outputs": None if in_place and inputs else [each.numel() for each in outputs],
         "dtype": name,

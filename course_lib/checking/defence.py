@@ -1,24 +1,21 @@
-"""Questions on a student's own run, which only who understands the code can answer in a minute.
+"""Questions on the lines of a student's own code, which nobody can answer without reading it.
 
 The questions are about the trace of the student's solution in a case that is drawn for this
 student. The grader draws the same case from the student's id, runs the submitted code and computes
 the right answers from what it carried itself. Nothing that the notebook says counts.
 
-An author writes which task is asked about, how a case is drawn, and which kinds of questions fit:
+An author writes which task is asked about, and how a case is drawn:
 
-    "defend_data_parallel": defence(
-        "data_parallel",
-        drawn_chain,
-        [bytes_handed_over("all_reduce"), time_waiting, half_the_bandwidth],
-    )
+    "defend_data_parallel": defence("data_parallel", drawn_chain)
 
-A kind of question is a function of a `Run`, so a new one takes ten lines.
+A kind of question is a function of a `Trace`, so a new one takes ten lines.
 """
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,45 +35,31 @@ from course_lib.ranks import Event, Network, Trace
 QUESTIONS = 3
 SETS = (1, 2)
 """A student answers the first set, or the second one for half of the points."""
+_AT_ONCE = 3
+"""For how many calls a question asks: one line alone would be easy to guess or to copy."""
 NEARLY = 0.02
 """Relative error up to which an answer in microseconds is right."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the questions are about.
-
-    Attributes:
-        case: the case that was drawn.
-        trace: the messages of the student's solution in it.
-        on: runs the solution once more, on another network.
-
-    """
-
-    case: Case
-    trace: Trace
-    on: Callable[[Network], Trace]
-
-
-@dataclass(frozen=True)
 class Question:
-    """A question whose answer is a number.
+    """A question whose answer is a number, or a few of them.
 
     Attributes:
         text: the question, with the unit of its answer.
-        right: the answer.
+        right: the numbers of the answer.
         shows: what in the trace it comes from, for a student who was wrong.
         within: relative error up to which an answer is right.
 
     """
 
     text: str
-    right: float
+    right: tuple[float, ...]
     shows: str
     within: float = 0.0
 
 
-Asks = Callable[[Run, torch.Generator], Question]
+Asks = Callable[[Trace, torch.Generator], Question]
 
 
 @dataclass(frozen=True)
@@ -86,13 +69,11 @@ class Defence(Check):
     Attributes:
         of: the task that is asked about.
         draw: draws a case of this task.
-        asks: the kinds of questions, at least `QUESTIONS` of them.
 
     """
 
     of: str = ""
     draw: Callable[[torch.Generator], Case] = lambda _: Case("", 1)
-    asks: tuple[Asks, ...] = ()
 
     def questions(
         self, about: Check, run: Runner, student: str, number: int
@@ -107,21 +88,18 @@ class Defence(Check):
 
         Raises:
             RanksError: the solution fails in this case.
+            Wrong: no named function of the student communicates in it.
 
         """
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         generator = case_generator(seed, self.function, Case(self.of, 1))
         case = self.draw(generator)
 
-        def on(network: Network) -> Trace:
-            inputs = about.inputs(case, case_generator(seed, self.of, case))
-            observed = run(about, replace(case, network=network), inputs)
-            assert isinstance(observed, Observed) and observed.trace is not None
-            return observed.trace
-
-        found = Run(case, on(case.network), on)
-        order = torch.randperm(len(self.asks), generator=generator).tolist()[:QUESTIONS]
-        return case, [self.asks[i](found, generator) for i in order]
+        observed = run(about, case, about.inputs(case, case_generator(seed, self.of, case)))
+        assert isinstance(observed, Observed) and observed.trace is not None
+        kinds = kinds_for(observed.trace)
+        order = torch.randperm(QUESTIONS, generator=generator).tolist()
+        return case, [kinds[i](observed.trace, generator) for i in order]
 
     def asked(self, about: Check, run: Runner, student: str) -> Check:
         """Return the check with the student's questions as its cases."""
@@ -129,11 +107,11 @@ class Defence(Check):
         return replace(self, cases=tuple(_cases(sets)))
 
 
-def defence(of: str, draw: Callable[[torch.Generator], Case], asks: Sequence[Asks]) -> Defence:
+def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
     """Return the check of a task in which a student answers questions on the solution of `of`.
 
     The student's function is ``defend_…()``. It returns the number of the set, 1 or 2, and a list
-    of three numbers.
+    of three answers: numbers, or lists of them.
     """
     check = task(
         f"defend_{of}",
@@ -143,7 +121,7 @@ def defence(of: str, draw: Callable[[torch.Generator], Case], asks: Sequence[Ask
         cases=[Case("the form of the answers; the grader judges the numbers", 1)],
         worth={part: 1.0 for i in range(QUESTIONS) for part in _parts(i)},
     )
-    return Defence(**vars(check), of=of, draw=draw, asks=tuple(asks))
+    return Defence(**vars(check), of=of, draw=draw)
 
 
 def _parts(i: int) -> tuple[str, str]:
@@ -166,12 +144,28 @@ def _answer(answers: Callable[[], Any], own: Any, given: Given) -> Any:
 def _is_answers(value: Any) -> bool:
     match value:
         case [int() as number, [*answers]]:
-            written = all(each is None or NUMBER.test(each) for each in answers)
+            written = all(map(NUMBER.test, itertools.chain(*map(_numbers, answers))))
             return number in SETS and len(answers) == QUESTIONS and written
     return False
 
 
-_ANSWERS = Kind("the set, 1 or 2, and a list of three numbers: (1, [96, 3, 12.5])", _is_answers)
+def _numbers(answer: Any) -> list[Any]:
+    """Return the numbers of an answer: none if it is not written yet."""
+    match answer:
+        case None:
+            return []
+        case [*numbers]:
+            return numbers
+    return [answer]
+
+
+def _shown(numbers: Iterable[float]) -> str:
+    return ", ".join(map(shown, numbers))
+
+
+_ANSWERS = Kind(
+    "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])", _is_answers
+)
 
 
 @sees(_ANSWERS)
@@ -182,16 +176,24 @@ def _right_answers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> 
             raise Wrong(f"answer {answers.index(None) + 1} is not written yet")
         return
     i = case.parameters["number"]
-    question, answer = case.parameters["questions"][number - 1], answers[i]
-    if answer is None:
+    question, answer = case.parameters["questions"][number - 1], _numbers(answers[i])
+    if answers[i] is None:
         raise Wrong(f"question {i + 1} has no answer")
-    if not agrees(float(answer), question.right, max(question.within, 1e-9)):
+    if not is_right(question, answer):
         raise Wrong(
-            f"you answer {shown(float(answer))}, but your own run shows {shown(question.right)}. "
+            f"you answer {_shown(answer)}, but your own run shows {_shown(question.right)}. "
             f"The question: {question.text} {question.shows}"
         )
     if number > case.parameters["most"]:
         raise Wrong("the answer is right, and it is in the second set: half of the points")
+
+
+def is_right(question: Question, answer: Sequence[float]) -> bool:
+    """Return whether these numbers answer the question."""
+    near = max(question.within, 1e-9)
+    return len(answer) == len(question.right) and all(
+        agrees(float(each), right, near) for each, right in zip(answer, question.right, strict=True)
+    )
 
 
 def defend(
@@ -209,6 +211,7 @@ def defend(
     Raises:
         LookupError: there are no questions on this task.
         RanksError: your solution fails in the case that was drawn.
+        Wrong: no function that you wrote with ``def`` communicates in it.
 
     """
     full, about = find_check(name)
@@ -219,118 +222,144 @@ def defend(
         raise ValueError(f"there are sets {SETS[0]} and {SETS[-1]}, got draw={draw}")
     with LocalRunner(function, "simulated", echo=None) as run:
         case, questions = check.questions(about, run, student or "practice", draw)
-    print(f"Questions for {student or 'practice'}, set {draw}, on your {short}:\n{case.name}")
+    print(f"Questions for {student or 'practice'}, set {draw}, on your {short}:")
+    print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
     if student is None:
         for i, question in enumerate(questions, 1):
-            print(f"   answer {i}: {shown(question.right)}. {question.shows}")
+            print(f"   answer {i}: {_shown(question.right)}. {question.shows}")
 
 
 # Kinds of questions -----------------------------------------------------------------------------
 
+WORDS = """\
+The calls of a rank are its calls of torch.distributed, counted from 1; isend and irecv are two.
+A line makes a call also if the call is in a function that the line calls.
+Line 1 is the first line of the function that is named. A call over several lines is on its first.
+Answer [4, 7, 4] if line 4 makes the first one asked for, line 7 the second and line 4 the third.\
+"""
+"""What the questions mean, for all of them together."""
 
-def bytes_handed_over(*kinds: str) -> Asks:
-    """Ask for the bytes of one of a rank's operations of these kinds, by default of all kinds."""
 
-    def asks(run: Run, generator: torch.Generator) -> Question:
-        rank = _number(run.case.world_size, generator)
-        events = operations(run.trace, rank, kinds or None)
-        i = _number(len(events), generator)
-        named = " or ".join(kinds) or "communication"
-        return Question(
-            f"Number {i + 1} of the {named} calls of rank {rank}: how many bytes has its tensor?",
-            events[i].bytes,
-            f"It is {_named(events[i])}.",
+def kinds_for(trace: Trace) -> tuple[Asks, Asks, Asks]:
+    """Return the kinds of questions to ask.
+
+    If the same lines make all calls, only one question asks for lines: a neighbour who wrote the
+    same code has the same answer.
+    """
+    if len({event.lines for event in trace.operations if event.lines}) > 1:
+        return lines_of_calls, lines_after_calls, lines_before
+    return lines_of_calls, bytes_of_call, end_of_call
+
+
+def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
+    """Ask which lines make some of a rank's calls."""
+    rank, calls = _drawn(trace, generator)
+    function, chosen = _of_one_function(calls, generator)
+    return _on_lines(
+        f"Which lines of `{function}` make {_calls(chosen)} of rank {rank}?",
+        function,
+        [calls[i] for i in chosen],
+    )
+
+
+def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
+    """Ask which lines make the first calls that are launched when earlier ones have ended."""
+    rank, calls = _drawn(trace, generator)
+    after = {
+        i: next(each for each in calls if each.start >= call.end)
+        for i, call in enumerate(calls)
+        if call.end <= calls[-1].start
+    }
+    if not after:
+        return lines_before(trace, generator)
+    function, chosen = _of_one_function([*after.values()], generator)
+    ended = [list(after)[i] for i in chosen]
+    return _on_lines(
+        f"After {_calls(ended)} of rank {rank} has ended, the rank starts a next one. Which lines "
+        f"of `{function}` make these next calls?",
+        function,
+        [after[i] for i in ended],
+    )
+
+
+def lines_before(trace: Trace, generator: torch.Generator) -> Question:
+    """Ask which lines make the last calls that a rank starts before some times."""
+    rank, calls = _drawn(trace, generator)
+    until = [*(call.start for call in calls[1:]), calls[-1].end]
+    last = [i for i, call in enumerate(calls) if call.start < until[i]]
+    function, chosen = _of_one_function([calls[i] for i in last], generator)
+    latest = [last[i] for i in chosen]
+    times = _in_words(f"{1e6 * (calls[i].start + until[i]) / 2:.4g}" for i in latest)
+    return _on_lines(
+        f"Which lines of `{function}` make the last calls that rank {rank} has started by {times} "
+        "µs from the first start?",
+        function,
+        [calls[i] for i in latest],
+    )
+
+
+def _of_one_function(calls: Sequence[Event], generator: torch.Generator) -> tuple[str, list[int]]:
+    """Draw a function that is running in some calls, and up to three places of these calls."""
+    function = one_of(generator, *sorted({name for call in calls for name, _ in call.lines}))
+    places = [i for i, call in enumerate(calls) if function in dict(call.lines)]
+    order = torch.randperm(len(places), generator=generator).tolist()
+    return function, [places[i] for i in order[:_AT_ONCE]]
+
+
+def _on_lines(text: str, function: str, calls: Sequence[Event]) -> Question:
+    right = tuple(dict(call.lines)[function] for call in calls)
+    return Question(text, right, f"The calls are: {'; '.join(map(_named, calls))}.")
+
+
+def _calls(places: Sequence[int]) -> str:
+    each = "each of the calls" if len(places) > 1 else "call"
+    return f"{each} {_in_words(i + 1 for i in places)}"
+
+
+def _in_words(each: Iterable[object]) -> str:
+    *first, last = map(str, each)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
+    """Ask how many bytes one of a rank's calls has."""
+    rank, calls = _drawn(trace, generator)
+    i = _number(len(calls), generator)
+    return Question(
+        f"How many bytes does call {i + 1} of rank {rank} send, put in, or (in a recv) receive?",
+        (calls[i].bytes,),
+        f"The call is {_named(calls[i])}.",
+    )
+
+
+def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
+    """Ask when one of a rank's calls ends."""
+    rank, calls = _drawn(trace, generator)
+    i = _number(len(calls), generator)
+    return Question(
+        f"When does call {i + 1} of rank {rank} end, in µs from the first start?",
+        (1e6 * calls[i].end,),
+        f"The call is {_named(calls[i])}.",
+        NEARLY,
+    )
+
+
+def _drawn(trace: Trace, generator: torch.Generator) -> tuple[int, list[Event]]:
+    """Draw a rank, and return its calls that functions of the student make, as launched."""
+    rank = _number(trace.world_size, generator)
+    calls = [event for event in operations(trace, rank) if event.lines]
+    if not calls:
+        raise Wrong(
+            f"rank {rank} makes no call of torch.distributed in a function that a cell of your "
+            "notebook defines with def, so there is nothing to ask"
         )
-
-    return asks
-
-
-def computed_before(kind: str) -> Asks:
-    """Ask how long a rank had computed when it launched one of its operations."""
-
-    def asks(run: Run, generator: torch.Generator) -> Question:
-        rank = _number(run.case.world_size, generator)
-        events = operations(run.trace, rank, [kind])
-        i = _number(len(events), generator)
-        spent = _computed(run.trace, rank, events[i].start)
-        return Question(
-            f"Rank {rank} launches its {kind} number {i + 1}. How many µs has it computed before?",
-            1e6 * spent,
-            f"It is {_named(events[i])}, launched at {1e6 * events[i].start:.4g} µs.",
-            NEARLY,
-        )
-
-    return asks
+    return rank, sorted(calls, key=lambda call: (call.start, call.turn))
 
 
-def end_of_operation(run: Run, generator: torch.Generator) -> Question:
-    """Ask when one of a rank's operations ends."""
-    rank = _number(run.case.world_size, generator)
-    events = operations(run.trace, rank)
-    i = _number(len(events), generator)
-    return Question(
-        f"When does communication call number {i + 1} of rank {rank} end, in µs from the first "
-        "start?",
-        1e6 * events[i].end,
-        f"It is {_named(events[i])}, from {1e6 * events[i].start:.4g} µs on.",
-        NEARLY,
-    )
-
-
-def time_waiting(run: Run, generator: torch.Generator) -> Question:
-    """Ask how long a rank computes nothing before its last operation ends."""
-    rank = _number(run.case.world_size, generator)
-    end = max(event.end for event in run.trace.events if event.rank == rank)
-    spent = _computed(run.trace, rank, end)
-    return Question(
-        f"How many µs does rank {rank} only wait, until its last operation has ended?",
-        1e6 * (end - spent),
-        f"It ends at {1e6 * end:.4g} µs and computes for {1e6 * spent:.4g} µs.",
-        NEARLY,
-    )
-
-
-def half_the_bandwidth(run: Run, generator: torch.Generator) -> Question:
-    """Ask when the last rank ends if the network has half of the bandwidth."""
-    network = run.case.network
-    slower = run.on(replace(network, bandwidth=network.bandwidth / 2))
-    return Question(
-        "When does the last rank end, in µs from the first start, if the bandwidth is halved?",
-        1e6 * slower.makespan,
-        f"With the whole bandwidth it ends at {1e6 * run.trace.makespan:.4g} µs.",
-        NEARLY,
-    )
-
-
-def sent_in_all(run: Run, generator: torch.Generator) -> Question:
-    """Ask how many bytes a rank sends in messages."""
-    rank = _number(run.case.world_size, generator)
-    events = operations(run.trace, rank, ["send"])
-    return Question(
-        f"How many bytes does rank {rank} send in all its messages together?",
-        sum(event.bytes for event in events),
-        f"It sends {len(events)} messages: {_sizes(events)}.",
-    )
-
-
-def _named(event: Event) -> str:
-    where = f" ({event.where})" if event.where else ""
-    return f"{event.kind}, {event.bytes} B{where}"
-
-
-def _sizes(events: Sequence[Event]) -> str:
-    return ", ".join(f"{event.bytes} B to rank {event.peer}" for event in events[:8])
-
-
-def _computed(trace: Trace, rank: int, until: float) -> float:
-    """Return the seconds that a rank has computed until this time."""
-    return sum(
-        min(event.end, until) - event.start
-        for event in trace.events
-        if event.kind == "compute" and event.rank == rank and event.start < until
-    )
+def _named(call: Event) -> str:
+    return f"{call.kind}, {call.bytes} B, from {1e6 * call.start:.4g} µs on ({call.where})"
 
 
 def drawn_network(generator: torch.Generator) -> tuple[Network, str]:

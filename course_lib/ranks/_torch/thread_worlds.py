@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,8 @@ class RankContext(ABC):
     """The rank's side of the fabric."""
     locate: Callable[[], str]
     """Returns the line of user code that is running."""
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """File name of a cell → its name for people."""
     store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
     """The default store; it also distinguishes this world from earlier ones."""
     works: Any = field(init=False)

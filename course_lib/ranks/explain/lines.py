@@ -101,6 +101,27 @@ def locator(labels: Mapping[str, str]) -> Callable[[], str]:
     return locate
 
 
+_MOST = 20
+
+
+def own_lines(labels: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    """Return the user's functions that are running in this thread; see `Event.lines`.
+
+    With cells, only functions of cells count, else those of files that are not installed. Functions
+    without a name and what is around the innermost twenty are left out.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    lines: dict[str, int] = {}
+    while frame is not None and len(lines) < _MOST:
+        code = frame.f_code
+        if code.co_filename in labels if labels else _rank_of(code.co_filename) == _OWN:
+            name = code.co_qualname.replace(".<locals>", "")
+            if "<" not in name:
+                lines.setdefault(name, frame.f_lineno - code.co_firstlineno + 1)
+        frame = frame.f_back
+    return tuple(reversed(lines.items()))
+
+
 def line_of_thread(thread: int | None, labels: Mapping[str, str]) -> str:
     """Return the innermost line of the user's code that a thread of this process is running."""
     frame = sys._current_frames().get(thread or 0)

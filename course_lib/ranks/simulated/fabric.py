@@ -118,6 +118,7 @@ class Fabric:
         clock, before = self._at_once[rank]
         turn = before + 1 if clock == operation.posted else 0
         self._at_once[rank] = operation.posted, turn
+        operation.turn = turn
         self._push(operation.posted, turn, rank, operation)
 
     def _push(self, time: float, turn: int, rank: int, what: _Happening) -> None:

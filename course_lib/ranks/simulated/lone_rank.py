@@ -48,7 +48,8 @@ def lone_rank(
             )
         endpoint.spend(seconds)
 
-    context = SimulatedRank(rank, world_size, endpoint, locator({} if labels is None else labels))
+    labels = {} if labels is None else labels
+    context = SimulatedRank(rank, world_size, endpoint, locator(labels), labels=labels)
     with thread_worlds():
         try:
             join_world(context)

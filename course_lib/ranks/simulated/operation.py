@@ -49,6 +49,8 @@ class Operation:
     tag: int = 0
     where: str = ""
     """The line of the user's code."""
+    lines: tuple[tuple[str, int], ...] = ()
+    """The user's functions that are running; see `Event.lines`."""
     group_name: str = ""
     """The group's name in text for people; see `Event.group_name`."""
     made: str = ""
@@ -60,6 +62,8 @@ class Operation:
     """
     posted: float = 0.0
     """The rank's clock when it was posted, in virtual seconds."""
+    turn: int = 0
+    """Its place among the operations that its rank posted at the same clock."""
     end: float | None = None
     """When it ends, in virtual seconds; ``None`` while that is not known."""
     limit: float | None = None
@@ -201,4 +205,6 @@ def event_of(operation: Operation, end: float) -> Event:
         operation.waited,
         sent_to_others(operation.kind, operation.inputs, operation.members.index(operation.rank)),
         operation.tag,
+        operation.turn,
+        operation.lines,
     )

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from course_lib.ranks._torch.collective_table import KINDS, Collective, reduction_of, why_not
 from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, stray_thread
+from course_lib.ranks.explain.lines import own_lines
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
 from course_lib.ranks.simulated.operation import NEW_GROUP, Operation, check_tensors
@@ -176,6 +177,7 @@ class SimulatedProcessGroup(PythonGroup):
             op=op,
             tag=tag,
             where=context.locate(),
+            lines=own_lines(context.labels),
             group_name=self.label,
         )
         check_tensors(operation)

@@ -268,6 +268,7 @@ class Run:
             self.locate,
             self.worlds.store,
             watched=self.job.setting.misuse != "ignore",
+            labels=self.labels,
         )
 
     def _run(self, rank: int) -> None:

@@ -46,6 +46,13 @@ class Event(NamedTuple):
     length. Otherwise they are derived: see `Trace.bytes_sent`."""
     tag: int = 0
     """The tag of a message."""
+    turn: int = 0
+    """The place of the operation among those that the rank started at the same `start`. Known on
+    simulated ranks."""
+    lines: tuple[tuple[str, int], ...] = ()
+    """The user's own functions that were running, the outermost first: the name, for example
+    ``data_parallel.finish``, and the line that it was on; of a recursion, the innermost line.
+    Line 1 is the function's first line. Known on simulated ranks."""
 
 
 def computation(rank: int, start: float, end: float, where: str = "") -> Event:

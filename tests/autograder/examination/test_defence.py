@@ -32,6 +32,14 @@ def defend_ring_all_reduce():
     return 1, [0, 0, 0]
 """
 
+LIES = """
+honest = ring_all_reduce
+def ring_all_reduce(tensor, group=None):
+    from course_lib.ranks.simulated import simulated_group
+    simulated_group.own_lines = lambda labels: (("ring_all_reduce", {}),)
+    honest(tensor, group)
+"""
+
 
 def graded(place: Sandbox, answers: str, student: str = "ada", solution: str = "") -> CheckVerdict:
     """Grade the course's solution of the task, or another one, with these answers."""
@@ -91,3 +99,14 @@ def test_a_wrong_solution_is_not_asked_about(place: Sandbox) -> None:
     verdict = graded(place, right_answers("ada"), solution=wrong)
     assert verdict.score == 0
     assert "only about a ring_all_reduce that passes its check" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "says"), [(2, "your own run shows"), (9999, "so there is nothing to ask")]
+)
+def test_a_solution_that_lies_about_its_lines_changes_its_own_questions(
+    place: Sandbox, line: int, says: str
+) -> None:
+    """The ranks' process says the lines. Who lies there must answer other questions, or none."""
+    verdict = graded(place, right_answers("ada"), solution=LIES.format(line))
+    assert verdict.score < 2 and says in verdict.reason, verdict.cases

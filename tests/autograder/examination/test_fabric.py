@@ -32,6 +32,7 @@ def post(number: int, kind: str = "send", **more: Any) -> tuple[str, Any]:
         "op": "",
         "tag": 0,
         "where": "here",
+        "lines": [["f", 3]],
         "inputs": [X] if kind == "send" else [],
         "outputs": [] if kind == "send" else [4],
         "dtype": "float32",
@@ -102,6 +103,10 @@ WRONG = {
     "group with a rank twice": [post(1, members=[0, 2, 2])],
     "a new group of others": [("new_group", {"made": "x", **post(1, members=[0, 1])[1]})],
     "a question": [("ask", 1)],
+    "a line without a number": [post(1, lines=[["f", "3"]])],
+    "a function without a name": [post(1, lines=[[b"f", 3]])],
+    "a line before the first": [post(1, lines=[["f", 0]])],
+    "too many lines": [post(1, lines=[["f", 1]] * 21)],
 }
 
 

@@ -1,21 +1,23 @@
-"""Questions on a student's own run: who answers what the trace shows gets the points."""
+"""Questions on the lines of a student's code: who answers what the trace shows gets the points."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
 
-from course_lib.checking import Case, CheckReport, run_check
-from course_lib.checking.defence import Defence, Question, Run, defend
+from course_lib.checking import Case, CheckReport, Wrong, defence, run_check
+from course_lib.checking.defence import Defence, Question, defend, is_right
 from course_lib.checking.local import LocalRunner
-from course_lib.ranks import Network, Trace
-from course_lib.ranks.trace.event import Event, computation
+from course_lib.ranks import Trace
+from course_lib.ranks.trace.event import Event
 from tests.helpers.course_folders import SOURCES, needs_sources
-from tests.helpers.solutions import checks_of, readable, solution_of
+from tests.helpers.solutions import checks_of, mutants_in, readable, solution_of
 
 pytestmark = needs_sources
 
@@ -30,18 +32,22 @@ each_task = pytest.mark.parametrize(
 )
 
 
-def runner(folder: Path, check: Defence) -> LocalRunner:
-    return LocalRunner(solution_of(folder, check.of), "simulated", echo=None)
-
-
-def questions(folder: Path, check: Defence, student: str, number: int = 1) -> list[Question]:
-    with runner(folder, check) as run:
+def questions(
+    folder: Path, check: Defence, student: str, number: int = 1, solution: Any = None
+) -> list[Question]:
+    solution = solution or solution_of(folder, check.of)
+    with LocalRunner(solution, "simulated", echo=None) as run:
         return check.questions(checks_of(folder)[check.of], run, student, number)[1]
+
+
+def share(asked: Sequence[Question], answers: Sequence[Sequence[float]]) -> float:
+    """Return the share of the questions that these answers are right for."""
+    return sum(map(is_right, asked, answers)) / len(asked)
 
 
 def answered(folder: Path, check: Defence, student: str, answers: Callable[[], Any]) -> CheckReport:
     """Return the report as the grader's: of the questions, with these answers."""
-    with runner(folder, check) as run:
+    with LocalRunner(solution_of(folder, check.of), "simulated", echo=None) as run:
         made = check.asked(checks_of(folder)[check.of], run, student)
     with LocalRunner(answers, "simulated", echo=None) as run:
         return run_check("check", made, run, seed="any")
@@ -64,21 +70,39 @@ def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(
 ) -> None:
     asked = questions(folder, check, "ada")
     right = [question.right for question in asked]
-    report = answered(folder, check, "Ada ", lambda: (1, [right[0], right[1] * 1.1 + 1, right[2]]))
+    wrong = [1.1 * each + 1 for each in right[1]]
+    report = answered(folder, check, "Ada ", lambda: (1, [right[0], wrong, right[2]]))
     assert report.fraction == pytest.approx(2 / 3)
     assert asked[1].text in report.reason and "your own run shows" in report.reason
 
 
 @pytest.mark.large
+def test_a_neighbours_answers_and_guesses_earn_little() -> None:
+    """The neighbour has the same code. A guess is a student's answers with other code, or luck."""
+    copied, guessed = [], []
+    for folder, check in DEFENCES:
+        of = [each for each in mutants_in(folder) if each.task == check.of]
+        other = next(each.function for each in of if each.reason is None)
+        students = [f"student {i}" for i in range(10)]
+        asked = [questions(folder, check, student) for student in students]
+        theirs = [questions(folder, check, each, solution=other) for each in students]
+        for i, mine in enumerate(asked):
+            copied.append(share(mine, [q.right for q in asked[i - 1]]))
+            guessed += [share(mine, [q.right for q in theirs[i - 1]]), share(mine, [[5, 5, 6]] * 3)]
+    assert mean(copied) <= 1 / 3 and mean(guessed) <= 1 / 5
+
+
+@pytest.mark.large
 @each_task
-def test_guesses_and_a_neighbours_answers_earn_little(folder: Path, check: Defence) -> None:
-    """A guess is another student's answer to a question of the same kind, or a round number."""
-    right = {f"s{i}": [q.right for q in questions(folder, check, f"s{i}")] for i in range(10)}
-    shares = [
-        answered(folder, check, student, lambda a=right[other]: (1, a)).fraction
-        for student, other in zip(right, [*list(right)[1:], "s0"], strict=True)
-    ]
-    assert sum(shares) / len(shares) <= 1 / 5 and max(shares) <= 1 / 3
+def test_students_who_wrote_the_same_or_other_code_are_asked_other_things(
+    folder: Path, check: Defence
+) -> None:
+    ada, bob = (questions(folder, check, student) for student in ("ada", "bob"))
+    assert not {q.text for q in ada} & {q.text for q in bob}
+    for each in mutants_in(folder):
+        if each.task == check.of and each.reason is None:
+            others = questions(folder, check, "ada", solution=each.function)
+            assert [(q.text, q.right) for q in others] != [(q.text, q.right) for q in ada]
 
 
 @each_task
@@ -109,10 +133,12 @@ def test_the_questions_are_printed_and_answers_only_for_practice(
     ("answers", "says"),
     [
         ([2, (1.5, 24, 360)], ""),
-        ((1, [12, None, 30]), "answer 2 is not written yet"),
-        ([12, 24, 30], "a list of three numbers"),
-        ((3, [12, 24, 30]), "a list of three numbers"),
-        ((1, ["12 µs", "24 B", "30 µs"]), "a list of three numbers"),
+        ((1, [[4, 4, 9], (7,), 30]), ""),
+        ((1, [[12], None, 30]), "answer 2 is not written yet"),
+        ([12, 24, 30], "a list of three answers"),
+        ((3, [12, 24, 30]), "a list of three answers"),
+        ((1, ["12 µs", "24 B", "30 µs"]), "a list of three answers"),
+        ((1, [12, [[3]], 30]), "a list of three answers"),
     ],
 )
 def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: str) -> None:
@@ -122,37 +148,61 @@ def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: st
     assert report.passed == (not says) and says in report.reason
 
 
-@pytest.fixture
-def by_hand() -> Iterator[Run]:
-    """Two ranks that compute for 4 s; messages of 8 B in [1, 3] and 16 B in [3, 6]."""
-
-    def message(rank: int, size: int, start: float, end: float) -> Event:
-        return Event(rank, "all_reduce", (0, 1), None, size, "float32", 1, start, end, "line")
-
-    events = [
-        event
-        for rank in range(2)
-        for event in (
-            computation(rank, 0, 2),
-            message(rank, 8, 1, 3),
-            computation(rank, 3, 5),
-            message(rank, 16, 3, 6),
-        )
-    ]
-    yield Run(
-        Case("", 2, network=Network(0, 1)), Trace(events, 2), lambda network: Trace(events[:2], 2)
-    )
+def call(turn: int, size: int, start: float, end: float, outer: int, inner: int) -> Event:
+    lines = (("outer", outer), ("outer.inner", inner))
+    given = 0, "send", (0,), None, size, "float32", 1, start, end, "a line"
+    return Event(*given, turn=turn, lines=lines)
 
 
-def test_the_kinds_of_questions_read_the_trace(by_hand: Run) -> None:
-    from course_lib.checking import defence
+BY_HAND = Trace(
+    [
+        call(1, 8, 0, 3, outer=4, inner=3),
+        call(0, 4, 0, 2, outer=4, inner=2),
+        call(0, 16, 2, 6, outer=5, inner=2),
+        call(0, 32, 6, 8, outer=5, inner=3),
+    ],
+    world_size=1,
+)
+ON = {"outer": [4, 4, 5, 5], "outer.inner": [2, 3, 2, 3]}  # in the order of the launches
 
-    one = torch.Generator().manual_seed(0)
-    assert defence.time_waiting(by_hand, one).right == pytest.approx(2e6)
-    assert defence.half_the_bandwidth(by_hand, one).right == pytest.approx(3e6)
-    assert {defence.bytes_handed_over("all_reduce")(by_hand, one).right for _ in range(20)} == {
-        8,
-        16,
+
+def asked_by(kind: Any) -> set[tuple[Any, ...]]:
+    """Return for each call that students are asked about: function, number or time, answer."""
+    asked = [kind(BY_HAND, torch.Generator().manual_seed(seed)) for seed in range(200)]
+    found = set()
+    for question in asked:
+        names = re.findall(r"`(.+)`", question.text)
+        numbers = re.findall(r"\d[\d.e+]*", question.text.replace("rank 0", ""))
+        assert len(numbers) == len(question.right) <= 3
+        found |= {(*names, float(n), each) for n, each in zip(numbers, question.right, strict=True)}
+    return found
+
+
+def test_each_kind_asks_about_every_call_and_reads_the_answer_from_the_trace() -> None:
+    """A call that starts together with another one and is launched second is the later one."""
+    starts_after = {1: 2, 2: 3, 3: 3}  # a call → the place of the first one after its end
+    last_before = {1e6: 1, 4e6: 2, 7e6: 3}  # µs → the place of the last call before
+    assert asked_by(defence.lines_of_calls) == {
+        (name, i + 1, line) for name in ON for i, line in enumerate(ON[name])
     }
-    before = {defence.computed_before("all_reduce")(by_hand, one).right for _ in range(20)}
-    assert sorted(before) == pytest.approx([1e6, 2e6])
+    assert asked_by(defence.lines_after_calls) == {
+        (name, i, ON[name][after]) for name in ON for i, after in starts_after.items()
+    }
+    assert asked_by(defence.lines_before) == {
+        (name, time, ON[name][i]) for name in ON for time, i in last_before.items()
+    }
+    assert asked_by(defence.bytes_of_call) == {(1, 4), (2, 8), (3, 16), (4, 32)}
+    assert asked_by(defence.end_of_call) == {(1, 2e6), (2, 3e6), (3, 6e6), (4, 8e6)}
+
+
+def test_one_line_is_asked_for_if_the_same_lines_make_all_calls() -> None:
+    alike = Trace([call(i, 4, i, i + 1, outer=2, inner=2) for i in range(3)], 1)
+    for trace, lines in ((BY_HAND, 3), (alike, 1)):
+        made = [kind(trace, torch.Generator()) for kind in defence.kinds_for(trace)]
+        assert sum("Which lines" in question.text for question in made) == lines
+
+
+def test_without_a_function_of_the_student_nothing_is_asked() -> None:
+    nameless = Trace([event._replace(lines=()) for event in BY_HAND.events], 1)
+    with pytest.raises(Wrong, match="there is nothing to ask"):
+        defence.lines_of_calls(nameless, torch.Generator())

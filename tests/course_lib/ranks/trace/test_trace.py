@@ -36,6 +36,51 @@ def test_bytes_of_one_process_group_by_its_name(ranks: Ranks) -> None:
     assert ranks.trace.bytes_sent(0) == 4 * 8 + 40
 
 
+def exchanges() -> None:
+    """Send from a helper, and receive from a function without a name, after several others."""
+    peer, x = 1 - dist.get_rank(), torch.ones(3)
+
+    def deeper(times: int) -> None:
+        if times:
+            return deeper(times - 1)
+
+        handles = [send_to(x, peer), (lambda: dist.irecv(x.clone(), peer))()]
+        for handle in handles:
+            handle.wait()
+
+    deeper(2)
+    x.requires_grad_().register_hook(in_a_hook)
+    x.sum().backward()
+
+
+def send_to(x: torch.Tensor, peer: int) -> dist.Work | None:
+    return dist.isend(
+        x,
+        peer,
+    )
+
+
+@torch.no_grad()
+def in_a_hook(grad: torch.Tensor) -> None:
+    dist.all_reduce(grad.clone())
+
+
+def test_simulated_ranks_know_the_lines_of_each_launch(ranks_of) -> None:
+    ranks = ranks_of("simulated", 2)
+    ranks.run(exchanges)
+    outer = ("exchanges", 13), ("exchanges.deeper", 5)
+    outside = ("exchanges", 15)
+    expected = [
+        ("send", (*outer, ("send_to", 2))),
+        ("recv", outer),
+        ("all_reduce", (outside, ("in_a_hook", 3))),  # its decorator is its first line
+    ]
+    for rank in range(2):
+        mine = [event for event in ranks.trace.operations if event.rank == rank]
+        mine.sort(key=lambda event: (event.start, event.turn))
+        assert [(event.kind, event.lines) for event in mine] == expected
+
+
 def swaps_of_other_lengths() -> None:
     """Rank r sends r + to elements to rank `to`: what it keeps does not travel."""
     me, k = dist.get_rank(), dist.get_world_size()
