@@ -22,8 +22,8 @@ import math
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -123,10 +123,9 @@ class EmulatedNetwork:
     def _listen(self, connection: Connection) -> None:
         """Take the reports of a rank."""
         while True:
-            offers: list[Offer] = connection.recv()
+            offer: Offer = connection.recv()
             with self._lock:
-                for offer in offers:
-                    self._take(offer)
+                self._take(offer)
             if not connection.poll():
                 return
 
@@ -269,8 +268,6 @@ class EmulatedLink:
         self.given_up = 0
         """How many calls were given up."""
         self._count = 0
-        self._held: list[Offer] = []
-        self._holding = 0
         self._open: dict[int, Transfer] = {}
         threading.Thread(target=self._run, name="emulated-link", daemon=True).start()
 
@@ -298,39 +295,18 @@ class EmulatedLink:
         with self.lock:
             self._count += 1
             self._open[self._count] = transfer
-            self._held.append(
+            self._connection.send(
                 Offer(
                     me, self._count, event.kind, what.group, event.seq, members, event.tag, ready,
                     sizes, root, itemsize,
                 )
             )  # fmt: skip
-            if not self._holding:
-                self._tell()
         return transfer
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Report the operations started inside the block together: one wake-up instead of many."""
-        with self.lock:
-            self._holding += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self._holding -= 1
-                if not self._holding:
-                    self._tell()
-
-    def _tell(self) -> None:
-        if self._held:
-            self._connection.send(self._held)
-            self._held.clear()
 
     def forget(self) -> None:
         """Drop all operations under way, because the call was given up."""
         with self.lock:
             self._open.clear()
-            self._held.clear()
             self.lag = 0.0
             self.given_up += 1
 

@@ -195,8 +195,6 @@ class World:
         install(recorder, link, backend)
         self._init = c10d.init_process_group
         _stand_in("init_process_group", self._join_again)
-        if link is not None:
-            _stand_in("batch_isend_irecv", link.together()(c10d.batch_isend_irecv))
         replace_new_group(self._counting)
         self._join()
 

@@ -224,26 +224,6 @@ def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
         assert links.end(receive) == exactly(0.3 + 1_000_000 / SLOW.bandwidth + SLOW.latency)
 
 
-@pytest.mark.parametrize("count", [1, 2, 200])
-def test_what_is_started_together_ends_as_if_it_were_told_one_by_one(
-    links_of: LinksOf, count: int
-) -> None:
-    """Also where two batches overlap."""
-    nbytes, links = 100_000, links_of(2)
-    ends = []
-    with links.links[0].together():
-        for _ in range(count):
-            with links.links[1].together():
-                sizes = [[nbytes]] * 2
-                ends.append(links.collective("all_reduce", sizes, {0: 0.0, 1: 0.0}))
-        assert not any(transfer.end_known.is_set() for pair in ends for transfer in pair)
-    model = collective_time("all_reduce", SLOW, 2, nbytes)
-    first = [links.end(transfer) for transfer in ends[0]]
-    assert max(first) == exactly(model)
-    last = max(links.end(transfer) for transfer in ends[-1])
-    assert last >= count * (model - 2 * SLOW.latency)
-
-
 def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(
     links_of: LinksOf,
 ) -> None:
