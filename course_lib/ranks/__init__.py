@@ -20,7 +20,6 @@ The parts of this package, from the bottom up. Each one imports only parts above
   several machines, with one trace
 - `watch`: hangs of any ``torchrun`` job, explained
 - `notebook`: `%%ranks`, and the kernel that has it loaded
-- `wire`: plain values as bytes, between processes that do not trust each other
 - `for_graders`: the inner names that checks and the autograder may import
 """
 

@@ -21,6 +21,7 @@ from course_lib.ranks._torch.collective_table import (
     Collective,
     pieces,
 )
+from course_lib.ranks._torch.process_world import is_registered
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
 
@@ -180,7 +181,7 @@ def _get_backend(before: Any) -> Any:
     def get_backend(group: Any = None) -> Any:
         name = before(group)
         own = _ours(group)
-        return dist.Backend(own.backend) if own is not None and _is_ours(name) else name
+        return dist.Backend(own.backend) if own is not None and is_registered(name) else name
 
     return get_backend
 
@@ -192,7 +193,8 @@ def _get_backend_config(before: Any) -> Any:
     def get_backend_config(group: Any = None) -> Any:
         name = before(group)
         own = _ours(group)
-        if own is None or not any(_is_ours(part.rpartition(":")[2]) for part in name.split(",")):
+        backends = [part.rpartition(":")[2] for part in name.split(",")]
+        if own is None or not any(map(is_registered, backends)):
             return name
         return str(distributed_c10d.BackendConfig(dist.Backend(own.backend)))
 
@@ -219,11 +221,6 @@ def _ours(group: Any) -> PythonGroup | None:
     """Return the group, or the default group for ``None``, if it is a `PythonGroup`."""
     meant = dist.group.WORLD if group is None else group
     return meant if isinstance(meant, PythonGroup) else None
-
-
-def _is_ours(backend: str) -> bool:
-    """Return whether a backend of this name was added to PyTorch's own."""
-    return backend.upper() in dist.Backend._plugins
 
 
 STAND_INS: dict[str, Callable[[Any], Any]] = {

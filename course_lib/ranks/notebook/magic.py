@@ -28,7 +28,7 @@ from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
 from course_lib.ranks.notebook.hints import add_hints, hint_after
 from course_lib.ranks.notebook.options import choose, make_ranks
-from course_lib.ranks.output.printer import label, show_bundle
+from course_lib.ranks.output.printer import equal_items, label, show_bundle
 from course_lib.ranks.ranks import Ranks
 
 DEFAULT_WORLD_SIZE = 4
@@ -123,12 +123,6 @@ class _Magics:
 
 def _show(shown: Sequence[Any]) -> None:
     """Show what the ranks return. Equal values are shown only once."""
-    groups: list[tuple[Any, list[int]]] = []
-    for rank, bundle in enumerate(shown):
-        same = next((ranks for other, ranks in groups if other == bundle), None)
-        if bundle is not None and same is None:
-            groups.append((bundle, [rank]))
-        elif same is not None:
-            same.append(rank)
-    for bundle, who in groups:
+    bundles = ((rank, bundle) for rank, bundle in enumerate(shown) if bundle is not None)
+    for bundle, who in equal_items(bundles):
         show_bundle(label(who), bundle)

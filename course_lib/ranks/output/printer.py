@@ -10,9 +10,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from course_lib.ranks.explain.words import counted
 
@@ -25,6 +25,7 @@ MAX_LINES = 2000
 """Number of lines of one call that are shown, before the last `LAST_LINES` of the rest."""
 LAST_LINES = 10
 
+T = TypeVar("T")
 Item = str | dict[str, Any]
 """A line of text, or a bundle of one displayed object in several formats."""
 
@@ -36,6 +37,18 @@ def label(ranks: Sequence[int]) -> str:
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"[ranks {ranks[0]}-{ranks[-1]}]"
     return f"[ranks {', '.join(map(str, ranks))}]"
+
+
+def equal_items(items: Iterable[tuple[int, T]]) -> list[tuple[T, list[int]]]:
+    """Return each item once, with the ranks that have it."""
+    groups: list[tuple[T, list[int]]] = []
+    for rank, item in items:
+        same = next((ranks for other, ranks in groups if other == item), None)
+        if same is None:
+            groups.append((item, [rank]))
+        else:
+            same.append(rank)
+    return groups
 
 
 class Printer:
@@ -65,13 +78,7 @@ class Printer:
                 for rank in heads:
                     self.add(rank, self._queues[rank].popleft()[1])
                 continue
-            groups: list[tuple[Item, list[int]]] = []
-            for rank, (_, item) in heads.items():
-                same = next((ranks for other, ranks in groups if other == item), None)
-                if same is None:
-                    groups.append((item, [rank]))
-                else:
-                    same.append(rank)
+            groups = equal_items((rank, item) for rank, (_, item) in heads.items())
             all_there = len(heads) == len(self._queues)
             largest = max(len(ranks) for _, ranks in groups)
             ready = [

@@ -6,11 +6,11 @@ ports only after its last rank has entered. Until then, the ports are free for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from course_lib.ranks._torch.collective_table import KINDS, Tensors
+from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
@@ -73,13 +73,12 @@ class Collectives:
         transfer = start_collective(
             operation.kind, self._network, self._links, operation.members, sizes, root, itemsize
         )
-        apply_collective(
-            operation.kind,
-            operation.op,
-            root,
-            [part.inputs for part in parts],
-            [part.outputs for part in parts],
-        )
+        effect = KINDS[operation.kind].effect
+        # Tensors on the device meta have no values.
+        if effect and not any(t.is_meta for part in parts for t in (*part.inputs, *part.outputs)):
+            inputs, outputs = [part.inputs for part in parts], [part.outputs for part in parts]
+            with torch.no_grad():
+                effect(inputs, outputs, root, operation.op)
         self._streams.add(parts, transfer)
 
     def go_on(self, running: Running[Operation], until: float) -> None:
@@ -101,31 +100,3 @@ def _check_splits(parts: list[Operation]) -> None:
                     f"In all_to_all, rank {sender.rank} sends {counted(sent, 'element')} to rank "
                     f"{receiver.rank}, but rank {receiver.rank} expects {got}.",
                 )
-
-
-@torch.no_grad()
-def apply_collective(
-    kind: str,
-    op: str,
-    root: int,
-    inputs: Sequence[Tensors],
-    outputs: Sequence[Tensors],
-) -> None:
-    """Carry out a collective: read every rank's `inputs`, write every rank's `outputs`.
-
-    Args:
-        kind: for example ``"all_gather"``.
-        op: the operator of a reduction, for example ``"sum"``; else empty.
-        root: the root of a rooted collective, as a rank of the group.
-        inputs: per rank, the tensors that it puts in. If every rank of the group gets its own
-            tensor (scatter, reduce_scatter, all_to_all), there is one per receiving rank.
-        outputs: per rank, the tensors that it gets. If a rank gets one from every rank
-            (all_gather, gather), there is one per sending rank.
-
-    Tensors on the ``meta`` device have no values; nothing happens to them.
-    """
-    if any(t.is_meta for side in (inputs, outputs) for tensors in side for t in tensors):
-        return
-    effect = KINDS[kind].effect
-    assert effect is not None, kind
-    effect(inputs, outputs, root, op)

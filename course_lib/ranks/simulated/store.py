@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from course_lib.ranks._torch.thread_worlds import here
 from course_lib.ranks.simulated.operation import STORE, Operation
-
-
-class StoreEndpoint(Protocol):
-    """The part of a rank's endpoint that the store needs."""
-
-    def in_turn(self) -> None:
-        """Return when everything before the rank's clock has happened."""
-
-    def wait(self, operation: Operation) -> None:
-        """Return when the operation is over."""
-
-    def release(self, operation: Operation) -> None:
-        """Mark an operation of another rank as over, at this rank's clock."""
 
 
 class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
@@ -57,11 +44,11 @@ class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
         for keys, operation in self._waiting:
             keys.discard(key)
             if not keys:
-                here_endpoint().release(operation)
+                _endpoint().release(operation)
         self._waiting = [each for each in self._waiting if each[0]]
 
     def set(self, key: str, value: Any) -> None:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         self._put(key, _as_bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -69,35 +56,35 @@ class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
         return self._data[key]
 
     def add(self, key: str, value: int) -> int:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         total = int(self._data.get(key, b"0")) + value
         self._put(key, str(total).encode())
         return total
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         there = self._data.get(key)
         if there == _as_bytes(expected) or (there is None and not _as_bytes(expected)):
             self._put(key, _as_bytes(desired))
         return self._data.get(key, _as_bytes(expected))
 
     def append(self, key: str, value: Any) -> None:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         self._put(key, self._data.get(key, b"") + _as_bytes(value))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._await(keys)
 
     def check(self, keys: Sequence[str]) -> bool:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         return all(key in self._data for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         return self._data.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        here_endpoint().in_turn()
+        _endpoint().in_turn()
         return len(self._data)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -115,11 +102,9 @@ class SimulatedStore(dist.Store):  # type: ignore[misc,name-defined]
         return self
 
 
-def here_endpoint() -> StoreEndpoint:
-    """Return the endpoint of this thread's rank."""
-    context: Any = here()
-    endpoint: StoreEndpoint = context.endpoint
-    return endpoint
+def _endpoint() -> Any:
+    """Return the endpoint of this thread's rank: `baton.ThreadEndpoint`."""
+    return here().endpoint
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from course_lib.ranks._torch.thread_worlds import current
 
@@ -27,16 +27,6 @@ _WAITING = 100_000
 """Looks at an unchanged clock, about a tenth of a second, after which a rank waits for the time."""
 _TICK = 1e-4
 """Seconds of virtual time that pass with each further look."""
-
-
-class Clock(Protocol):
-    """A rank's virtual time."""
-
-    def now(self) -> float:
-        """Return the virtual time, in seconds from the start of the call."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass."""
 
 
 def _waits_itself(caller: FrameType) -> bool:
@@ -50,8 +40,8 @@ def virtual_time() -> Iterator[None]:
     started = time.time()
     looks: dict[int, tuple[float, int]] = {}
 
-    def look(rank: int, clock: Clock) -> float:
-        now = clock.now()
+    def look(rank: int, clock: Any) -> float:
+        now: float = clock.now()
         before, count = looks.get(rank, (now, 0))
         count = count + 1 if now == before else 1
         if count > _WAITING:
