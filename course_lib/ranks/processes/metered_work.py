@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,16 @@ _PAUSE = 1e-5, 2e-4
 
 class GivenUp(BaseException):
     """Raised on a rank whose call has failed elsewhere. It unwinds the call; the rank stays."""
+
+
+def _ask_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
+    """Ask, ever more rarely, until it is done or `limit` seconds are over; return whether it is."""
+    until = time.monotonic() + limit
+    pause, most = _PAUSE
+    while not (over := done()) and time.monotonic() < until:
+        time.sleep(pause)
+        pause = min(2 * pause, most)
+    return over
 
 
 class MeteredWork(dist.Work):
@@ -91,18 +102,15 @@ class MeteredWork(dist.Work):
         timeout = timeout or self._limit
         self._note_waited()
         waited_since = time.monotonic()
-        if self._emulated is not None and self._emulated.is_over():
-            self._wait_inner(timeout)  # short: the bytes have nearly arrived
-        else:
-            self._operation.block(limited=bool(timeout))
-            try:
-                if timeout:
-                    self._wait_in_time(timeout)
-                else:
-                    self._wait_others()
-                    self._wait_inner(timeout)
-            finally:
-                self._operation.unblock()
+        self._operation.block(limited=bool(timeout))
+        try:
+            if timeout:
+                self._wait_in_time(timeout)
+            else:
+                self._wait_others()
+                self._wait_inner()
+        finally:
+            self._operation.unblock()
         if self._emulated is not None:
             self._emulated.woke(waited_since, time.monotonic())
         if not self.streams:
@@ -113,26 +121,19 @@ class MeteredWork(dist.Work):
         if self._emulated is not None:
             self._emulated.wait()  # the emulated network tells when all ranks have started
             return
-        pause, most = _PAUSE
-        until = time.monotonic() + self._operation.recorder.limit
-        while not self._sliced and not self._operation.arrived():
-            if time.monotonic() > until:
-                raise RuntimeError(
-                    f"{self._operation.event.kind} did not end within the group's time limit of "
-                    f"{self._operation.recorder.limit:g} s"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, most)
+        limit = self._operation.recorder.limit
+        if not self._sliced and not _ask_until(self._operation.arrived, limit):
+            raise RuntimeError(
+                f"{self._operation.event.kind} did not end within the group's time limit of "
+                f"{limit:g} s"
+            )
 
     def _wait_in_time(self, timeout: timedelta) -> None:
         limit = timeout.total_seconds()
         until = time.monotonic() + limit
-        pause, most = _PAUSE
-        while time.monotonic() < until and not self._can_end():
-            time.sleep(pause)
-            pause = min(2 * pause, most)
+        can_end = _ask_until(self._can_end, limit)
         try:
-            if not self._can_end():
+            if not can_end:
                 raise RuntimeError("not all ranks took part")
             self._inner.wait()
         except RuntimeError as error:
@@ -151,9 +152,9 @@ class MeteredWork(dist.Work):
             return False
         return self._inner.is_completed() if self._sliced else self._operation.arrived()
 
-    def _wait_inner(self, timeout: timedelta) -> None:
-        if timeout or not self._sliced:
-            self._inner.wait(timeout) if timeout else self._inner.wait()
+    def _wait_inner(self) -> None:
+        if not self._sliced:
+            self._inner.wait()
             return
         while True:
             try:
@@ -275,10 +276,7 @@ class AnySourceWork(dist.Work):
         if self._look() is None:
             self._operation.block()
             try:
-                pause, most = _PAUSE
-                while self._look() is None:
-                    time.sleep(pause)
-                    pause = min(2 * pause, most)
+                _ask_until(lambda: self._look() is not None)
             finally:
                 self._operation.unblock()
         assert self._work is not None
