@@ -222,10 +222,9 @@ def draw_model(case: Case, generator: torch.Generator) -> dict[str, Any]:
 
 def model_of(mine: Any) -> nn.Module:
     """Return the model with these weights and gradients."""
-    model = make_model(mine["weights"])
-    for i, (param, gradient) in enumerate(zip(model.parameters(), mine["before"], strict=True)):
+    model = make_model(mine["weights"], mine["frozen"])
+    for param, gradient in zip(model.parameters(), mine["before"], strict=True):
         param.grad = None if gradient is None else gradient.clone()
-        param.requires_grad_(i not in mine["frozen"])
     return model
 
 

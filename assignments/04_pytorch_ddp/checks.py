@@ -7,8 +7,7 @@ only its rank's input.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +16,7 @@ import torch.distributed as dist
 
 from course_lib.checking import (
     Case,
-    Expectation,
     Form,
-    Given,
-    Observed,
-    Wrong,
     calls_at_most,
     equals,
     in_many_forms,
@@ -30,22 +25,19 @@ from course_lib.checking import (
     sends_at_most,
     task,
 )
-from course_lib.checking.answers import Judge, Kind, sees
 from course_lib.checking.shared.averaging import unless_alone
 from course_lib.checking.shared.training import NUMEL, SHAPES
 from course_lib.checking.testing import Candidate, testing_task
-from course_lib.ranks import Trace
 
 from .judges import (
     checkpoint_inputs,
     evaluate_inputs,
     evaluate_program,
+    evaluation,
     load_program,
     loading,
-    right_numbers,
     save_program,
     saving,
-    shared_work,
 )
 from .run_judges import (
     SCRIPT_MISTAKES,
@@ -102,11 +94,16 @@ def gradient_bytes(case, rank):
     return steps(case, rank) * (NUMEL * case.itemsize + 64) + SMALL
 
 
-def gradients_of_others(case, rank):
-    """Return the bytes that a rank must receive: the gradients of trained parameters, each step."""
+def trained_bytes(case, rank):
+    """Return the bytes of the gradients of trained parameters."""
     frozen = case.parameters.get("frozen", ())
     trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
-    return steps(case, rank) * sum(trained) * case.itemsize
+    return sum(trained) * case.itemsize
+
+
+def gradients_of_others(case, rank):
+    """Return the bytes that a rank must receive: the gradients of trained parameters, each step."""
+    return steps(case, rank) * trained_bytes(case, rank)
 
 
 # Task 5: the mean over tokens --------------------------------------------------------------
@@ -116,13 +113,6 @@ def tokens_case(name, k, *tokens, **more):
     return Case(name, k, {"tokens": tokens, **more})
 
 
-def token_bytes(case, rank):
-    """Return the bytes of the gradients of trained parameters."""
-    frozen = case.parameters.get("frozen", ())
-    trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
-    return sum(trained) * case.itemsize
-
-
 # Task 6: the museum ------------------------------------------------------------------------
 
 
@@ -130,14 +120,13 @@ def script_case(name, k, kind, steps, rows, lr, **more):
     return Case(name, k, {"kind": kind, "steps": steps, "rows": rows, "lr": lr, **more})
 
 
-def mended(name, kind, *more, modes=(True, False), through=None, expects=()):
+def mended(name, kind, *more, modes=(True, False)):
     """Return the check of an exhibit whose batches are given, with the cases of all exhibits."""
     return task(
         name,
         inputs=script_inputs,
         program=script_program,
-        judges=[equals(with_script(), SCRIPT_MISTAKES, through=through)],
-        expects=expects,
+        judges=[equals(with_script(), SCRIPT_MISTAKES)],
         cases=in_many_forms(
             script_case("1 rank", 1, kind, 2, 3, 0.2),
             script_case("2 ranks", 2, kind, 3, 4, 0.1, loss="mse_loss"),
@@ -150,89 +139,6 @@ def mended(name, kind, *more, modes=(True, False), through=None, expects=()):
         ),
     )
 
-
-# Diagnoses: questions with a letter for an answer -------------------------------------------------
-
-# The judges do not contain the letters.
-
-
-def answers_program(answer: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Return the student's answers, a dict from question to letter."""
-    answers = answer()
-    if not isinstance(answers, dict):
-        said = f"the answer is {type(answers).__name__} {answers!r:.40}"
-        raise TypeError(f"{said}, expected a dict from question to letter")
-    for question, letter in answers.items():
-        if not isinstance(question, str) or not isinstance(letter, str):
-            pair = f"{question!r:.40}: {letter!r:.40}"
-            raise TypeError(f"the answers have {pair}, expected two texts, as in 'exhibit_1': 'A'")
-    return {"answers": answers}
-
-
-def _is_dict_of_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(letter, str) for letter in value.values())
-
-
-def are_letters(questions: Sequence[str], choices: Mapping[str, str]) -> Judge:
-    """Judge that each of the questions has one of the letters that are the keys of `choices`."""
-    letters = list(choices)
-
-    @sees({"answers": Kind("a dict from question to letter", _is_dict_of_texts)})
-    def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        for value in values:
-            answers = value["answers"]
-            if set(answers) != set(questions):
-                raise Wrong(
-                    f"the answers are for {', '.join(map(str, answers)) or 'nothing'}, expected "
-                    f"one for each of {', '.join(questions)}"
-                )
-            for question, letter in answers.items():
-                if letter not in letters:
-                    raise Wrong(
-                        f"{question}: {letter!r:.40} is none of the letters {letters[0]} to "
-                        f"{letters[-1]}"
-                    )
-
-    return judge
-
-
-def digest(question: str, letter: str) -> str:
-    """Return the digest of an answer. It only hides the answer from readers; it is no secret."""
-    return hashlib.sha256(f"diagnosis of {question}: {letter}".encode()).hexdigest()[:12]
-
-
-def is_right(question: str, right: str, choices: Mapping[str, str], hint: str) -> Expectation:
-    """Expect the letter with this digest; each question is a separate part of the points."""
-
-    def test(case: Case, observed: Observed, trace: Trace) -> None:
-        letter = observed.outputs[0]["value"]["answers"][question]
-        if digest(question, letter) != right:
-            raise Wrong(f"{question}: not {letter} ({choices[letter]})", hint)
-
-    return Expectation(test, question)
-
-
-FAULTS = {
-    "A": "padded rows are counted",
-    "B": "every epoch has the same order",
-    "C": "the replicas start from different weights",
-    "D": "parameters are averaged, gradients are not",
-    "E": "the tensor that is added is not the tensor that arrived",
-    "F": "a mean of means: parts of unequal size count the same",
-    "G": "some parameters get no gradient on some ranks",
-    "H": "gradients are never cleared",
-    "I": "buffers become different on different ranks",
-    "J": "a number is read as another type",
-    "K": "the learning rate does not fit the number of ranks",
-    "L": "gradients travel once per micro-batch",
-}
-WATCH = "Watch the script on 1, 2 and 3 ranks: which faults can explain what you see?"
-DIGESTS = {
-    "exhibit_1": "55fdf21609f7",
-    "exhibit_2": "4dc1a4ed5ee0",
-    "exhibit_3": "0d1fac51bd41",
-    "exhibit_4": "0f7831b2405e",
-}
 
 # Task 7: a test of task 5. You can read these solutions; the grader has others.
 
@@ -363,7 +269,7 @@ CHECKS = {
         "evaluate",
         inputs=evaluate_inputs,
         program=evaluate_program,
-        judges=[right_numbers, shared_work],
+        judges=evaluation,
         expects=[
             sends_at_most(SMALL, hint="Send only three sums: the other ranks need no more."),
             receives_at_least(unless_alone(lambda case, rank: TWO_NUMBERS)),
@@ -422,12 +328,12 @@ CHECKS = {
         judges=[right_step],
         expects=[
             sends_at_most(
-                lambda case, rank: token_bytes(case, rank) + SMALL,
+                lambda case, rank: trained_bytes(case, rank) + SMALL,
                 besides=["broadcast"],
                 hint="Send gradients once. Put forward and backward of each micro-batch but the "
                 "last into no_sync().",
             ),
-            receives_at_least(unless_alone(token_bytes)),
+            receives_at_least(unless_alone(trained_bytes)),
         ],
         worth={"values": 2, "communication": 1},
         cases=in_many_forms(
@@ -469,30 +375,6 @@ CHECKS = {
             form=Form(training=False),
         ),
         modes=(True,),
-    ),
-    "exhibit_4": mended(
-        "exhibit_4",
-        "plain",
-        script_case(
-            "2 ranks, large gradients", 2, "plain", 2, 3, 1e-31, loss="mse_loss", large=1e30
-        ),
-        through="bfloat16",  # gradients travel in it
-        expects=[
-            sends_at_most(
-                lambda case, rank: 2 * NUMEL * case.parameters["steps"] + SMALL,
-                besides=["broadcast"],
-                hint="Send the gradients in bfloat16, with 2 bytes for each number.",
-            )
-        ],
-    ),
-    "diagnoses": task(
-        "diagnoses",
-        inputs=lambda case, generator: [{}],
-        program=answers_program,
-        judges=[are_letters(list(DIGESTS), FAULTS)],
-        expects=[is_right(each, DIGESTS[each], FAULTS, WATCH) for each in DIGESTS],
-        worth=dict.fromkeys(DIGESTS, 1),
-        cases=[Case("your answers", 1)],
     ),
     "is_token_mean": testing_task(
         "is_token_mean",

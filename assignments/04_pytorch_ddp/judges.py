@@ -16,13 +16,21 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib.checking import Case, Given, Wrong, equals, same_on_all_ranks
 from course_lib.checking.answers import NAMED, NUMBER, WHOLE, Kind, ListOf, sees
 from course_lib.checking.judges import Oracle
-from course_lib.checking.shared.training import CLASSES, FEATURES, SHAPES, loss_of, make_model
+from course_lib.checking.shared.training import (
+    CLASSES,
+    FEATURES,
+    SHAPES,
+    looking_at,
+    loss_of,
+    make_model,
+)
 
 from .run_judges import scaled_model
 
 # Evaluation that counts each row once -------------------------------------------------------------
 
 NUMBERS = ("mean loss", "accuracy")
+MODE = "the model was given rows in training mode"
 
 
 class Watched(nn.Module):
@@ -85,8 +93,8 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
     moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     if moved and not model.trained:
         raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
-    seen: dict[str, Any] = {"rows": [0, *model.rows], "in training mode": model.trained}
-    return {**seen, NUMBERS[0]: answer[0], NUMBERS[1]: answer[1]}
+    seen: dict[str, Any] = {MODE: model.trained, "rows": [0, *model.rows]}
+    return {**seen, **dict(zip(NUMBERS, answer, strict=True))}
 
 
 def evaluated(
@@ -116,7 +124,7 @@ def evaluated(
         if not results:  # the sum over no rows is 0
             return dict.fromkeys(NUMBERS, 0.0) if parts else {}
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
-        return dict(zip(NUMBERS, means, strict=True))
+        return {MODE: False, **dict(zip(NUMBERS, means, strict=True))}
 
     return oracle
 
@@ -144,32 +152,27 @@ EVALUATION_MISTAKES: dict[str, Oracle] = {
 }
 
 
+def _of_evaluation(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
+    if value.get(MODE):
+        return (
+            "Call model.eval() first: then dropout drops nothing, and BatchNorm uses its running "
+            "means."
+        )
+    numbers = [value.get(name) for name in NUMBERS]
+    if any(isinstance(number, float) and math.isnan(number) for number in numbers):
+        return (
+            "The mean of no rows is nan. If there are fewer rows than ranks, some ranks have no "
+            "rows: do not call loss_fn on these ranks."
+        )
+    return ""
+
+
+# The ranks may add in float32, so a small difference in float64 does not matter.
+_near = equals(
+    evaluated(), EVALUATION_MISTAKES, explain=_of_evaluation, tolerance={"float64": 1e-6}
+)
 _FLAG = Kind("a flag", lambda value: isinstance(value, bool))
-_SEEN = {"rows": ListOf(WHOLE), "in training mode": _FLAG, **dict.fromkeys(NUMBERS, NUMBER)}
-
-
-@sees(_SEEN)
-def right_numbers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the model's mode, and the two numbers."""
-    for rank, value in enumerate(values):
-        if value["in training mode"] is not False:
-            raise Wrong(
-                f"rank {rank}: the model was given rows in training mode",
-                "Call model.eval() first: then dropout drops nothing, and BatchNorm uses its "
-                "running means.",
-            )
-        for name in NUMBERS:
-            if isinstance(value[name], float) and math.isnan(value[name]):
-                raise Wrong(
-                    f"rank {rank}: {name} is nan",
-                    "The mean of no rows is nan. If there are fewer rows than ranks, some ranks "
-                    "have no rows: do not call loss_fn on these ranks.",
-                )
-    only = [{name: value[name] for name in NUMBERS} for value in values]
-    # The ranks may add in float32, so a small difference in float64 does not matter.
-    near = {"float64": 1e-6}
-    equals(evaluated(), EVALUATION_MISTAKES, tolerance=near)(case, inputs, only)
-    same_on_all_ranks(case, inputs, only)
+_SEEN = {MODE: _FLAG, "rows": ListOf(WHOLE), **dict.fromkeys(NUMBERS, NUMBER)}
 
 
 @sees(_SEEN)
@@ -190,6 +193,13 @@ def shared_work(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> Non
                 raise Wrong(
                     f"rank {rank}: the model was given {most} rows at once, expected at most {size}"
                 )
+
+
+evaluation = [
+    looking_at((MODE, *NUMBERS), _near),
+    looking_at(NUMBERS, same_on_all_ranks),
+    shared_work,
+]
 
 
 # Checkpoints --------------------------------------------------------------------------------------
@@ -305,11 +315,6 @@ def save_program(save_checkpoint: Callable[..., Any], mine: Any, given: Given) -
     return {"wrote": True, **kept, **_plain(found["optimizer"]), **after}
 
 
-def _has(key: str) -> Kind:
-    """Return the form of a dict that has this key, with any value."""
-    return Kind(f"a dict with {key!r}", lambda value: isinstance(value, dict) and key in value)
-
-
 def _is_written(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("wrote"), bool):
         return False
@@ -393,27 +398,14 @@ LOAD_MISTAKES: dict[str, Oracle] = {
 }
 
 
-@sees(_has("loaded model"))
-def right_model(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge only the model."""
-
-    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        return {"loaded model": loaded(case, inputs, me)["loaded model"]}
-
-    models = [{"loaded model": value["loaded model"]} for value in values]
-    equals(oracle, LOAD_MISTAKES)(case, inputs, models)
-
-
-@sees(_has("optimizer's state of parameter {}"))
-def has_the_state(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether the optimizer has any state, on every rank."""
-    for rank, value in enumerate(values):
-        if not value["optimizer's state of parameter {}"]:
-            raise Wrong(
-                f"rank {rank}: the optimizer has no state",
-                "The state of each parameter is a part of the run: load it on every rank.",
-            )
+def _not_loaded(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
+    if not isinstance(value, dict) or value.get("optimizer's state of parameter {}"):
+        return ""
+    return (
+        "The optimizer has no state, but the state of each parameter is a part of the run: load "
+        "model and optimizer on every rank."
+    )
 
 
 saving = [one_file, equals(saved)]
-loading = [right_model, has_the_state, equals(loaded)]
+loading = [equals(loaded, LOAD_MISTAKES, explain=_not_loaded)]

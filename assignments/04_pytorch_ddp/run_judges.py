@@ -6,7 +6,6 @@ replay with a mistake, the report can name the mistake.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import VECTOR, WHOLE, Judge, Kind, ListOf, sees
+from course_lib.checking.answers import VECTOR, WHOLE, Judge, Kind, sees
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.averaging import Matrix, mean, own
 from course_lib.checking.shared.training import (
@@ -62,15 +61,13 @@ def batches_of(p: Mapping[str, Any], epoch: int) -> list[Batch]:
 def windows_of(p: Mapping[str, Any], k: int) -> list[list[list[Batch]]]:
     """Return the windows of a run: a window is a list of micro-batches, each the members' rows.
 
-    ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well. Mistakes change ``keep_last``
-    (whether an incomplete window makes a step), and the keys of `batches_of`.
+    ``p`` has ``epochs`` (their numbers) and ``accumulate`` as well.
     """
     size, runs = p["accumulate"], []
     for epoch in p["epochs"]:
         theirs = [batches_of({**p, "k": k, "me": me}, epoch) for me in range(k)]
         runs.append([list(each) for each in zip(*theirs, strict=True)])
-    cut = [run[at : at + size] for run in runs for at in range(0, len(run), size)]
-    return [w for w in cut if p.get("keep_last", True) or len(w) == size]
+    return [run[at : at + size] for run in runs for at in range(0, len(run), size)]
 
 
 _EXPECTED = "expected a list of lists of row numbers"
@@ -85,8 +82,10 @@ def my_batches_program(my_batches: Callable[..., Any], mine: Any, given: Given) 
             raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
         if any(isinstance(batch, int) for batch in batches):
             raise TypeError(f"my_batches returns {batches!r:.40}, {_EXPECTED}")
-    listed = [[[int(row) for row in batch] for batch in batches] for batches in found]
-    return {"epoch {}": dict(zip(map(str, mine["epochs"]), listed, strict=True))}
+    return {
+        f"batches of epoch {epoch}": str([[int(row) for row in batch] for batch in batches])
+        for epoch, batches in zip(mine["epochs"], found, strict=True)
+    }
 
 
 SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
@@ -96,52 +95,19 @@ SAMPLER_MISTAKES: dict[str, dict[str, Any]] = {
 }
 
 
-@sees(
-    lambda case, inputs, rank: {
-        "epoch {}": {str(e): ListOf(ListOf(WHOLE)) for e in inputs[rank]["epochs"]}
-    }
+def with_sampler(**changes: Any) -> Oracle:
+    """Return the oracle of `my_batches_program`, right or with a mistake of `batches_of`."""
+
+    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
+        asked = {**case.parameters, "k": len(inputs), "me": me, **changes}
+        return {f"batches of epoch {n}": str(batches_of(asked, n)) for n in asked["epochs"]}
+
+    return oracle
+
+
+right_batches = equals(
+    with_sampler(), {words: with_sampler(**changes) for words, changes in SAMPLER_MISTAKES.items()}
 )
-def right_batches(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the batches of all ranks, list by list."""
-    p = case.parameters
-    for members in case.groups:
-        world = {"k": case.world_size}
-        for me, rank in enumerate(members):
-            asked = {**p, "k": len(members), "me": me}
-            mistakes = {
-                **SAMPLER_MISTAKES,
-                "the share among all ranks: pass to the sampler the group's size, and this rank's "
-                "number in the group": {**world, "me": rank},
-            }
-            answers = [values[rank]["epoch {}"][str(epoch)] for epoch in p["epochs"]]
-            got = [list(map(list, batches)) for batches in answers]
-            for epoch, mine in zip(p["epochs"], got, strict=True):
-                wanted = batches_of(asked, epoch)
-                if mine != wanted:
-                    raise Wrong(
-                        f"rank {rank}: epoch {epoch}: expected the batches {_short(wanted)}, "
-                        f"got {_short(mine)}",
-                        known=_likely(got, asked, mistakes),
-                    )
-
-
-def _likely(
-    got: list[Any], asked: Mapping[str, Any], mistakes: Mapping[str, Any]
-) -> dict[str, str]:
-    """Return mistake → its hint, which is empty unless it gives these batches in all epochs."""
-
-    def gives_them(changes: Mapping[str, Any]) -> bool:
-        return got == [batches_of({**asked, **changes}, epoch) for epoch in asked["epochs"]]
-
-    return {
-        words: f"This equals {words}." if gives_them(changes) else ""
-        for words, changes in mistakes.items()
-    }
-
-
-def _short(batches: Any) -> str:
-    text = str(batches)
-    return text if len(text) < 120 else text[:117] + "…"
 
 
 _SEEN = Kind(
@@ -195,10 +161,8 @@ class ScaledTanh(nn.Tanh):
 
 def scaled_model(weights: Sequence[Tensor], scale: Tensor, frozen: Sequence[int] = ()) -> nn.Module:
     """Return the small network with a buffer; parameters at the positions `frozen` stay fixed."""
-    model = make_model(weights)
+    model = make_model(weights, frozen)
     model[1] = ScaledTanh(scale)
-    for i, param in enumerate(model.parameters()):
-        param.requires_grad_(i not in frozen)
     return model
 
 
@@ -279,28 +243,20 @@ def with_epochs(
 
     """
 
+    @_once
     def run(case: Case, inputs: Sequence[Any]) -> _Run:
-        p, k = {**case.parameters, **sampler}, len(inputs)
-        models = [_replica(inputs) for _ in range(k)]
-        matrix, steps = mix(torch.ones(k, dtype=torch.float64)), []
-        for window in windows_of(p, k):
-            shares = [
-                _share(model, inputs[j], [micro[j] for micro in window], scale, p)
-                for j, model in enumerate(models)
-            ]
-            for i, model in enumerate(models):
-                for n, param in enumerate(model.parameters()):
-                    if n not in inputs[0]["frozen"]:
-                        param.data -= p["lr"] * sum(
-                            matrix[i, j] * shares[j][1][n] for j in range(k)
-                        )
-            steps.append([share[0] for share in shares])
-        return models, steps
-
-    replayed = _once(run)
+        mine, k = inputs[0], len(inputs)
+        weights = [weight.double() for weight in mine["weights"]]
+        models = [scaled_model(weights, mine["scale"].double()) for _ in inputs]
+        windows = windows_of({**case.parameters, **sampler}, k)
+        steps = [
+            [[(mine["x"][micro[j]], mine["y"][micro[j]]) for micro in window] for j in range(k)]
+            for window in windows
+        ]
+        return models, replay(models, steps, mine, mix, scale=scale)
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        models, steps = replayed(case, inputs)
+        models, steps = run(case, inputs)
         dtype = inputs[me]["weights"][0].dtype
         return {
             "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
@@ -314,50 +270,76 @@ def with_epochs(
 
 
 _Run = tuple[list[nn.Module], list[list[float]]]
-"""The replicas at the end, and for each step the loss that every member reports."""
+"""The replicas at the end, and for each step the loss on every member's rows."""
 
 
 def _once(run: Callable[[Case, Sequence[Any]], _Run]) -> Callable[[Case, Sequence[Any]], _Run]:
     """Return `run` with a cache, because the oracle calls it for each member of a group."""
-    kept: list[tuple[Case, list[Any], _Run]] = []
+    known: list[Any] = []
 
     def replayed(case: Case, inputs: Sequence[Any]) -> _Run:
-        for known, theirs, made in kept:
-            same = len(theirs) == len(inputs) and all(map(operator.is_, theirs, inputs))
-            if known is case and same:
-                return made
-        kept[:] = [(case, list(inputs), run(case, inputs))]
-        return kept[0][2]
+        if not known or known[0] is not inputs:
+            known[:] = inputs, run(case, inputs)
+        made: _Run = known[1]
+        return made
 
     return replayed
 
 
-def _replica(inputs: Sequence[Any]) -> nn.Module:
-    """Return the model that all members begin with: the first member's."""
-    weights = [weight.double() for weight in inputs[0]["weights"]]
-    return scaled_model(weights, inputs[0]["scale"].double())
+def replay(
+    models: Sequence[nn.Module],
+    steps: Sequence[Any],
+    mine: Mapping[str, Any],
+    mix: Matrix = mean,
+    *,
+    scale: str = "rows",
+    averages: str = "gradients",
+) -> list[list[float]]:
+    """Train the members' models; return for each step the mean loss on each member's rows.
+
+    Args:
+        models: a float64 model for each member.
+        steps: for each step, for each member, the pairs ``(x, y)`` of its micro-batches.
+        mine: ``loss``, ``lr``, ``frozen``, and ``accumulate`` if `scale` needs it.
+        mix: how gradients are mixed over the members.
+        scale: see `with_epochs`.
+        averages: ``gradients``, or ``parameters``, which are averaged before each rank's own step.
+
+    """
+    matrix, losses = mix(torch.ones(len(models), dtype=torch.float64)), []
+    for step in steps:
+        shares = [_share(*pair, scale, mine) for pair in zip(models, step, strict=True)]
+        columns = zip(*(list(model.parameters()) for model in models), strict=True)
+        for n, params in enumerate(columns):
+            middle = torch.stack([param.detach() for param in params]).mean(0)
+            for i, param in enumerate(params if n not in mine["frozen"] else ()):
+                if averages == "parameters":
+                    param.data = middle - mine["lr"] * shares[i][1][n]
+                else:
+                    mixture = sum(m * each[1][n] for m, each in zip(matrix[i], shares, strict=True))
+                    param.data -= mine["lr"] * mixture
+        losses.append([share[0] for share in shares])
+    return losses
 
 
 def _share(
-    model: nn.Module, mine: Any, window: list[Batch], scale: str, p: Mapping[str, Any]
-) -> tuple[float, list[Tensor]]:
+    model: nn.Module, window: Sequence[Any], scale: str, mine: Mapping[str, Any]
+) -> tuple[float, Sequence[Tensor]]:
     """Return a member's mean loss in a window, and its sum of gradients."""
-    rows = sum(map(len, window))
+    rows = sum(len(x) for x, _ in window)
     total: Any = 0.0
     shown = 0.0
-    for batch in window:
-        loss = mean_loss(model, mine["loss"], mine["x"][batch], mine["y"][batch])
-        total += loss * (len(batch) / rows if scale == "rows" else 1 / p["accumulate"])
-        shown += loss.item() * len(batch) / rows
-    return shown, list(torch.autograd.grad(total, list(model.parameters())))
+    for x, y in window:
+        loss = mean_loss(model, mine["loss"], x, y)
+        total += loss * (len(x) / rows if scale == "rows" else 1 / mine["accumulate"])
+        shown += loss.item() * len(x) / rows
+    params = list(model.parameters())
+    return shown, torch.autograd.grad(total, params, allow_unused=True, materialize_grads=True)
 
 
 EPOCHS_MISTAKES: dict[str, Oracle] = {
     "a run whose epochs all have the order of epoch 0: tell the sampler the epoch (set_epoch)": (
         with_epochs(tell=False)
-    ),
-    "a run that leaves out a last, incomplete window: take a step for it, too": with_epochs(
-        keep_last=False
     ),
     "a run that divides by `accumulate` also where a window has fewer micro-batches": with_epochs(
         scale="accumulate"
@@ -476,42 +458,26 @@ def with_script(
     """Return the oracle of a script that takes one step per batch, right or with a mistake.
 
     Args:
-        mix: how gradients are mixed over the members.
-        averages: ``gradients``, or ``parameters``, which are averaged before each rank's own step.
+        mix: see `replay`.
+        averages: see `replay`.
         buffers: the buffers at the end: the ``first`` member's, or each model's ``own``.
 
     """
 
-    def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        k, mine, steps = len(inputs), inputs[me], case.parameters["steps"]
+    @_once
+    def run(case: Case, inputs: Sequence[Any]) -> _Run:
+        mine = inputs[0]
         weights = [weight.double() for weight in mine["weights"]]
         models = [model_of_kind(mine["kind"], weights).train(case.form.training) for _ in inputs]
-        matrix = mix(torch.ones(k, dtype=torch.float64))
-        for step in range(steps):
-            theirs = [_gradient(m, each, step) for m, each in zip(models, inputs, strict=True)]
-            columns = list(zip(*(list(m.parameters()) for m in models), strict=True))
-            for n, params in enumerate(columns):
-                if n in mine["frozen"]:
-                    continue
-                middle = torch.stack([param.detach() for param in params]).mean(0)
-                for i, param in enumerate(params):
-                    if averages == "parameters":
-                        param.data = middle - mine["lr"] * theirs[i][n]
-                    else:
-                        mixture = sum(matrix[i, j] * theirs[j][n] for j in range(k))
-                        param.data -= mine["lr"] * mixture
+        pairs = [zip(each["x"], each["y"], strict=True) for each in inputs]
+        steps = [[[pair] for pair in step] for step in zip(*pairs, strict=True)]
+        losses = replay(models, steps, mine, mix, averages=averages)
         for model in models[1:] if buffers == "first" else ():
             for theirs, first in zip(model.buffers(), models[0].buffers(), strict=True):
                 theirs.copy_(first)
-        return _shown(models[me], mine)
+        return models, losses
 
-    return oracle
-
-
-def _gradient(model: nn.Module, mine: Any, step: int) -> Sequence[Tensor]:
-    loss = mean_loss(model, mine["loss"], mine["x"][step], mine["y"][step])
-    params = list(model.parameters())
-    return torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+    return lambda case, inputs, me: _shown(run(case, inputs)[0][me], inputs[me])
 
 
 def _shown(model: nn.Module, mine: Any) -> dict[str, Any]:
@@ -534,7 +500,6 @@ SCRIPT_MISTAKES: Mapping[str, Oracle] = {
     "a run that averages the parameters, and then takes a step with this rank's own gradient": (
         with_script(averages="parameters")
     ),
-    "the weights before training: every gradient was zero": with_script(lambda rows: 0 * own(rows)),
     "the result with this rank's own running means: the buffers differ between the ranks": (
         with_script(buffers="own")
     ),

@@ -54,16 +54,9 @@ def token_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     ]
 
 
-def _model_of(mine: Any, weights: Sequence[Tensor]) -> torch.nn.Module:
-    model = make_model(weights)
-    for i, param in enumerate(model.parameters()):
-        param.requires_grad_(i not in mine["frozen"])
-    return model
-
-
 def token_program(step: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``step(ddp, micro_batches, group=group)``; return the gradients and the loss."""
-    model = given.model(_model_of(mine, mine["weights"]))
+    model = given.model(make_model(mine["weights"], mine["frozen"]))
     ddp = DistributedDataParallel(model, process_group=given.group)
     ddp.train(model.training)
     fill(model, mine["before"])
@@ -113,7 +106,7 @@ def token_mean(per: str = "token", divisor: str = "1", clips: str = "the mean") 
 
 def _sums(mine: Any, x: Tensor, y: Tensor) -> tuple[int, Tensor]:
     """Return a micro-batch's number of labels, and its sums in a vector: gradients, then loss."""
-    model = _model_of(mine, [weight.double() for weight in mine["weights"]])
+    model = make_model([weight.double() for weight in mine["weights"]], mine["frozen"])
     loss = F.cross_entropy(model(x.double()), y, reduction="sum")
     params = list(model.parameters())
     trained = [param for param in params if param.requires_grad]

@@ -23,10 +23,11 @@ from course_lib.checking import (
 from course_lib.checking.expectations import computes_between
 
 from .judges import (
+    AGE,
     NONSENSE,
+    equals_ages,
     equals_diloco,
     follow_script,
-    judge_ages,
     minus,
     order_of,
     rounds_computes,
@@ -41,7 +42,7 @@ from .judges import (
     worker_program,
 )
 
-AGE, COUNTED = "staleness of push {}", "push {} counts"
+COUNTED = "push {} counts"
 MANY = " ".join([*map(str, range(300)), *(f"+{worker}" for worker in range(0, 300, 13))])
 """So many workers pull before one of them pushes."""
 
@@ -49,7 +50,7 @@ MANY = " ".join([*map(str, range(300)), *(f"+{worker}" for worker in range(0, 30
 
 
 def events_program(staleness, mine, given):
-    return staleness(given.iterable([tuple(event) for event in mine["events"]]))
+    return {AGE: staleness(given.iterable([tuple(event) for event in mine["events"]]))}
 
 
 def of_events(name, text):
@@ -185,7 +186,7 @@ CHECKS = {
         "staleness",
         inputs=lambda case, generator: [dict(case.parameters)],
         program=events_program,
-        judges=[judge_ages],
+        judges=[equals_ages],
         expects=[only_calls()],
         cases=in_both_forms(
             of_events("one worker", "1 +1 1 +1"),

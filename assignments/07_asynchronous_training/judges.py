@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.compare import describe
+from course_lib.checking import Case, Given, equals
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
@@ -55,42 +53,26 @@ def _since_the_last_push(events: Events) -> list[int]:
     return found
 
 
-AGE_MISTAKES: dict[str, Callable[[Events], list[int]]] = {
-    "the right list plus 1: do not count a gradient's own push": lambda e: ages(e, 1),
-    "the versions that were pulled, not their staleness": lambda e: [
-        n - age for n, age in enumerate(ages(e))
-    ],
-    "the right list if each worker pulls right after its push: count from its last pull, which may "
-    "come later": _since_the_last_push,
-}
+def aged(of: Callable[[Events], list[int]]) -> Oracle:
+    """Return the oracle of the staleness of each push."""
+    return lambda case, inputs, me: {AGE: of(case.parameters["events"])}
 
 
-@sees(ANYTHING)  # the judge checks the form itself
-def judge_ages(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge a list of staleness, one for each push of the case's ``events``."""
-    events, got = case.parameters["events"], values[0]
-    right = ages(events)
-    pushed = [worker for kind, worker in events if kind == "push"]
-    if not isinstance(got, list) or not all(type(each) is int for each in got):
-        raise Wrong(f"the answer is {describe(got)}, expected a list of {len(right)} ints")
-    if got == right:
-        return
-    same = (f"This equals {name}." for name, of in AGE_MISTAKES.items() if of(events) == got)
-    hint = next(
-        same,
-        "Staleness is the number of other updates between this worker's last pull and its push.",
-    )
-    if len(got) != len(right):
-        what = (
-            f"the list has {counted(len(got), 'number')}, expected {len(right)}, one for each push"
-        )
-        raise Wrong(what, hint)
-    n = next(n for n, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
-    what = (
-        f"push number {n} (counted from 0), by worker {pushed[n]}: expected staleness {right[n]}, "
-        f"got {got[n]}"
-    )
-    raise Wrong(what, hint)
+AGE = "staleness of push {}"
+equals_ages = equals(
+    aged(ages),
+    {
+        "the right list plus 1: do not count a gradient's own push": aged(lambda e: ages(e, 1)),
+        "the versions that were pulled, not their staleness": aged(
+            lambda e: [n - age for n, age in enumerate(ages(e))]
+        ),
+        "the right list if each worker pulls right after its push: count from its last pull, which "
+        "may come later": aged(_since_the_last_push),
+    },
+    explain=lambda *_: (
+        "Staleness is the number of other updates between this worker's last pull and its push."
+    ),
+)
 
 
 def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:

@@ -41,7 +41,6 @@ def equals(
     explain: Explain | None = None,
     tolerance: Mapping[str, float] | None = None,
     absolute: Mapping[str, float] | None = None,
-    through: str | None = None,
 ) -> Judge:
     """Return a judge that compares with what one process computes from all inputs of the group.
 
@@ -57,7 +56,6 @@ def equals(
             empty string.
         tolerance: dtype → allowed relative error, if it differs from `TOLERANCE`.
         absolute: dtype → allowed absolute error, if it is not a tenth of the relative error.
-        through: the dtype in which a right computation rounds, if it is not the case's.
 
     An answer is also right if its error is one that the arithmetic allows in this case; see
     `rounding`. This is not so where the tolerance is 0.
@@ -79,7 +77,7 @@ def equals(
         }
 
     def errors(case: Case, inputs: Sequence[Any], me: int) -> dict[str, float]:
-        dtype = getattr(torch, through or case.form.dtype)
+        dtype = getattr(torch, case.form.dtype)
         if not dtype.is_floating_point:
             return {}
         return rounding_errors(lambda moved: oracle(case, moved, me), inputs, dtype)

@@ -61,7 +61,6 @@ tree_broadcast__doubling_edited = edits_of(
         "() if tensor.dim() > 1 else tensor",
         VIRTUAL,
     ),
-    Mutant("does_not_wait", "never waits for the handle of send", ".send(", ".isend(", VIRTUAL),
     Mutant(
         "a_chain",
         "All ranks that have the tensor must send at the same time",
@@ -136,19 +135,8 @@ def ring_reduce_scatter__to_the_left(tensor, group=None):
 ring_reduce_scatter__to_the_right_edited = edits_of(
     ring_reduce_scatter__to_the_right,
     Mutant(
-        "deadlock",
-        "waits in send",
-        """
-        sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
-        receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
-        sending.wait()
-        """,
-        """
-        sending = dist.send(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
-        receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
-        pass
-        """,
-        VIRTUAL,
+        *("deadlock", "waits in send", "sending = dist.isend", "dist.send", VIRTUAL),
+        also=(("sending.wait()", "pass"),),
     ),
     Mutant(
         "in_turns",
@@ -168,7 +156,7 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
             ("receiving.wait()", "pass"),
         ),
     ),
-    Mutant("begins_with_its_own_chunk", "In the last step, chunk 0 must arrive here", "- 2", "- 1"),
+    Mutant("begins_with_its_own_chunk", "Chunk 0 must be the last to arrive here", "- 2", "- 1"),
     Mutant(
         "returns_its_input",
         "shares memory with tensor",
@@ -204,19 +192,6 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
             ("chunks[mine] += incoming", ""),
         ),
     ),
-    Mutant(
-        "whole_tensors",
-        "never the whole tensor",
-        "list(tensor.flatten().clone().tensor_split(k))",
-        "tensor.flatten().clone(); moving = chunks.clone()",
-        also=(
-            ("mine = (rank - step - 2) % k", "pass"),
-            ("torch.empty_like(chunks[mine])", "torch.empty_like(chunks)"),
-            ("chunks[(mine + 1) % k]", "moving"),
-            ("chunks[mine] += incoming", "chunks += incoming; moving = incoming"),
-            ("chunks[rank]", "chunks.tensor_split(k)[rank]"),
-        ),
-    ),
 )
 
 
@@ -247,35 +222,17 @@ def ring_all_gather__to_the_right(chunk, length, group=None):
     return whole
 
 
-@passes
-def ring_all_gather__padded(chunk, length, group=None):
-    members = dist.get_process_group_ranks(group)
-    k, rank = len(members), members.index(dist.get_rank())
-    size = -(-length // k)
-    rows = chunk.new_zeros(k, size)
-    rows[rank, : len(chunk)] = chunk
-    for step in range(k - 1):
-        ops = [
-            dist.P2POp(dist.isend, rows[(rank + step) % k], members[rank - 1], group),
-            dist.P2POp(dist.irecv, rows[(rank + step + 1) % k], members[(rank + 1) % k], group),
-        ]
-        for handle in dist.batch_isend_irecv(ops):
-            handle.wait()
-    lengths = [(length + k - 1 - r) // k for r in range(k)]
-    return torch.cat([row[:n] for row, n in zip(rows, lengths, strict=True)])
-
-
 ring_all_gather__to_the_right_edited = edits_of(
     ring_all_gather__to_the_right,
     Mutant(
         "in_order_of_arrival",
-        "Put chunk r in place r",
+        "Chunk r comes from rank r of the group",
         "return whole",
         "return torch.cat(chunks[rank:] + chunks[:rank])",
     ),
     Mutant(
         "begins_with_the_next_chunk",
-        "chunk 0, your own. Send your own chunk first",
+        "chunk 0, your own. Put it there, and send it first",
         "step) % k], chunks[(rank - step - 1",
         "step + 1) % k], chunks[(rank - step",
     ),
@@ -297,26 +254,11 @@ ring_all_gather__to_the_right_edited = edits_of(
         "does_not_wait", "never waits for the handle of recv", "receiving.wait()", "pass", VIRTUAL
     ),
     Mutant(
-        "chunk_as_it_is",
-        "needs a contiguous tensor",
-        "chunks[rank].copy_(chunk)",
-        "chunks[rank].copy_(chunk); chunks[rank] = chunk",
-        VIRTUAL,
-        also=(("return whole", "return torch.cat(chunks)"),),
-    ),
-    Mutant(
         "own_chunk_forgotten",
-        "0 in the place of this rank's own chunk",
-        """
-        whole = chunk.new_empty(length)
-        chunks = list(whole.tensor_split(k))
-        chunks[rank].copy_(chunk)
-        """,
-        """
-        whole = chunk.new_zeros(length)
-        chunks = list(whole.tensor_split(k))
-        chunks[rank] = chunk.contiguous()
-        """,
+        "holds nothing, but should hold chunk 0, your own",
+        "chunk.new_empty(length)",
+        "chunk.new_zeros(length)",
+        also=(("chunks[rank].copy_(chunk)", "chunks[rank] = chunk.contiguous()"),),
     ),
 )
 
@@ -498,6 +440,13 @@ def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
     tensor.copy_(flat.view(tensor.shape))
 
 
+THREE = """
+mine = ring(flat, inside, lambda k: (k - 1,))
+ring(mine, between, lambda k: (2 * (k - 1),))
+ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
+"""
+
+
 two_level_all_reduce__three_rings_edited = edits_of(
     two_level_all_reduce__three_rings,
     Mutant(
@@ -509,25 +458,13 @@ two_level_all_reduce__three_rings_edited = edits_of(
     Mutant(
         "between_only",
         "only the ranks with the same place",
-        """
-        mine = ring(flat, inside, lambda k: (k - 1,))
-        ring(mine, between, lambda k: (2 * (k - 1),))
-        ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
-        """,
-        """
-        ring(flat, between, lambda k: (2 * (k - 1),))
-        pass
-        pass
-        """,
+        THREE,
+        "ring(flat, between, lambda k: (2 * (k - 1),))",
     ),
     Mutant(
         "wrong_way_round",
         "Messages to other nodes take long",
-        """
-        mine = ring(flat, inside, lambda k: (k - 1,))
-        ring(mine, between, lambda k: (2 * (k - 1),))
-        ring(flat, inside, lambda k: (k - 1, 2 * (k - 1)))
-        """,
+        THREE,
         """
         mine = ring(flat, between, lambda k: (k - 1,))
         ring(mine, inside, lambda k: (2 * (k - 1),))
@@ -550,13 +487,6 @@ two_level_all_reduce__three_rings_edited = edits_of(
             own = incoming
         """,
         ("simulated",),
-    ),
-    Mutant(
-        "into_a_copy",
-        "the tensor as it was before the call",
-        "tensor.flatten()",
-        "tensor.flatten().clone()",
-        also=(("tensor.copy_(flat.view(tensor.shape))", "return flat"),),
     ),
     Mutant("two_per_node", "1 node of 3 ranks", "k: (k - 1,)", "k: (min(k, 2) - 1,)"),
 )

@@ -173,8 +173,6 @@ HIDDEN = {
     "exhibit_1": museum("plain"),
     "exhibit_2": museum("experts"),
     "exhibit_3": museum("norm", modes=(True,)),
-    "exhibit_4": museum("plain"),
-    "diagnoses": (Case("your answers, once more", 1, {"again": True}),),
     "is_token_mean": tuple(each.case() for each in CANDIDATES),
 }
 

@@ -27,18 +27,6 @@ def metropolis_weights__by_sets(links, world_size):
     return weights
 
 
-@passes
-def metropolis_weights__as_lists(links, world_size):
-    once = {frozenset(link) for link in links}
-    degree = [sum(i in link for link in once) for i in range(world_size)]
-    rows = [[0.0] * world_size for _ in range(world_size)]
-    for i, j in map(tuple, once):
-        rows[i][j] = rows[j][i] = 1 / (1 + max(degree[i], degree[j]))
-    for i, row in enumerate(rows):
-        row[i] = 1 - sum(row)
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 metropolis_weights__by_sets_edited = edits_of(
     metropolis_weights__by_sets,
     Mutant(

@@ -184,51 +184,37 @@ def row_parallel__the_output_where_it_is(linear, group=None):
     return Rows(parts[dist.get_rank(group)], None if linear.bias is None else linear.bias.data)
 
 
+AFTER = "y if self.bias is None else y + self.bias", "y"
+
+
 row_parallel__by_function_edited = edits_of(
     row_parallel__by_function,
     Mutant(
         "bias_in_the_product",
         "the bias added once by each rank",
-        """
-        partial = F.linear(x, self.weight)
-        y = Total.apply(partial)
-        return y if self.bias is None else y + self.bias
-        """,
-        """
-        partial = F.linear(x, self.weight, self.bias)
-        y = Total.apply(partial)
-        return y
-        """,
+        "F.linear(x, self.weight",
+        "F.linear(x, self.weight, self.bias",
+        also=(AFTER,),
     ),
     Mutant(
         "a_share_of_the_bias",
         "a K-th of the bias's gradient",
-        """
-        partial = F.linear(x, self.weight)
-        y = Total.apply(partial)
-        return y if self.bias is None else y + self.bias
-        """,
+        "partial = F.linear(x, self.weight)",
         """
         b = None if self.bias is None else self.bias / dist.get_world_size(group)
         partial = F.linear(x, self.weight, b)
-        y = Total.apply(partial)
-        return y
         """,
+        also=(AFTER,),
     ),
     Mutant(
         "bias_of_rank_0",
         "Add the whole bias on every rank, after the sum",
-        """
-        partial = F.linear(x, self.weight)
-        y = Total.apply(partial)
-        return y if self.bias is None else y + self.bias
-        """,
+        "partial = F.linear(x, self.weight)",
         """
         b = None if self.bias is None else self.bias * (dist.get_rank(group) == 0)
         partial = F.linear(x, self.weight, b)
-        y = Total.apply(partial)
-        return y
         """,
+        also=(AFTER,),
     ),
     Mutant(
         "bias_is_no_parameter",
@@ -260,7 +246,6 @@ row_parallel__by_function_edited = edits_of(
         """,
     ),
     Mutant("sums_in_bfloat16", "output", "(partial)", "(partial.bfloat16()).to(partial.dtype)"),
-    Mutant("does_not_wait", "never waits for the handle", "work.wait()", "pass"),
 )
 
 
@@ -363,27 +348,12 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         """,
     ),
     Mutant(
-        "all_reduce",
-        "this task allows reduce_scatter and all_gather only",
-        "dist.reduce_scatter(total, list(padded(grads).split(chunk)), group=group)",
-        """
-        every = padded(grads)
-        dist.all_reduce(every, group=group)
-        total.copy_(every.split(chunk)[rank])
-        """,
-    ),
-    Mutant(
-        "per_parameter",
+        "scatters_twice",
         "rank 0 calls reduce_scatter",
-        "dist.reduce_scatter(total, list(padded(grads).split(chunk)), group=group)",
+        "total = torch.empty_like(mine)",
         """
-        pieces = padded(grads).view(k, chunk).split([1] * chunk, 1)
-        parts = [torch.empty(1, dtype=total.dtype) for _ in pieces]
-        [
-            dist.reduce_scatter(part, [row.clone() for row in piece.unbind()], group=group)
-            for part, piece in zip(parts, pieces, strict=True)
-        ]
-        total = torch.cat(parts)
+        total = torch.empty_like(mine)
+        dist.reduce_scatter(total, list(padded(grads).split(chunk)), group=group)
         """,
     ),
     Mutant(

@@ -147,17 +147,20 @@ def train__parameter_by_parameter(job):
     return sent
 
 
+EACH = """
+for p in job.model.parameters():
+    dist.all_reduce(p.grad)
+    p -= 0.1 * p.grad / world_size
+    sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
+"""
+
+
 train__parameter_by_parameter_edited = edits_of(
     train__parameter_by_parameter,
     Mutant(
         "in_one_message",
         "175 ms for the points of ‘overlap or compression’",
-        """
-        for p in job.model.parameters():
-            dist.all_reduce(p.grad)
-            p -= 0.1 * p.grad / world_size
-            sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
-        """,
+        EACH,
         """
         params = list(job.model.parameters())
         flat = torch.cat([p.grad.flatten() for p in params])
@@ -170,12 +173,7 @@ train__parameter_by_parameter_edited = edits_of(
     Mutant(
         "in_one_message_of_half_the_bytes",
         "70 ms for the points of ‘fewer rounds’",
-        """
-        for p in job.model.parameters():
-            dist.all_reduce(p.grad)
-            p -= 0.1 * p.grad / world_size
-            sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
-        """,
+        EACH,
         """
         params = list(job.model.parameters())
         flat = torch.cat([p.grad.flatten() for p in params]).bfloat16()

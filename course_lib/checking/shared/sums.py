@@ -129,9 +129,6 @@ MISTAKES: dict[str, _Of] = {
     "the mean, but the task asks for the sum": lambda ins, me: (total(ins) / len(ins)).to(
         ins[me]["tensor"].dtype
     ),
-    "the right sum, but rounded to float32. Keep the tensor's dtype": lambda ins, me: total(
-        [{"tensor": each["tensor"].float()} for each in ins]
-    ).to(ins[me]["tensor"].dtype),
 }
 
 
@@ -154,27 +151,23 @@ def equals_sum(mistakes: dict[str, Oracle] | None = None) -> Judge:
 
 
 def _parts_of_each_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
-    """Return whose parts unfinished chunks hold, if all chunks are sums of parts; else nothing."""
+    """Return whose parts an unfinished chunk holds, if all chunks are sums of parts."""
     k, tensors = len(inputs), [each["tensor"] for each in inputs]
     got = value.get("tensor") if isinstance(value, dict) else None
     if not isinstance(got, Tensor) or got.shape != tensors[0].shape or k > _FEW:
         return ""
-    sentences, unfinished = [], []
-    for number in range(k):
-        parts = _parts_in(chunk(got, k, number), [chunk(each, k, number) for each in tensors])
-        if parts is None:
-            return ""
-        if len(parts) < k:
-            unfinished.append(parts)
-            sentences.append(
-                f"chunk {number} has only the numbers of {names_inside(parts)} of the group"
-            )
-    if not sentences or unfinished == [(me,)] * k:  # or nothing has arrived at all
-        return ""
+    held = [
+        _parts_in(chunk(got, k, number), [chunk(each, k, number) for each in tensors])
+        for number in range(k)
+    ]
+    unfinished = {number: parts for number, parts in enumerate(held) if parts and len(parts) < k}
+    if None in held or not unfinished or set(unfinished.values()) == {(me,)}:
+        return ""  # something else is wrong, or nothing has arrived at all
+    number, parts = next(iter(unfinished.items()))
     return (
-        f"On this rank, {sentences[0]} (unfinished chunks: {len(sentences)} of {k}). In the "
-        "second half of the ring, pass on only finished chunks. Send first the chunk that you "
-        "finished in the first half."
+        f"On this rank, chunk {number} has only the numbers of {names_inside(parts)} of the group "
+        f"(unfinished chunks: {len(unfinished)} of {k}). In the second half of the ring, pass on "
+        "only finished chunks. Send first the chunk that you finished in the first half."
     )
 
 
@@ -204,65 +197,29 @@ def went_into_a_copy(case: Case, inputs: Sequence[Any], me: int) -> Any:
 
 def equals_chunk_of_sum() -> Judge:
     """Return a judge that compares ``{"chunk": …}`` with the sum's chunk of the member's number."""
-    known = {name: _chunk(of) for name, of in MISTAKES.items() if of is not _own}
-    return equals(_chunk(_sum), known, named=_other_chunks, tolerance=EXACT)
+
+    def chunk_of(of: _Of) -> Oracle:
+        return in_calls("chunk", lambda ins, me: chunk(of(ins, me), len(ins), me))
+
+    known = {name: chunk_of(of) for name, of in MISTAKES.items() if of is not _own}
+    return equals(chunk_of(_sum), known, explain=_which_chunk, tolerance=EXACT)
 
 
 def _sum(inputs: Sequence[Any], me: int) -> Tensor:
     return total(inputs)
 
 
-def _other_chunks(case: Case, inputs: Sequence[Any], me: int) -> Any:
-    """Return words → the result of a member that keeps a wrong chunk, or an unfinished one.
-
-    Around a ring, a chunk collects the parts of one member after the other. The wrong chunk has the
-    parts of `parts` members, the last of which is `me`.
-    """
-    known: dict[str, Any] = {}
-    k = len(inputs)
-    for number in range(k):
-        for parts in range(1, k + 1):
-            if (number, parts) != (me, k):
-
-                def some(theirs: Sequence[Any], me: int, parts: int = parts) -> Tensor:
-                    return total([theirs[me - i] for i in range(parts)])
-
-                words = _held_chunk(number, parts, me, k)
-                known[words] = _chunk(some, number - me)(case, inputs, me)
-    for number in range(k):
-
-        def part(theirs: Sequence[Any], me: int, number: int = number) -> Tensor:
-            return _own(theirs, number)
-
-        words = f"the part of rank {number} of the group alone: every rank must add its own part"
-        if number != me:
-            known[words] = _chunk(part)(case, inputs, me)
-    return known
-
-
-def _held_chunk(number: int, parts: int, me: int, k: int) -> str:
-    """Return which chunk a member holds, how many members' parts it has, and what to change."""
-    wanted = f"You are number {me} and must keep chunk {me}"
-    if parts == k:
-        return (
-            f"chunk {number} of the finished sum. {wanted}. In your loop, the number of the chunk "
-            f"that you send and the number of the chunk that you add to are both "
-            f"{(number - me) % k} too large (modulo {k})"
-        )
-    if number != me:
-        held = "only your own part in it" if parts == 1 else f"the parts of {parts} of {k} in it"
-        return f"chunk {number} with {held}. {wanted}: chunk {me} must be the last to arrive here"
-    if parts == 1:
-        return (
-            f"chunk {me} as you had it: no other part was added. In the last step, chunk {me} must "
-            "arrive here with all parts except yours. Look which chunk arrives in your last step"
-        )
-    return (
-        f"chunk {me} with the parts of {parts} of {k} ranks: you and the ranks to your left. "
-        f"Either this chunk arrives here in step {parts - 1} and not in the last step ({k - 1}), "
-        "or a rank passes on only its own part, without the parts that it has received"
-    )
-
-
-def _chunk(of: _Of, distance: int = 0) -> Oracle:
-    return in_calls("chunk", lambda ins, me: chunk(of(ins, me), len(ins), me + distance))
+def _which_chunk(case: Case, inputs: Sequence[Any], me: int, value: Any) -> str:
+    """Return which chunk a member holds, and whose parts are in it."""
+    k, got = len(inputs), value.get("chunk") if isinstance(value, dict) else None
+    if not isinstance(got, Tensor) or k > _FEW:
+        return ""
+    for number in (me, *range(k)):
+        parts = _parts_in(got, [chunk(each["tensor"], k, number) for each in inputs])
+        if parts is not None and (number, len(parts)) != (me, k):
+            whose = "all ranks" if len(parts) == k else names_inside(parts)
+            return (
+                f"This is chunk {number} with the numbers of {whose} of the group. Chunk {me} must "
+                "be the last to arrive here, with the numbers of all others: add yours and keep it."
+            )
+    return ""

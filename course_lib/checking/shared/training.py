@@ -64,11 +64,15 @@ def mean_loss(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
     return loss_of(loss)(model(x.double()), y.double() if y.is_floating_point() else y)
 
 
-def make_model(weights: Sequence[Tensor]) -> nn.Module:
-    """Return the network with copies of these weights, without drawing random numbers."""
+def make_model(weights: Sequence[Tensor], frozen: Sequence[int] = ()) -> nn.Module:
+    """Return the network with copies of these weights, without drawing random numbers.
+
+    Parameters at the positions `frozen` do not require a gradient.
+    """
+    params = (nn.Parameter(w.clone(), i not in frozen) for i, w in enumerate(weights))
     first = nn.Linear(FEATURES, HIDDEN, device="meta")
     last = nn.Linear(HIDDEN, CLASSES, device="meta")
-    first.weight, first.bias, last.weight, last.bias = (nn.Parameter(w.clone()) for w in weights)
+    first.weight, first.bias, last.weight, last.bias = params
     return nn.Sequential(first, nn.Tanh(), last)
 
 
