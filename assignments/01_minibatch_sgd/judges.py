@@ -471,19 +471,17 @@ def _named_otherwise(got: float, means: Sequence[Tensor], count: int, near: floa
     )
 
 
-@sees(_form)
-def model_stays(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge whether weights and gradients are unchanged."""
-    gradients, weights = ".grad of parameter {} after the call", "parameter {} after the call"
-    for key, right, hint in (
-        (gradients, "before", "torch.autograd.grad does not touch .grad; backward() adds to it."),
-        (weights, "weights", "Measure at the weights that the model has, and take no step."),
-    ):
-        stays = {key: inputs[0][right]}
-        try:
-            equals(lambda *_, stays=stays: stays)(case, inputs, [{key: values[0].get(key)}])
-        except Wrong as wrong:
-            raise Wrong(wrong.message, hint) from None
+model_stays = looking_at(
+    (".grad", "parameter"),
+    equals(
+        lambda case, inputs, me: _as_it_was(inputs[0]),
+        explain=lambda *_: (
+            "Measure at the weights that the model has, and take no step. torch.autograd.grad does "
+            "not touch .grad; backward() adds to it."
+        ),
+    ),
+)
+"""Judge whether weights and gradients are unchanged."""
 
 
 def row_gradients(mine: Any) -> Tensor:

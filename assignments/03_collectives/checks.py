@@ -12,8 +12,6 @@ from course_lib.checking import (
     Case,
     Expectation,
     Form,
-    Observed,
-    Wrong,
     calls_at_most,
     equals,
     in_many_forms,
@@ -40,8 +38,8 @@ from course_lib.checking.shared.sums import (
     unusual,
     went_into_a_copy,
 )
-from course_lib.ranks import Network, Trace
-from course_lib.ranks.explain.words import counted, format_bytes
+from course_lib.ranks import Network
+from course_lib.ranks.explain.words import counted
 
 # Limits on messages, bytes and time on the virtual clock ------------------------------------------
 # A case has the ``shape`` of its tensors, and may have ``calls``, the number of calls of the
@@ -140,28 +138,6 @@ def along_a_tree() -> list[Expectation]:
 def whole_sum(case: Case, rank: int) -> int:
     """Return the bytes of a sum over all ranks, which a rank among others cannot know."""
     return 0 if case.world_size == 1 else calls_of(case) * numel(case) * case.itemsize
-
-
-@Expectation
-def from_all_of_a_node(case: Case, observed: Observed, trace: Trace) -> None:
-    """Expect that if one rank of a node sends to other nodes, all ranks of this node do."""
-    size = case.network.node_size
-    assert size is not None
-    across = dict.fromkeys(range(case.world_size), 0)
-    for event in trace.operations:
-        peer = event.rank if event.peer is None else event.peer
-        if event.kind == "send" and peer // size != event.rank // size:
-            across[event.rank] += event.bytes
-    for first in range(0, case.world_size, size):
-        node = range(first, first + size)
-        loudest = max(node, key=lambda rank: across[rank])
-        silent = [rank for rank in node if not across[rank]]
-        if silent and across[loudest] and numel(case) >= case.world_size:
-            raise Wrong(
-                f"rank {silent[0]} sends nothing to other nodes, but rank {loudest} on the same "
-                f"node sends them {format_bytes(across[loudest])}",
-                "Each rank has its own slow link to other nodes: all of them send their chunk.",
-            )
 
 
 def two_level_time(case: Case, network: Network) -> float:
@@ -430,7 +406,6 @@ CHECKS = {
         ],
         expects=[
             only_calls("send", "recv"),
-            from_all_of_a_node,
             time_within(
                 two_level_time,
                 hint="Messages to other nodes take long. Reduce-scatter inside the node first: "

@@ -46,7 +46,6 @@ def layer(out, inp, *rows, bias=True, before=False, **more):
 
 
 OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
-MEAN = "the mean over the ranks of dY_r A_r: dX is their sum"
 RESIDUAL = (
     "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
     "only the gradient that comes back through your layer"
@@ -157,7 +156,6 @@ CHECKS = {
                 layer_values("out"),
                 {
                     OWN: layer_values("out", "own term"),
-                    MEAN: layer_values("out", "mean"),
                     RESIDUAL: layer_values("out", "residual"),
                 },
             )

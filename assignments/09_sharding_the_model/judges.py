@@ -35,7 +35,7 @@ from course_lib.ranks.explain.words import counted
 
 Side = Literal["out", "in"]
 """The side of a layer that the ranks share."""
-Mistake = Literal["", "own term", "mean", "residual", "K biases", "K times", "bias/K"]
+Mistake = Literal["", "own term", "residual", "K biases", "K times", "bias/K"]
 _PARTS = {"out": ("dy",), "in": ("x", "dx")}
 _NUMBERS = "numbers in the module's parameters"
 _BESIDE = "numbers that the module keeps in memory in addition to its parameters"
@@ -164,8 +164,6 @@ def layer_values(cut: Side, mistake: Mistake = "") -> Oracle:
         bias = torch.zeros(len(weight)) if own["bias"] is None else own["bias"].double()
         part, times = weight.tensor_split(k, side)[me], k if mistake == "K times" else 1
         back = times * (dy @ weight) + (k if mistake == "residual" else 1) * dx
-        if mistake == "mean":
-            back = dy @ weight / k + dx
         if mistake == "own term":
             back = dy.tensor_split(k, -1)[me] @ part + dx
         found = {

@@ -208,12 +208,6 @@ accumulate_gradients__weighted_edited = edits_of(
         """,
     ),
     Mutant(
-        "returns_the_graph",
-        "carries the graph of its computation",
-        "+= part.item()",
-        "= total + part",
-    ),
-    Mutant(
         "sums_in_float32",
         "rounded to float32 on the way",
         "part.backward()",

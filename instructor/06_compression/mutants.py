@@ -42,12 +42,6 @@ quantize__numpy_edited = edits_of(
         "round(scaled",
     ),
     Mutant("floats_on_the_wire", "A code must be one byte", "astype(np.int8", "astype(np.float32"),
-    Mutant(
-        "a_scale_of_eight_bytes",
-        "The scale must be float32, 4 bytes",
-        "scale.",
-        "np.float64(scale).",
-    ),
     Mutant("column_order", "codes[", "ravel()", "ravel(order='A')"),
     Mutant("an_epsilon", "codes[", "x / scale if scale else x", "x / (scale + np.float32(1e-30))"),
 )

@@ -108,7 +108,6 @@ async_server__as_a_class_edited = edits_of(
             ),
         ),
     ),
-    Mutant("one_function", "expected two functions (pull, push)", ".pull, server.push", ".push"),
     Mutant(
         "leaves_out_zeros",
         "staleness of push",
@@ -179,7 +178,6 @@ work__vector_functions_edited = edits_of(
         VIRTUAL,
         also=(("dst=server", "dst=0"),),
     ),
-    Mutant("calls_the_loss_twice", "loss() is called more than", ".backward", "; loss().backward"),
     Mutant(
         "skips_zeros",
         "waits in recv",

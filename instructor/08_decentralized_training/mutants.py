@@ -43,7 +43,6 @@ metropolis_weights__by_sets_edited = edits_of(
         "pass",
     ),
     Mutant("one_direction", "W[1, 0] is 0", "neighbours[j].add(i)", "pass"),
-    Mutant("in_float32", "has dtype torch.float32", ", dtype=torch.float64", ""),
     Mutant("two_hops", "are not linked", "return weights", "return weights @ weights"),
     Mutant(
         "walks_twice",

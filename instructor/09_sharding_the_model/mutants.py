@@ -217,12 +217,6 @@ row_parallel__by_function_edited = edits_of(
         also=(AFTER,),
     ),
     Mutant(
-        "bias_is_no_parameter",
-        "gradient of bias",
-        "self.bias = nn.Parameter(linear.bias.detach()",
-        "del self.bias; self.register_buffer('bias', linear.bias.data",
-    ),
-    Mutant(
         "dist_nn",
         "K times the right gradient",
         "y = Total.apply(partial)",
