@@ -20,10 +20,10 @@ A class goes through the same passes in two phases. First, `pool` examines all s
 processes, without a gradebook. Then `pool.book` replaces step 3: it uses these results.
 
 The other packages and modules: `collection` takes in submissions. `late_policy` is a policy for
-nbgrader. `exporting` writes grades for other systems. `class_report` says how a class did, and why.
+nbgrader. `exporting` writes grades for other systems.
 
-`commands` has the commands. `grade`, `regrade` and `status` are for a class. `demo` shows
-the whole process with a class of six. `release` makes the students' notebooks from the
+`commands` has the commands. `grade`, `regrade` and `status` are for a class; `report` says how it
+did. `demo` shows the whole process with a class of six. `release` makes the students' notebooks from the
 instructors'. `course` finds the course folder and reads its configuration. `settings` lists the
 options of an examination. `gradebook` checks that nbgrader's gradebook can be used. `files` writes
 files completely or not at all. `tables` shows what others wrote in a terminal, a page or a

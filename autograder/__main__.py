@@ -29,8 +29,8 @@ COMMANDS = {
     "sources": "write each student's own code as a .py file, for programs that find copies",
 }
 """Each command's line in `autograder --help`. `autograder.commands` has a module for each command.
-The module defines DESCRIPTION, `add_options(parser)` and `run(root, arguments) -> exit status`,
-which may raise `CommandFailed`."""
+The module defines DESCRIPTION, perhaps EXAMPLES, `add_options(parser)`, and
+`run(root, arguments) -> exit status`, which may raise `CommandFailed`."""
 
 
 _GRADEBOOK = {
@@ -96,6 +96,9 @@ def main() -> int:
                 return 2
             module = importlib.import_module(f"autograder.commands.{name}")
             command.description = module.DESCRIPTION
+            if hasattr(module, "EXAMPLES"):  # their lines stay as they are, and the description's
+                command.formatter_class = argparse.RawDescriptionHelpFormatter
+                command.epilog = module.EXAMPLES
             module.add_options(command)
     arguments = parser.parse_args()
     try:

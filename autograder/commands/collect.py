@@ -42,8 +42,6 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     parser.add_argument("source", help="'exchange', or the path of a folder or a zip")
     parser.add_argument(

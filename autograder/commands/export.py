@@ -56,8 +56,6 @@ def export(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("assignment", nargs="?", help="the assignment's name (default: all)")
     parser.add_argument(
         "--fill",

@@ -137,8 +137,6 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument(
         "assignment", nargs="?", default="", help="the assignment's name (default: all)"
     )

@@ -1,17 +1,33 @@
-"""``autograder report``: how the class did, task by task, and why tasks failed."""
+"""``autograder report``: how the class did, task by task, and why tasks failed.
+
+For each task, the report shows its points, how many of the class have all of them, the median
+time of its check, and the most frequent reasons for failures. Reasons that differ only in numbers
+count as the same reason. Predictions are read from the output in the students' own notebooks.
+Predictions give no points, so nobody has a reason to forge them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from statistics import mean, median
 
-from autograder.class_report import class_report
+import nbformat
+
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders
 from autograder.errors import CommandFailed
+from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import handed_in, students
+from autograder.tables import Row, Table, bar, printable
+from autograder.web_page import web_page
 
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
@@ -24,10 +40,164 @@ examples:
   autograder report 02_data_parallel_sgd"""
 
 
+MOST = 10
+"""Number of reasons that are listed for a task, and of guesses for a question."""
+_BINS = 10
+_SCORED = re.compile(r"^(?P<question>.{1,200}): (?P<actual>[^:;]+); you predicted (?P<guess>.+): ")
+"""The line that `course_lib.checking.predictions.Prediction` shows for a guess after its run."""
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """The results of an assignment in the class: a summary, and tables."""
+
+    assignment: str
+    summary: str
+    tables: tuple[Table, ...]
+
+    def as_text(self) -> str:
+        """Return the report for a terminal or a mail."""
+        return "\n\n".join([self.summary, *(table.as_text() for table in self.tables)]) + "\n"
+
+    def as_page(self) -> str:
+        """Return the report as one page that fetches nothing and has no script."""
+        tables = "\n".join(table.as_html() for table in self.tables)
+        body = f"<p>{escape(printable(self.summary))}</p>\n{tables}"
+        return web_page(f"{self.assignment}: the class", body)
+
+
+def class_report(
+    assignment: str,
+    verdicts: Mapping[str, Sequence[Verdict]],
+    notebooks: Mapping[str, Sequence[Path]],
+) -> ClassReport:
+    """Return the report.
+
+    Args:
+        assignment: its name.
+        verdicts: student → the verdicts that count, one for each notebook. No verdicts mean that
+            the submission is not graded yet.
+        notebooks: student → the submitted notebooks, which show the predictions.
+
+    """
+    graded = {student: found for student, found in verdicts.items() if found}
+    scores = [sum(verdict.score for verdict in found) for found in graded.values()]
+    most = max((sum(v.max_score for v in found) for found in graded.values()), default=0.0)
+    summary = f"{assignment}: {len(graded)} graded"
+    if scores:
+        summary += (
+            f"; points from checks: median {median(scores):g}, "
+            f"mean {mean(scores):.2f}, of {most:g} possible"
+        )
+    if ungraded := sorted(set(verdicts) - set(graded)):
+        summary += f"; not graded yet: {', '.join(ungraded)}"
+    checks: dict[str, dict[str, CheckVerdict]] = {}
+    seconds: dict[str, list[float]] = {}
+    for student, found in graded.items():
+        for verdict in found:
+            for check in verdict.checks:
+                checks.setdefault(check.task, {})[student] = check
+                seconds.setdefault(check.task, []).append(verdict.timings.get(check.task, 0.0))
+    return ClassReport(
+        assignment,
+        f"{summary}.",
+        (
+            Table(
+                "Tasks",
+                ("task", "points", "got all", "got some", "mean", "check's time (median)"),
+                [_task(task, found, seconds[task]) for task, found in checks.items()],
+            ),
+            Table("Points", ("points", "students", ""), _histogram(scores, most)),
+            Table(
+                "Why tasks failed: each student's simplest failed case, visible ones first; "
+                "numbers may differ",
+                ("task", "students", "who", "reason"),
+                [row for task, found in checks.items() for row in _reasons(task, found)],
+                "No task failed.",
+            ),
+            Table(
+                "What students predicted",
+                ("question", "right answer", "guesses (number of students)"),
+                _guesses(path for student in graded for path in notebooks.get(student, ())),
+                "No submitted notebook shows a scored prediction.",
+            ),
+            Table(
+                "What was unusual in notebooks",
+                ("student", "note"),
+                [(s, note) for s, found in graded.items() for v in found for note in v.notes],
+                "Nothing.",
+            ),
+        ),
+    )
+
+
+def _task(task: str, checks: Mapping[str, CheckVerdict], seconds: Sequence[float]) -> Row:
+    found = checks.values()
+    return (
+        task,
+        max(check.max_score for check in found),
+        sum(check.score >= check.max_score for check in found),
+        sum(0 < check.score < check.max_score for check in found),
+        round(mean(check.score for check in found), 2),
+        f"{median(seconds):.1f} s",
+    )
+
+
+def _histogram(scores: Sequence[float], most: float) -> list[Row]:
+    """Count the students in each tenth of the points; full points are counted separately."""
+    width = most / _BINS
+    counts = Counter(min(int(score / width), _BINS) if width else 0 for score in scores)
+    names = [f"{i * width:.3g} to below {(i + 1) * width:.3g}" for i in range(_BINS)]
+    highest = max(counts.values(), default=1)
+    return [
+        (name, counts[i], bar(counts[i] / highest))
+        for i, name in enumerate([*names, f"all {most:g}"])
+    ]
+
+
+def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
+    """Return the most frequent reasons for failures, in the words of one of these students."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for student, check in checks.items():
+        if (first := check.first_failure) is not None and first["reason"]:
+            why = " ".join(str(first["reason"]).split())
+            alike.setdefault(re.sub(r"\d[\d.,e+-]*", "0", why), []).append((student, why))
+    frequent = sorted(alike.values(), key=len, reverse=True)[:MOST]
+    return [(task, len(each), tuple(sorted(s for s, _ in each)), each[0][1]) for each in frequent]
+
+
+def _guesses(notebooks: Iterable[Path]) -> list[Row]:
+    answers: dict[str, Counter[str]] = {}
+    guesses: dict[str, Counter[str]] = {}
+    for path in notebooks:
+        for line in _shown(path):
+            if scored := _SCORED.match(line):
+                question = scored["question"]
+                answers.setdefault(question, Counter())[scored["actual"]] += 1
+                guesses.setdefault(question, Counter())[scored["guess"]] += 1
+    return [
+        (
+            question,
+            answers[question].most_common(1)[0][0],
+            ", ".join(f"{guess} ({count})" for guess, count in found.most_common(MOST)),
+        )
+        for question, found in guesses.items()
+    ]
+
+
+def _shown(path: Path) -> set[str]:
+    """Return the lines that a notebook's cells show, each once; none if it cannot be read."""
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+        outputs = [each for cell in cells for each in cell.get("outputs", ())]
+        texts = [str(o.get("data", {}).get("text/plain", o.get("text", ""))) for o in outputs]
+    except Exception:  # a damaged notebook may raise anything, and grading says so elsewhere
+        return set()
+    return {line for text in texts for line in text.splitlines()}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 

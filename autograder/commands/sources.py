@@ -83,8 +83,6 @@ def _code(notebook: NotebookNode) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 

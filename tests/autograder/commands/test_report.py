@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from autograder.class_report import class_report
+from autograder.commands.report import class_report
 from autograder.examination.verdict import CheckVerdict, Verdict
 
 
