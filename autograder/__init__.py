@@ -23,11 +23,12 @@ The other packages and modules: `collection` takes in submissions. `late_policy`
 nbgrader. `exporting` writes grades for other systems.
 
 `commands` has the commands. `grade`, `regrade` and `status` are for a class; `report` says how it
-did. `demo` shows the whole process with a class of six. `release` makes the students' notebooks from the
-instructors'. `course` finds the course folder and reads its configuration. `settings` lists the
-options of an examination. `gradebook` checks that nbgrader's gradebook can be used. `files` writes
-files completely or not at all. `tables` shows what others wrote in a terminal, a page or a
-spreadsheet, where it can do no harm. `web_page` defines the look of the grader's own pages.
+did. `demo` shows the whole process with a class of six. `release` makes the students' notebooks
+from the instructors'. `course` finds the course folder and reads its configuration. `settings`
+lists the options of an examination. `errors` are those that the program prints. `gradebook` checks
+that nbgrader's gradebook can be used. `files` writes files completely or not at all. `tables` shows
+what others wrote in a terminal, a page or a spreadsheet, where it can do no harm. `web_page`
+defines the look of the grader's own pages.
 """
 
 from course_lib._later import without

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from autograder import gradebook
 from autograder.course import find_course, load_config
-from autograder.errors import CommandFailed
+from autograder.errors import CommandFailed, SandboxUnavailable
 
 COMMANDS = {
     "demo": "release an assignment, grade six submissions and write their feedback",
@@ -46,7 +46,6 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from autograder.examination.verdict import versions
         from autograder.sandbox.bubblewrap import probe
-        from autograder.sandbox.unavailable import SandboxUnavailable
 
         for name, version in versions().items():
             print(name, version)

@@ -11,7 +11,7 @@ import torch
 
 from course_lib.checking import Case, Form, equals, run_check, task
 from course_lib.checking.cases import case_generator
-from course_lib.checking.rounding import rounding_errors
+from course_lib.checking.judges import rounding_errors
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
 from tests.helpers.seeds import HALVES, cases_of, findings, right_solutions
 from tests.helpers.solutions import checks_of, readable

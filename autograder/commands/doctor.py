@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autograder.course import handed_out
+from autograder.errors import SandboxUnavailable
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import KnownSolutions, SelfTest
 from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.memory import MemoryGroup
 from autograder.sandbox.sandbox import Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib.installed import find_course
 from course_lib.learner.doctor import Finding, findings, text_of

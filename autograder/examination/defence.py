@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autograder.errors import SandboxUnavailable
 from autograder.examination.submission import Submission, Taken
 from autograder.sandbox.sandbox import MachineFailure
-from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.cases import AuthorError, Case, Check, Observed, Wrong
 from course_lib.checking.defence import Defence
 from course_lib.ranks.explain.errors import RanksError

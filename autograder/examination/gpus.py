@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from autograder.errors import SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.mounts import Mount
-from autograder.sandbox.unavailable import SandboxUnavailable
 
 _NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH")
 """Variables by which CUDA finds a GPU, a part of one (MIG), or the driver's libraries."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograder.errors import SandboxUnavailable
 from autograder.examination._channel import Channel, Message
 from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
 from autograder.examination.case import CaseRanks, On, SubmissionError
 from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking.cases import AuthorError, Case, Check, Observed
 from course_lib.checking.loading import pack_program
 from course_lib.checking.local import WORDS

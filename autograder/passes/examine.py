@@ -21,6 +21,7 @@ from nbgrader.utils import is_grade, is_solution
 
 from autograder.collection import repair
 from autograder.course import Folders, handed_out
+from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import Limits
 from autograder.examination.defence import asked
 from autograder.examination.gpus import GpuAccess, gpu_access
@@ -39,7 +40,6 @@ from autograder.examination.verdict import (
 )
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.sandbox import Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.settings import Settings
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport

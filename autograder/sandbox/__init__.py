@@ -10,5 +10,4 @@
 - `memory`: limits the memory of all processes together; the limit is in `autograder.settings`
 - `cores`: measures the processes' time on the machine's cores
 - `seccomp`: the calls to the kernel that are refused
-- `unavailable`: the error if there can be no sandbox
 """

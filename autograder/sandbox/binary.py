@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.errors import SandboxUnavailable
 
 SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 """The sandbox sees these folders for any PATH."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from autograder.sandbox.unavailable import SandboxUnavailable
+from autograder.errors import SandboxUnavailable
 
 _SHARED = ("/tmp", "/dev/shm", "/var/tmp", "/home", "/root")
 _PACKAGES = ("torch", "numpy", "cloudpickle", "IPython")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from autograder.errors import CommandFailed
+from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
@@ -39,7 +39,6 @@ from autograder.sandbox.memory import (
 )
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
-from autograder.sandbox.unavailable import SandboxUnavailable
 from autograder.sandbox.user import is_root, own_uid
 from course_lib.ranks.explain.failure import exit_reason
 from course_lib.ranks.for_graders import ForkServer, ForkServerError

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from autograder.errors import SandboxUnavailable
 from autograder.sandbox.mounts import Mount
-from autograder.sandbox.unavailable import SandboxUnavailable
 
 # These are between the ranges that Debian and systemd use, and within a container's 65536 ids.
 UIDS = range(60706, 61184)

@@ -9,8 +9,7 @@ Read in this order:
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
   and what a call leaves behind
 - `side_effects`: what a function must not change, compared where the verdict is made
-- `rounding`: the error that the arithmetic of a case allows
-- `judges`: the common judges
+- `judges`: the common judges, and the error that the arithmetic of a case allows
 - `expectations`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines
 - `shared`: inputs, programs and judges that several assignments need; those of a single assignment

@@ -203,7 +203,8 @@ def expect_equal(
         what: whose value it is: ``rank 2``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        errors: place → an absolute error that is allowed there in addition; see `rounding`.
+        errors: place → an absolute error that is allowed there in addition; see
+            `judges.rounding_errors`.
         lookalikes: mistake → its result, with the structure of `right` or a part of it. A mistake
             is named if it explains every wrong value.
 

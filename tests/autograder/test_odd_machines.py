@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from autograder.commands.demo import ASSIGNMENT
+from autograder.errors import SandboxUnavailable
 from autograder.sandbox.bubblewrap import probe
-from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import OutOfTime
 from autograder.examination.case import OverMemory, SubmissionError
 from autograder.examination.submission import MEMORY, TIME, examine
 from autograder.examination.verdict import for_the_student, limits_of, notes_on
 from autograder.sandbox.sandbox import MachineFailure
-from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.checking import Case, Check, CheckReport, Observed, Wrong
 from course_lib.checking.cases import AuthorError
 from course_lib.ranks.explain.errors import (

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from autograder.errors import SandboxUnavailable
 from autograder.passes import examine
 from autograder.sandbox.mounts import python_mounts
 from autograder.sandbox.sandbox import Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 
 

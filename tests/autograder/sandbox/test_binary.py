@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autograder.errors import SandboxUnavailable
 from autograder.sandbox import binary
 from autograder.sandbox.binary import Bubblewrap
 from autograder.sandbox.bubblewrap import SandboxedProcess, _start_one, probe
-from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 
 BROKEN = """#!/bin/sh

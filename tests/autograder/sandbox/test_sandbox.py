@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from autograder.errors import SandboxUnavailable
 from autograder.examination.submission import Submission
 from autograder.sandbox import binary, user
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess, probe
 from autograder.sandbox.memory import descendants
 from autograder.sandbox.mounts import Mount, python_mounts
 from autograder.sandbox.sandbox import Sandbox
-from autograder.sandbox.unavailable import SandboxUnavailable
 from tests.helpers import ROOT
 
 AS_ROOT = os.geteuid() == 0

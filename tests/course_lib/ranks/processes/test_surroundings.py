@@ -9,8 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from autograder.errors import SandboxUnavailable
 from autograder.sandbox.bubblewrap import probe
-from autograder.sandbox.unavailable import SandboxUnavailable
 from course_lib.ranks import Ranks
 from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.fork_client import ForkServer
