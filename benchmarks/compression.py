@@ -1,6 +1,6 @@
 """Compare codecs with a copy of memory, and training on a slow link with PyTorch's hooks.
 
-    python benchmarks/compression.py [--rounds 7] [--only-codecs] [--only-training] [--write]
+    python benchmarks/compression.py [--rounds 7] [--write]
 
 Each rank has one thread. The codecs are compared with a copy of a bucket of 25 MiB, DDP's default.
 Like the copy, they decode to memory that exists already. They are timed in the thread's own CPU
@@ -210,18 +210,7 @@ def training(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
 
 def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
-    parser = arguments(__doc__, rounds=7)
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument(
-        "--only-codecs", action="store_true", help="measure no training; write no file"
-    )
-    only.add_argument(
-        "--only-training", action="store_true", help="measure no codecs; write no file"
-    )
-    options = parser.parse_args()
-    if options.only_training:
-        print("\n".join(training(max(options.rounds // 3, 1))[0]))
-        return
+    options = arguments(__doc__, rounds=7).parse_args()
     busy = BusyElsewhere()
     coded, series = codecs(options.rounds)
     coding = busy.share()
@@ -237,9 +226,6 @@ def main() -> None:
         "",
         f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
     ]
-    if options.only_codecs:
-        print("\n".join(coded))
-        return
     busy.start()
     trained, more = training(max(options.rounds // 3, 1))
     exchanging = busy.share()

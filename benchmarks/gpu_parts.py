@@ -594,7 +594,7 @@ def predicted(there: Place) -> Iterator[Row]:
 
 
 def _predicted(there: Place) -> Iterator[Row]:
-    from course_lib.cost_model import fit_link, ring_all_reduce_time
+    from course_lib.cost_model import Link, ring_all_reduce_time
 
     measured: dict[int, float] = {}
     sizes = [(64 << 10) << power for power in range(0, 9, 2)]
@@ -604,9 +604,10 @@ def _predicted(there: Place) -> Iterator[Row]:
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         measured[size] = float(seconds)
         yield {"bytes": size, "measured (ms)": 1e3 * measured[size]}
-    ends = [(size, measured[size]) for size in (sizes[0], sizes[-1])]
-    # A ring of two sends two messages, each of half of the bytes.
-    link = fit_link(ends, messages=2, byte_factor=1)
+    # A ring of two sends two messages, each of half of the bytes: 2 latencies, and all bytes once.
+    first, last = sizes[0], sizes[-1]
+    bandwidth = (last - first) / (measured[last] - measured[first])
+    link = Link(max(0.0, (measured[first] - first / bandwidth) / 2), bandwidth)
     for size in sizes:
         seconds = ring_all_reduce_time(size, 2, link)
         yield {
@@ -614,7 +615,7 @@ def _predicted(there: Place) -> Iterator[Row]:
             "measured (ms)": 1e3 * measured[size],
             "predicted (ms)": 1e3 * seconds,
             "predicted / measured": seconds / measured[size],
-            "fitted": "yes" if size in (sizes[0], sizes[-1]) else "no",
+            "fitted": "yes" if size in (first, last) else "no",
         }
 
 

@@ -1,4 +1,4 @@
-"""The three models of `training_step` and `memory`, and a batch for each."""
+"""The three models of `training_step` and `sharding`, and a batch for each."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import os
 import signal
 import statistics
@@ -32,7 +31,6 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 from machine import arguments, descendants, publish, sentence
-from notebook_start import compare_starts
 
 _REST = 5.0
 """Seconds between the first step and the others; ours still loads modules during the first."""
@@ -250,12 +248,9 @@ def compare(kinds: list[str], world_size: int, rounds: int) -> Rounds:
             command += ["--world-sizes", str(world_size)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[kind].append(json.loads(done.stdout.splitlines()[-1]))
-    found = {
+    return {
         kind: {what: [r[what] for r in each] for what in each[0]} for kind, each in results.items()
     }
-    for kind, measured in compare_starts(world_size, rounds).items():
-        found[kind] |= measured
-    return found
 
 
 def table(world_size: int, measured: Rounds) -> str:
@@ -265,12 +260,8 @@ def table(world_size: int, measured: Rounds) -> str:
         "|---" * (len(measured) + 1) + "|",
     ]
     for what in measured["ours"]:
-        values = [statistics.median(each.get(what, [math.nan])) for each in measured.values()]
-        ours = values[0]
-        cells = [
-            "–" if math.isnan(value) else f"{value:.3g} ({value / (ours or 1):.2g}×)"
-            for value in values
-        ]
+        values = [statistics.median(each[what]) for each in measured.values()]
+        cells = [f"{value:.3g} ({value / (values[0] or 1):.2g}×)" for value in values]
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -2,71 +2,51 @@
 
     python benchmarks/sharding.py [--rounds 4] [--write]
 
-There are three models, on 2 and 4 ranks, always with fused AdamW. All variants exist at the same
-time on the same ranks and take their steps in turn, in an order that is reversed every round. The
-slowest rank gives the time, and ratios are taken within a round. Each rank has its own batches, and
-every variant sees the same batches, so that their weights can be compared at the end. The table
-also has the CPU time of all ranks together. Over gloo, the work of a step is CPU time, which other
-programs on the machine disturb less.
+There are three models, on 2 and 4 ranks, always with fused AdamW. `steps` says how a step is timed.
+Ratios are taken within a round. The table also has the CPU time of all ranks together. Over gloo,
+the work of a step is CPU time, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from machine import BusyElsewhere, arguments, publish, sentence
+from machine import publish, sentence
 from models import MODELS
+from steps import STEPS, Series, Variant, every_case, options_of, take_turns
 from torch import Tensor, nn
 
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
-from course_lib.ranks import Ranks
 from course_lib.sharded_optimizer import ShardedOptimizer
 
 TorchDDP = nn.parallel.DistributedDataParallel
 ZERO, FSDP = "torch ZeroRedundancyOptimizer", "torch FSDP2"
 ADAMW = {"lr": 1e-4, "fused": True}
-STEPS = 2
-"""Steps in a row that are timed as one."""
 SETS = 2
-"""Sets of ranks, one after the other, as a process's speed depends on where its memory is."""
 PEERS = {"ours, ZeRO-1": ZERO, "ours, ZeRO-1 after DDP": ZERO, "ours, ZeRO-2": ZERO,
          "ours, fully sharded": FSDP}  # fmt: skip
 
 
-class Variant:
-    """A model in its wrapper, and its optimizer."""
+def weights_of(wrapped: nn.Module) -> Tensor:
+    """Return all weights as one vector. All ranks must call."""
+    if isinstance(wrapped, FullyShardedDataParallel):
+        whole = wrapped.full_state_dict()
+        names = [name for name, _ in wrapped.module.named_parameters()]
+        return torch.cat([whole[name].flatten() for name in names])
+    values = [param.detach() for param in wrapped.parameters()]
+    return torch.cat([_full(value).flatten() for value in values])
 
-    def __init__(self, wrapped: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.wrapped, self.optimizer = wrapped, optimizer
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """Take one training step on this rank's batch."""
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.wrapped(x), y).backward()
-        self.optimizer.step()
-
-    def weights(self) -> Tensor:
-        """Return all weights as one vector. All ranks must call."""
-        if isinstance(self.wrapped, FullyShardedDataParallel):
-            whole = self.wrapped.full_state_dict()
-            names = [name for name, _ in self.wrapped.module.named_parameters()]
-            return torch.cat([whole[name].flatten() for name in names])
-        values = [param.detach() for param in self.wrapped.parameters()]
-        return torch.cat([_full(value).flatten() for value in values])
-
-    def state_elements(self) -> int:
-        """Return how many numbers of optimizer state this rank keeps."""
-        inner: Any = getattr(self.optimizer, "_local", getattr(self.optimizer, "optim", None))
-        states = (inner or self.optimizer).state.values()
-        values = (_local(value) for state in states for value in state.values())
-        return sum(value.numel() for value in values if value.dim() > 0)
+def state_elements(optimizer: Any) -> int:
+    """Return how many numbers of optimizer state this rank keeps."""
+    inner: Any = getattr(optimizer, "_local", getattr(optimizer, "optim", None))
+    states = (inner or optimizer).state.values()
+    values = (_local(value) for state in states for value in state.values())
+    return sum(value.numel() for value in values if value.dim() > 0)
 
 
 def _full(value: Any) -> Tensor:
@@ -119,53 +99,21 @@ def unit_of(model: nn.Module) -> type[nn.Module]:
 def measure(name: str, rounds: int) -> Any:
     """Return, on a rank, per variant: seconds, CPU seconds, difference from DDP, and state."""
     variants = make_variants(MODELS[name].make)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    times: dict[str, list[float]] = {variant: [] for variant in variants}
-    cpu: dict[str, list[float]] = {variant: [] for variant in variants}
-    for number in range(rounds + 2):
-        batches = [MODELS[name].batch(generator) for _ in range(STEPS)]
-        for variant in list(variants) if number % 2 else list(reversed(variants)):
-            dist.barrier()
-            start, cpu_start = time.perf_counter(), time.process_time()
-            for x, y in batches:
-                variants[variant].step(x, y)
-            seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
-            worked = torch.tensor([(time.process_time() - cpu_start) / STEPS], dtype=torch.float64)
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            dist.all_reduce(worked)
-            if number >= 2:  # the first steps make buckets and states
-                times[variant].append(float(seconds))
-                cpu[variant].append(float(worked))
-    weights = {variant: each.weights() for variant, each in variants.items()}
+    times, cpu = take_turns(variants, name, rounds)
+    weights = {variant: weights_of(each.wrapped) for variant, each in variants.items()}
     reference = weights["torch DDP"]
     differences = {v: float((w - reference).abs().max()) for v, w in weights.items()}
-    return times, cpu, differences, {v: each.state_elements() for v, each in variants.items()}
+    return times, cpu, differences, {v: state_elements(e.optimizer) for v, e in variants.items()}
 
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/sharding.*``."""
-    parser = arguments(__doc__, rounds=4)
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options = parser.parse_args()
+    options = options_of(__doc__)
     tables, series = [], {}
-    for world_size in options.world_sizes:
-        for model in options.models:
-            times: dict[str, list[float]] = {}
-            cpu: dict[str, list[float]] = {}
-            busy = BusyElsewhere()
-            for _ in range(SETS):
-                with Ranks(world_size, on="cpu", metered=False) as ranks:
-                    results = ranks.run(measure, model, options.rounds)
-                for variant, seconds in results[0][0].items():
-                    times.setdefault(variant, []).extend(seconds)
-                    cpu.setdefault(variant, []).extend(results[0][1][variant])
-            others = 100 * busy.share()
-            print(f"K = {world_size}, {model}: others used {others:.0f} %", file=sys.stderr)
-            name = f"{model}, K = {world_size}"
-            tables.append(table(name, times, cpu, results))
-            series |= {f"{name}, {variant} (s)": each for variant, each in times.items()}
-            series |= {f"{name}, {variant}, CPU (s)": each for variant, each in cpu.items()}
+    for name, times, cpu, results in every_case(measure, SETS, options):
+        tables.append(table(name, times, cpu, results))
+        series |= {f"{name}, {variant} (s)": each for variant, each in times.items()}
+        series |= {f"{name}, {variant}, CPU (s)": each for variant, each in cpu.items()}
     text = "\n\n".join(
         [
             "# Sharded states and weights beside PyTorch's",
@@ -182,22 +130,19 @@ def main() -> None:
     publish("sharding", text, series, options.write)
 
 
-Series = dict[str, list[float]]
-
-
 def table(name: str, times: Series, cpu: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
     head = f"| {name} | ms | ratio | quartiles | CPU | state | weights |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        held = [states[variant] for *_, states in results]
+        held = [states[variant] for _, states in results]
         cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", "", ""]
         if variant in PEERS:
             low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
             worked = statistics.median(ratios(cpu, variant))
             cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}", f"{worked:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
-        difference = max(each[variant] for *_, each, _ in results)
+        difference = max(each[variant] for each, _ in results)
         cells.append("" if variant == "torch DDP" else f"{difference:.0e}".replace("0e+00", "0"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

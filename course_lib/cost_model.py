@@ -22,15 +22,14 @@ segments are at least 1, which is not checked.
 
 Real networks differ: many ranks may share a link, a GPU's links are faster inside a node, and
 adding takes time. People still use the model to choose algorithms and bucket sizes: fit its two
-numbers to measurements (`fit_link`), predict, and compare.
+numbers to measurements, predict, and compare.
 
 R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994;
 D. Culler et al., "LogP: Towards a Realistic Model of Parallel Computation", PPoPP 1993 (overhead);
 R. Thakur, R. Rabenseifner and W. Gropp, 2005 (see `collectives`); nccl-tests, doc/PERFORMANCE.md.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -126,26 +125,6 @@ def tree_all_reduce_time(nbytes: float, world_size: int, network: Network) -> fl
 def ring_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
     """Return 2(K-1) (α + n/(Kβ)) seconds; for large n about 2(K-1)/K n/β, below 2n/β for any K."""
     return 2 * ring_reduce_scatter_time(nbytes, world_size, network)
-
-
-def pipelined_ring_all_reduce_time(
-    nbytes: float, world_size: int, network: Network, segments: int = 4, window: int = 4
-) -> float:
-    """Return (R-1) max(wb, α+b) + wb + α seconds, b = n/(sKβ) being a segment's; 0 for K = 1.
-
-    A chunk has s = `segments`, of which w = min(s, `window`) are on their way at once. So there are
-    R = 2(K-1) s/w rounds of w messages. Either the link is never idle, and the result is
-    2(K-1) n/(Kβ) + α, or the link waits in each round for a message to arrive. With one segment
-    this is the plain ring. If w does not divide 2(K-1)s, the incomplete round counts in part, and
-    the result is up to half a round too short.
-    """
-    if world_size == 1:
-        return 0.0
-    segment = _each(nbytes / world_size / segments, network)
-    window = min(segments, window)
-    rounds = 2 * (world_size - 1) * segments / window
-    in_a_round = max(window * segment, _first(network) + segment)
-    return (rounds - 1) * in_a_round + window * segment + _first(network)
 
 
 def halving_doubling_all_reduce_time(nbytes: float, world_size: int, network: Network) -> float:
@@ -244,45 +223,3 @@ def bus_bandwidth(nbytes: float, seconds: float, world_size: int) -> float:
     Unlike the algorithm bandwidth, it can be compared with the bandwidth of the hardware for any K.
     """
     return 2 * (world_size - 1) / world_size * nbytes / seconds
-
-
-# --- from measurements ----------------------------------------------------------------------------
-
-
-def fit_link(
-    measurements: Sequence[tuple[float, float]], messages: float = 1.0, byte_factor: float = 1.0
-) -> Link:
-    """Return the α and β that best explain `measurements`, pairs of (bytes n, seconds t).
-
-    They are the least squares solution of t = `messages` α + `byte_factor` n/β. For times of single
-    messages the factors are 1; for a ring all-reduce they are 2(K-1) and 2(K-1)/K. Every error
-    counts relative to its t, so that the microseconds of small messages matter as much as the
-    seconds of large ones. If the best α is below zero, α is set to 0.
-
-    Raises ValueError unless there are two different sizes, all times are positive, and longer
-    messages take longer.
-    """
-    if len({nbytes for nbytes, _ in measurements}) < 2 or any(t <= 0 for _, t in measurements):
-        raise ValueError("a fit needs positive times of messages of at least two different sizes")
-    # Fit a straight line through (n, t), every point with the weight 1/t². Subtract the centre
-    # first: sums of n and n² are so similar that their difference would have no digits left.
-    weights = [t**-2 for _, t in measurements]
-    total = math.fsum(weights)
-    n0, t0 = (
-        math.fsum(w * each[i] for w, each in zip(weights, measurements, strict=True)) / total
-        for i in (0, 1)
-    )
-    points = [(w, n - n0, t - t0) for w, (n, t) in zip(weights, measurements, strict=True)]
-    slope = math.fsum(w * n * t for w, n, t in points) / math.fsum(w * n * n for w, n, _ in points)
-    latency = (t0 - slope * n0) / messages
-    if latency < 0:
-        latency = 0.0
-        per_time = [n / t for n, t in measurements]
-        slope = math.fsum(per_time) / math.fsum(r * r for r in per_time)
-    seconds_per_byte = slope / byte_factor
-    if seconds_per_byte <= 0:
-        raise ValueError(
-            "longer messages did not take more time: measure larger messages, where bytes outweigh "
-            "latency"
-        )
-    return Link(latency, 1 / seconds_per_byte)

@@ -8,7 +8,6 @@ Read in this order:
 - `point_to_point`: messages between two ranks
 - `rooted`: broadcast, reduce, scatter, gather
 - `ring`: reduce-scatter, all-gather, and the ring made of them
-- `pipelined_ring`: the ring in segments
 - `all_to_all`: a different chunk for every rank
 - `direct`: direct and one-shot all-reduce, in which every rank sends to every rank at once
 - `all_reduce`: central, tree, ring, halving-doubling, hierarchical
@@ -20,7 +19,6 @@ from course_lib.collectives.all_reduce import (
     halving_doubling_all_reduce,
     hierarchical_all_reduce,
     library_all_reduce,
-    ring_all_reduce,
     tree_all_reduce,
     two_level_groups,
 )
@@ -30,7 +28,6 @@ from course_lib.collectives.direct import (
     exchange_with_all,
     one_shot_all_reduce,
 )
-from course_lib.collectives.pipelined_ring import pipelined_ring_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
     exchange,
@@ -39,7 +36,7 @@ from course_lib.collectives.point_to_point import (
     start_recv,
     start_send,
 )
-from course_lib.collectives.ring import all_gather, reduce_scatter, simple_ring_all_reduce
+from course_lib.collectives.ring import all_gather, reduce_scatter, ring_all_reduce
 from course_lib.collectives.rooted import (
     broadcast,
     gather,
@@ -68,13 +65,11 @@ __all__ = [
     "naive_broadcast",
     "one_shot_all_reduce",
     "pipelined_broadcast",
-    "pipelined_ring_all_reduce",
     "place_in",
     "reduce",
     "reduce_scatter",
     "ring_all_reduce",
     "scatter",
-    "simple_ring_all_reduce",
     "start_recv",
     "start_send",
     "tree_all_reduce",

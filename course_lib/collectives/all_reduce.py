@@ -1,4 +1,4 @@
-"""All-reduce in five ways, from messages between two ranks.
+"""All-reduce in four ways, and how they and the ring (`ring`) compare.
 
     >>> from course_lib.collectives import halving_doubling_all_reduce
     >>> halving_doubling_all_reduce(gradient)  # in place; every rank then holds the sum
@@ -15,10 +15,9 @@ it sums the gradients, n bytes per step. With latency α (s), bandwidth β (byte
 For small tensors latency dominates: the fastest way has the fewest messages one after the other.
 For large tensors bandwidth dominates: the fastest way sends the fewest bytes, leaves no link idle
 and makes no rank the bottleneck. If a rank can start all its messages at once without extra cost,
-two more ways beat these: see `direct`. `cost_model` has the formulas as functions; `tuned` chooses
-by them.
+two more ways beat these: see `direct`. `cost_model` has the formulas as functions.
 
-All five work in place, for any K, on tensors of any shape, length (0 and less than K included),
+All work in place, for any K, on tensors of any shape, length (0 and less than K included),
 strides, and dtype that can be added; `group=None` stands for all ranks. All members must call with
 the same shape and dtype. All ranks end with the same bits, because each element is added up on one
 rank and then copied. They raise ValueError on a rank outside the group, and TypeError for a sparse
@@ -35,7 +34,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.collectives.pipelined_ring import pipelined_ring_all_reduce
 from course_lib.collectives.point_to_point import (
     Group,
     exchange,
@@ -44,7 +42,7 @@ from course_lib.collectives.point_to_point import (
     start_recv,
     start_send,
 )
-from course_lib.collectives.ring import all_gather, reduce_scatter, simple_ring_all_reduce
+from course_lib.collectives.ring import all_gather, reduce_scatter, ring_all_reduce
 from course_lib.collectives.rooted import (
     broadcast,
     reduce,
@@ -53,8 +51,6 @@ from course_lib.sharding import shard_bounds
 
 AllReduce = Callable[[Tensor, Group], object]
 """`all_reduce(tensor, group)`: replaces everyone's tensor by the sum over the ranks, in place."""
-SEGMENT_BYTES = 2 << 20
-"""Bytes of a segment if `ring_all_reduce` chooses the number of segments itself."""
 
 
 def library_all_reduce(tensor: Tensor, group: Group = None) -> None:
@@ -100,25 +96,6 @@ def tree_all_reduce(tensor: Tensor, group: Group = None) -> None:
     with flat_in_place(tensor) as flat:
         reduce(flat, root, group)
         broadcast(flat, root, group)
-
-
-def ring_all_reduce(tensor: Tensor, group: Group = None, segments: int | None = None) -> None:
-    """Replace everyone's `tensor` (one shape and dtype) by the sum, around a ring.
-
-    2(K-1) (α + n/(Kβ)), 2(K-1)/K n bytes from each rank: see `ring`. Large tensors are sent in
-    `segments` pieces per chunk, so that adding overlaps receiving: see `pipelined_ring`. By default
-    a piece has about `SEGMENT_BYTES`. Raises as `reduce_scatter`, and ValueError if segments < 1.
-    """
-    if segments is None:
-        _, world_size = place_in(group)
-        # Not nbytes: a sparse tensor has none, and is refused below with a clear message.
-        size = tensor.numel() * tensor.element_size()
-        chunk = size // world_size
-        segments = max(1, chunk // SEGMENT_BYTES)
-    if segments == 1:
-        simple_ring_all_reduce(tensor, group)
-    else:
-        pipelined_ring_all_reduce(tensor, group, segments)
 
 
 def halving_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:

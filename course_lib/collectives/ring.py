@@ -71,7 +71,7 @@ def all_gather(tensor: Tensor, group: Group = None) -> None:
             exchange(outgoing, right, incoming, left, group)
 
 
-def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
+def ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
 
     It runs `reduce_scatter`, then `all_gather`: 2(K-1) (α + n/(Kβ)) seconds. With c_r the bytes of

@@ -1,7 +1,6 @@
 """The formulas against algebra, and against the virtual clock on which the algorithms run."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from course_lib import collectives, cost_model
 from course_lib.bucketing import best_bucket_bytes, overlapped_time
-from course_lib.collectives import pipelined_ring
-from course_lib.cost_model import Link, fit_link
+from course_lib.cost_model import Link
 from course_lib.ranks import Ranks
 from course_lib.ranks.costs.network import Network
 
@@ -31,7 +29,6 @@ WITH_FORMULA = {
     "central_all_reduce": cost_model.central_all_reduce_time,
     "tree_all_reduce": cost_model.tree_all_reduce_time,
     "ring_all_reduce": cost_model.ring_all_reduce_time,
-    "simple_ring_all_reduce": cost_model.ring_all_reduce_time,
     "halving_doubling_all_reduce": cost_model.halving_doubling_all_reduce_time,
     "direct_all_reduce": cost_model.direct_all_reduce_time,
     "one_shot_all_reduce": cost_model.one_shot_all_reduce_time,
@@ -71,20 +68,6 @@ def test_two_levels(nodes, ranks_per_node):
         NBYTES, ranks_per_node, nodes, inside, Link(1e-3, 1e7)
     )
     assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("latency", [1e-6, 1.3e-3, 1.0])
-@pytest.mark.parametrize("segments", [1, 3, 8])
-@pytest.mark.parametrize(("k", "overhead"), [(2, 0.0), (5, 4e-4)])
-def test_a_ring_in_segments_takes_the_time_of_its_formula(k, segments, latency, overhead):
-    network = Network(latency, NETWORK.bandwidth, overhead)
-    ranks = Ranks(k, on="simulated", network=network)
-    length = LENGTH * k  # chunks of it divide into any of these numbers of segments
-    ranks.run(lambda: collectives.pipelined_ring_all_reduce(torch.ones(length), None, segments))
-    expected = cost_model.pipelined_ring_all_reduce_time(
-        4 * length, k, network, segments, pipelined_ring.WINDOW
-    )
-    assert ranks.trace.makespan == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("k", [2, 3, 8, 64])
@@ -129,37 +112,6 @@ def test_no_other_number_of_buckets_is_better_than_the_best(backward, k, latency
 
     assert best == pytest.approx(round(best))
     assert time(round(best)) <= min(time(m) for m in range(1, 201)) * (1 + 1e-9)
-
-
-# --- fits -----------------------------------------------------------------------------------------
-
-
-@given(
-    latency=st.floats(1e-7, 1e-1),
-    bandwidth=st.floats(1e5, 1e12),
-    k=st.integers(2, 64),
-)
-def test_a_fit_finds_the_link_that_made_the_times(latency, bandwidth, k):
-    link = Link(latency, bandwidth)
-    # Sizes around the one at which latency and bytes cost the same: else one of them is noise.
-    sizes = [latency * bandwidth * factor for factor in (0.01, 0.1, 1, 10, 100)]
-    fitted = fit_link([(n, cost_model.message_time(n, link)) for n in sizes])
-    assert fitted == pytest.approx(link, rel=1e-6)
-    times = [(n, cost_model.ring_all_reduce_time(n, k, link)) for n in sizes]
-    assert fit_link(times, 2 * (k - 1), 2 * (k - 1) / k) == pytest.approx(link, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("measurements", "message"),
-    [
-        ([(100, 1.0), (100, 2.0)], "two different sizes"),
-        ([(100, 1.0), (200, 0.0)], "positive times"),
-        ([(100, 2.0), (1000, 1.0)], "did not take more time"),
-    ],
-)
-def test_measurements_that_tell_nothing_are_refused(measurements: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        fit_link(measurements)
 
 
 def test_the_best_all_reduce_is_no_slower_than_any_and_has_two_levels() -> None:

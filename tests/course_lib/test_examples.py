@@ -150,7 +150,6 @@ AFTERWARDS: dict[str, Callable[..., bool]] = {
         torch.equal(each["tensor"], gradient_of(0)) for each in ranks
     ),
     "collectives.ring": chunks_then_sum,
-    "collectives.pipelined_ring": sum_everywhere,
     "collectives.all_reduce": sum_everywhere,
     "bucketing.size": lambda first, _: 1e6 < first["nbytes"] < 100e6,
     "gradient_sync": alike("gradients"),

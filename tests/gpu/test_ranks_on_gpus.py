@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from course_lib.collectives import (
     central_all_reduce,
     halving_doubling_all_reduce,
-    pipelined_ring_all_reduce,
     ring_all_reduce,
     tree_all_reduce,
 )
@@ -64,7 +63,6 @@ ALGORITHMS = [
     central_all_reduce,
     tree_all_reduce,
     ring_all_reduce,
-    pipelined_ring_all_reduce,
     halving_doubling_all_reduce,
 ]
 

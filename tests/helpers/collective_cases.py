@@ -10,8 +10,7 @@ from tests.helpers.rank_values import values
 ALL_REDUCES = [
     "central_all_reduce",
     "tree_all_reduce",
-    "simple_ring_all_reduce",
-    "pipelined_ring_all_reduce",
+    "ring_all_reduce",
     "halving_doubling_all_reduce",
     "direct_all_reduce",
     "one_shot_all_reduce",

@@ -43,7 +43,7 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     calls: list[tuple[Any, ...]] = [
         (collectives.central_all_reduce, 100),
         (collectives.tree_all_reduce, 101),
-        (collectives.pipelined_ring_all_reduce, 103),
+        (collectives.ring_all_reduce, 103),
         (collectives.halving_doubling_all_reduce, 107),
         (collectives.pipelined_broadcast, 109),
     ]

@@ -42,19 +42,11 @@ def test_all_reduce_gives_everyone_the_sum(ranks_of, on, k):
 
 
 @settings(max_examples=40)
-@given(
-    k=st.integers(1, 9),
-    length=st.integers(0, 200),
-    segments=st.integers(1, 6),
-    name=st.sampled_from([*ALL_REDUCES, "segmented"]),
-)
-def test_all_reduce_of_any_length_on_any_number_of_ranks(k, length, segments, name):
+@given(k=st.integers(1, 9), length=st.integers(0, 200), name=st.sampled_from(ALL_REDUCES))
+def test_all_reduce_of_any_length_on_any_number_of_ranks(k, length, name):
     def run() -> torch.Tensor:
         tensor = values(dist.get_rank(), length)
-        if name == "segmented":
-            collectives.ring_all_reduce(tensor, segments=segments)
-        else:
-            getattr(collectives, name)(tensor)
+        getattr(collectives, name)(tensor)
         return tensor
 
     for result in Ranks(k, on="simulated").run(run):
@@ -98,11 +90,10 @@ def one_all_reduce(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("on", "k"), [w for w in WORLDS if w[1] > 1])
-@pytest.mark.parametrize("name", ["simple_ring_all_reduce", "pipelined_ring_all_reduce"])
 @pytest.mark.parametrize("length", [840, 101])
-def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
+def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, length):
     ranks = ranks_of(on, k)
-    ranks.run(one_all_reduce, name, length)
+    ranks.run(one_all_reduce, "ring_all_reduce", length)
     for rank in range(k):
         own, next_one = (
             stop - start
@@ -113,8 +104,7 @@ def test_a_ring_sends_the_least_that_is_possible(ranks_of, on, k, name, length):
         assert set(ranks.trace.calls(rank)) == {"send", "recv"}
         if length % k == 0:
             assert ranks.trace.bytes_sent(rank) == 2 * (k - 1) * 4 * length // k
-        if name == "simple_ring_all_reduce":
-            assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
+        assert ranks.trace.calls(rank)["send"] == 2 * (k - 1)
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 8])

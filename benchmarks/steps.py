@@ -1,0 +1,101 @@
+"""Training steps that several variants take in turn on the same ranks: `training_step`, `sharding`.
+
+All variants exist at the same time on the same ranks, and their order is reversed every round. The
+slowest rank gives the time. Every variant sees the same batches, each rank its own, so that weights
+can be compared at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from machine import BusyElsewhere, arguments
+from models import MODELS
+from torch import Tensor, nn
+
+from course_lib.ranks import Ranks
+
+STEPS = 2
+"""Steps in a row that are timed as one."""
+Series = dict[str, list[float]]
+"""Variant → a number for each round."""
+
+
+class Variant:
+    """A model in its wrapper, its optimizer, and how gradients are averaged after backward."""
+
+    def __init__(
+        self,
+        wrapped: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sync: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.wrapped, self.optimizer, self.sync = wrapped, optimizer, sync
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Take one training step on this rank's batch."""
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.wrapped(x), y).backward()
+        if self.sync is not None:
+            self.sync(self.wrapped.parameters())
+        self.optimizer.step()
+
+
+def take_turns(variants: dict[str, Variant], name: str, rounds: int) -> tuple[Series, Series]:
+    """Return, on a rank, the seconds of a step on the slowest rank, and the CPU seconds of all."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    times: Series = {variant: [] for variant in variants}
+    cpu: Series = {variant: [] for variant in variants}
+    for number in range(rounds + 2):
+        batches = [MODELS[name].batch(generator) for _ in range(STEPS)]
+        for variant in list(variants) if number % 2 else list(reversed(variants)):
+            dist.barrier()
+            start, cpu_start = time.perf_counter(), time.process_time()
+            for x, y in batches:
+                variants[variant].step(x, y)
+            seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
+            worked = torch.tensor([(time.process_time() - cpu_start) / STEPS], dtype=torch.float64)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            dist.all_reduce(worked)
+            if number >= 2:  # the first steps make buckets and states
+                times[variant].append(float(seconds))
+                cpu[variant].append(float(worked))
+    return times, cpu
+
+
+def options_of(doc: str | None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = arguments(doc, rounds=4)
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    return parser.parse_args()
+
+
+def every_case(
+    measure: Callable[[str, int], Any], sets: int, options: argparse.Namespace
+) -> Iterator[tuple[str, Series, Series, list[Any]]]:
+    """Yield, for each model and number of ranks, its name, times, CPU times and the last results.
+
+    `measure(model, rounds)` returns, on a rank, the two series of `take_turns` and more. There are
+    `sets` sets of ranks, one after the other, as a process's speed depends on where its memory is.
+    """
+    for world_size in options.world_sizes:
+        for model in options.models:
+            times: Series = {}
+            cpu: Series = {}
+            busy = BusyElsewhere()
+            for _ in range(sets):
+                with Ranks(world_size, on="cpu", metered=False) as ranks:
+                    results = ranks.run(measure, model, options.rounds)
+                for whole, part in zip((times, cpu), results[0][:2], strict=True):
+                    for variant, seconds in part.items():
+                        whole.setdefault(variant, []).extend(seconds)
+            others = 100 * busy.share()
+            print(f"K = {world_size}, {model}: others used {others:.0f} %", file=sys.stderr)
+            yield f"{model}, K = {world_size}", times, cpu, [each[2:] for each in results]
