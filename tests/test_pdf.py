@@ -63,7 +63,7 @@ def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path: Path) -
     assert 'href="#document-lectures/00_start_here"' in page  # the contents
     text = re.sub("<[^>]+>", "", page)
     assert "import torch" not in text and "ranks.run(add_up)" in text
-    assert not load("build").remote_resources(tmp_path)
+    assert not load("build")._Page(tmp_path / "course.html").fetched
 
 
 @needs_browser

@@ -18,17 +18,10 @@ correct:
   way. The memory that backward allocated is freed. So the optimizer finds the average in `grad`.
 
 `minimal` is these three rules and no more. This file adds what real models need: parameters that
-the loss does not use, graphs that stay the same (`static_graph`), several dtypes, GPU streams, comm
-hooks, an error for everything that would make the replicas differ, and buckets in the order in
-which gradients really become ready. This order is known only after a backward. Then the buckets are
-made again in the same memory: all of a dtype and device lie one after the other in one vector.
-
-Backward adds to a gradient once if one backward follows one forward: autograd sums all parts of a
-gradient before it calls the hook. It adds more often if several backwards run inside one (reentrant
-activation checkpointing of a block that shares weights), and never if the loss does not depend on
-the parameter. With a static graph, the first backward counts the additions. Later backwards then
-know which gradients are still to come, and which will never come. So the ranks need no messages for
-this, and buckets with unused parameters are sent in time.
+the loss does not use, several dtypes, GPU streams, comm hooks, an error for everything that would
+make the replicas differ, and buckets in the order in which gradients really become ready. This
+order is known only after a backward. Then the buckets are made again in the same memory: all of a
+dtype and device lie one after the other in one vector.
 
 Messages of errors end with that of PyTorch's DDP for the same mistake, so that a web search finds
 other people's questions.
@@ -115,7 +108,6 @@ class Reducer:
         bucket_cap_mb: float,
         first_bucket_mb: float,
         find_unused: bool,
-        static_graph: bool,
     ) -> None:
         self.names = [name for name, _ in named_params]
         self.params = [param for _, param in named_params]
@@ -123,7 +115,6 @@ class Reducer:
         _, self.world_size = place_in(group)
         self.divisor = self.world_size
         self.find_unused = find_unused
-        self._static_graph = static_graph
         self.hook: tuple[Any, CommHook] | None = None
         self._stream = CommunicationStream(self.params[0].device)
         self._state = State.LOCAL
@@ -131,8 +122,6 @@ class Reducer:
         self._synchronised = False  # whether any backward was synchronised so far
         self._order: dict[int, None] = {}  # indices, in the order their gradients became ready
         count = len(self.params)
-        self._added = [0] * count  # how often this backward has added to each gradient
-        self._due = None if static_graph else [1] * count  # how often it will; None: not known yet
         self._users = [1] * count  # see _count_users
         # With unused parameters the order differs from step to step, so it is of little use.
         self._rebuild_pending = not find_unused
@@ -188,7 +177,6 @@ class Reducer:
             self._rebuild_pending = False
             self._rebuild()
         self._order.clear()
-        self._added = [0] * len(self.params)
         self._waits.clear()
         for bucket in self._buckets:
             bucket.pending = len(bucket.indices)
@@ -220,38 +208,25 @@ class Reducer:
     # --- during backward --------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
-        """Take over the gradient of parameter `index`, if nothing more will be added to it."""
+        """Take over the gradient of parameter `index`.
+
+        Autograd sums all parts of a gradient before it calls this, once in a backward.
+        """
         if self._state is State.LOCAL:
             return
-        self._added[index] += 1
-        due = None if self._due is None else self._due[index]
-        if self._state is State.DONE or (due is not None and self._added[index] > due):
-            raise self._added_again(self.names[index])
-        if not self._in_backward:
-            self._in_backward = True
-            for unused, times in enumerate(self._due or ()):
-                if times == 0:
-                    self._take(unused)
+        if self._state is State.DONE or index in self._order:
+            raise rank_error(
+                f"backward() reached '{self.names[index]}' a second time after one forward; its "
+                "gradient was already averaged",
+                "Call the wrapped model before each backward(), and not its .module. To add up "
+                "gradients, put all but the last forward and backward in `with model.no_sync():`. "
+                "Checkpoint blocks that share weights with use_reentrant=False.",
+                "Expected to mark a variable ready only once.",
+            )
+        self._in_backward = True
         self._end.ask()
-        if self._added[index] == due:
-            self._take(index)
-            self._launch_complete()
-        else:
-            self._order.pop(index, None)
-            self._order[index] = None
-
-    def _added_again(self, name: str) -> RuntimeError:
-        if self._static_graph:
-            return _changed_graph(name, "more")
-        return rank_error(
-            f"backward() reached '{name}' a second time after one forward; its gradient was "
-            "already averaged",
-            "Call the wrapped model before each backward(), and not its .module. To add up "
-            "gradients, put all but the last forward and backward in `with model.no_sync():`. If "
-            "reentrant checkpointing uses shared weights several times, in the same way in every "
-            "step, wrap the model with static_graph=True.",
-            "Expected to mark a variable ready only once.",
-        )
+        self._take(index)
+        self._launch_complete()
 
     def _take(self, index: int) -> None:
         """Copy the gradient into its bucket; from now on `.grad` is a view into the bucket."""
@@ -325,11 +300,9 @@ class Reducer:
         if self._state is not State.EXPECTING:
             return
         self._verify_all_added()
-        taken = set() if self._due is None else set(self._order)
-        for index in dict.fromkeys([*self._order, *range(len(self.params))]):
-            if index not in taken:
+        for index in range(len(self.params)):
+            if index not in self._order:
                 self._take(index)
-        self._due = self._due or list(self._added)
         # A parameter with a gradient from an earlier, local backward counts as used.
         unused = {index for index, param in enumerate(self.params) if param.grad is None}
         self._launch_rest_and_wait(unused)
@@ -338,10 +311,7 @@ class Reducer:
                 self.params[index].grad = self._places[index][1]
 
     def _verify_all_added(self) -> None:
-        counts = zip(self.names, self._added, self._due or self._added, strict=True)
-        missing = [name for name, added, due in counts if added < due]
-        if missing and self._static_graph:
-            raise _changed_graph(missing[0], "less")
+        missing = [name for index, name in enumerate(self.names) if index not in self._order]
         if missing and not self.find_unused:
             shown = ", ".join(f"'{name}'" for name in missing[:_SHOWN])
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -366,7 +336,7 @@ class Reducer:
     def _launch_rest_and_wait(self, unused: set[int]) -> None:
         self._launch_complete()
         with self._stream.after_current():
-            if not self._synchronised if self._static_graph else self.find_unused:
+            if self.find_unused:
                 self._count_users(unused)  # after all buckets, on every rank
             for wait in self._waits:
                 wait()
@@ -384,7 +354,7 @@ class Reducer:
         counts = [int(index not in unused) for index in range(len(self.params))]
         users = torch.tensor(counts, device=self.params[0].device)
         dist.all_reduce(users, group=self.group)
-        if unused or self._static_graph:  # reading it makes the host wait for the GPU
+        if unused:  # reading it makes the host wait for the GPU
             self._users = users.tolist()
 
 
@@ -398,13 +368,3 @@ def _allocate_memory(tensors: Sequence[Tensor]) -> dict[Kind, Tensor]:
         (dtype, device): torch.empty(length, dtype=dtype, device=device)
         for (dtype, device), length in lengths.items()
     }
-
-
-def _changed_graph(name: str, how: str) -> RuntimeError:
-    return rank_error(
-        f"backward() added to the gradient of '{name}' {how} often than in the first step, but the "
-        "model is wrapped with static_graph=True",
-        "If the loss depends on different parameters in every step, wrap the model with "
-        "find_unused_parameters=True instead.",
-        "Your training graph has changed in this iteration",
-    )

@@ -54,6 +54,7 @@ ACCEPTED = {
     "check_reduction": False,
     "gradient_as_bucket_view": False,
     "batched_grad_copy": False,
+    "static_graph": False,
 }
 """Name → its default in PyTorch."""
 
@@ -90,8 +91,6 @@ class DistributedDataParallel(nn.Module):
             gradients are averaged with zeros for the ranks that did not use them, and stay None if
             no rank used them. This costs one more all-reduce per step. If False, such a parameter
             is an error, which names it at the end of backward.
-        static_graph: promise that every backward is like the first. Then unused parameters cost
-            nothing more, and reentrant checkpointing may use a parameter several times (`reducer`).
         broadcast_buffers: broadcast the first rank's buffers (BatchNorm's statistics) not only at
             the start, but also before each forward that follows a synchronised one. So all ranks
             must run this forward, even if it only evaluates.
@@ -122,7 +121,6 @@ class DistributedDataParallel(nn.Module):
         comm_hook: CommHook | tuple[Any, CommHook] | None = None,
         *,
         find_unused_parameters: bool = False,
-        static_graph: bool = False,
         broadcast_buffers: bool | None = True,
         init_sync: bool = True,
         ignored: Collection[str] = (),
@@ -153,7 +151,8 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self.require_backward_grad_sync = True
         cap = _cap(bucket_cap_mb)
-        self._options = (cap, first_bucket_mb, find_unused_parameters, static_graph)
+        unused = find_unused_parameters or arguments["static_graph"]
+        self._options = (cap, first_bucket_mb, unused)
         self._hook_in()
         if comm_hook is not None:
             pair = comm_hook if isinstance(comm_hook, tuple) else (self.group, comm_hook)

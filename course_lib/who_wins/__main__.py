@@ -10,7 +10,7 @@ from course_lib.who_wins.algorithms import ALGORITHMS
 from course_lib.who_wins.problem import Problem
 from course_lib.who_wins.report import assumptions, map_table, steps_table
 from course_lib.who_wins.sweep import Place, jobs_of, run
-from course_lib.who_wins.winners import cells_of, steps_of, updates_of
+from course_lib.who_wins.winners import cells_of, steps_of
 
 _EXAMPLES = """\
 examples:
@@ -67,13 +67,12 @@ def _map(options: argparse.Namespace) -> None:
     places = _places(options)
     results = run(jobs_of(names, places, seeds, problem), options.processes, _show_progress)
     steps = steps_of(names, seeds, problem, results)
-    updates = updates_of(names, places, seeds, problem, results)
     cells = cells_of(names, places, seeds, problem, results)
     if options.figure:
         from course_lib.who_wins.figure import map_figure
 
         map_figure(cells).savefig(options.figure, dpi=100)
-    print(assumptions(problem, seeds), map_table(cells), steps_table(steps, updates), sep="\n\n")
+    print(assumptions(problem, seeds), map_table(cells), steps_table(steps), sep="\n\n")
 
 
 def _places(options: argparse.Namespace) -> list[Place]:

@@ -48,23 +48,14 @@ def _value(seconds: Sequence[float], bold: bool, exact: bool) -> str:
     return f"**{text}**" if bold else text
 
 
-def steps_table(
-    steps: Mapping[str, Sequence[float]], updates: Mapping[str, Sequence[float]]
-) -> str:
-    """Return a row per algorithm: steps by seed, or updates by network if it has a server."""
+def steps_table(steps: Mapping[str, Sequence[float]]) -> str:
+    """Return a row per algorithm with the steps to the target, which are by seed."""
     lines = ["| algorithm | optimizer, learning rate | steps to the target |", "|---|---|---:|"]
     for name, values in steps.items():
         found = interval(values)
         text = f"{found.mean:.1f} ± {found.half:.1f}"
         if math.isinf(found.mean):
             text = f"reached by {sum(not math.isinf(v) for v in values)} of {len(values)} seeds"
-        lines.append(f"| {name} | {setting_of(name)} | {text} |")
-    for name, means in updates.items():
-        reached = [each for each in means if not math.isinf(each)]
-        text = f"not reached in {len(means) - len(reached)} of {len(means)} networks"
-        if len(reached) == len(means):
-            low, high = f"{min(means):.0f}", f"{max(means):.0f}"
-            text = f"{low} updates" if low == high else f"{low} to {high} updates, by network"
         lines.append(f"| {name} | {setting_of(name)} | {text} |")
     return "\n".join(lines)
 

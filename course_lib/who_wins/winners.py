@@ -98,38 +98,15 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean(values), t * stdev(values) / math.sqrt(len(values)))
 
 
-def _finite(steps: int | None) -> float:
-    """Return the steps or updates to the target; infinite if it was not reached."""
-    return math.inf if steps is None else float(steps)
-
-
 def steps_of(
     names: Iterable[str], seeds: Sequence[int], problem: Problem, results: Results
 ) -> dict[str, list[float]]:
-    """Return the steps to the target by seed, for algorithms without a server."""
+    """Return the steps to the target by seed (infinite: not reached), of those without a server."""
     found = {}
     for name in names:
         if ALGORITHMS[name].prepare is not None:
             jobs = [train_job(name, seed, problem) for seed in seeds]
-            found[name] = [_finite(results[job]) for job in jobs]
-    return found
-
-
-def updates_of(
-    names: Iterable[str],
-    places: Iterable[Place],
-    seeds: Sequence[int],
-    problem: Problem,
-    results: Results,
-) -> dict[str, list[float]]:
-    """Return the mean updates to the target by place, for algorithms with a server."""
-    found = {}
-    for name in names:
-        if ALGORITHMS[name].prepare is None:
-            found[name] = [
-                mean(_finite(results[serve_job(name, s, place, problem)].updates) for s in seeds)
-                for place in places
-            ]
+            found[name] = [math.inf if results[job] is None else results[job] for job in jobs]
     return found
 
 

@@ -39,33 +39,39 @@ HOME = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 """
 
 
-class _Links(HTMLParser):
-    """Collects a page's links and the places that can be linked to."""
+class _Page(HTMLParser):
+    """Collects a page's links, the places that can be linked to, and what it fetches."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.links: list[str] = []
         self.places: set[str] = set()
+        self.fetched: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an opening tag."""
         given = dict(attrs)
         self.places |= {str(given[name]) for name in ("id", "name") if given.get(name)}
-        for name in ("href", "src"):
-            if tag != "base" and (link := given.get(name)) is not None:
-                self.links.append(link)
+        links = [link for name in ("href", "src") if (link := given.get(name)) is not None]
+        if tag != "base":
+            self.links += links
+        shown = given.get("rel") in ("stylesheet", "preload", "modulepreload")
+        if tag in ("script", "img", "iframe") or (tag == "link" and shown):
+            self.fetched |= {link for link in links if urlsplit(link).netloc}
 
 
-def broken_links(site: Path) -> list[str]:
-    """Return the links of all pages that lead to no file of the site, or to no place in it."""
-    pages: dict[Path, _Links] = {}
-    for path in sorted(site.rglob("*.html")):
-        if path.is_relative_to(site / "_static"):  # the theme's own templates
-            continue
-        pages[path.resolve()] = parser = _Links()
-        parser.feed(path.read_text(encoding="utf-8"))
-    broken = []
+def what_is_wrong(site: Path) -> list[str]:
+    """Return a line for each link to no file or no place of the site, and each file from elsewhere.
+
+    Pages must not fetch scripts, styles or images from the network.
+    """
+    pages = {path.resolve(): _Page(path) for path in sorted(site.rglob("*.html"))}
+    wrong = []
     for path, page in pages.items():
+        wrong += [f"a page needs a file from the network: {each}" for each in page.fetched]
+        if path.is_relative_to((site / "_static").resolve()):  # the theme's own templates
+            continue
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or link == "#":
@@ -74,35 +80,8 @@ def broken_links(site: Path) -> list[str]:
             place = unquote(parts.fragment)
             lost = place and target in pages and place not in pages[target].places
             if (not target.is_file() or lost) and link != "builtins.html":  # Sphinx's slip
-                broken.append(f"{path.relative_to(site.resolve())}: {link}")
-    return broken
-
-
-def remote_resources(site: Path) -> list[str]:
-    """Return what pages would fetch from elsewhere to be shown: scripts, styles and images."""
-    found = set()
-    for path in site.rglob("*.html"):
-        parser = _Resources()
-        parser.feed(path.read_text(encoding="utf-8"))
-        found |= parser.remote
-    return sorted(found)
-
-
-class _Resources(HTMLParser):
-    """Collects what a page needs from other machines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.remote: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an opening tag."""
-        given = dict(attrs)
-        wanted = given.get("src") if tag in ("script", "img", "iframe") else None
-        if tag == "link" and given.get("rel") in ("stylesheet", "preload", "modulepreload"):
-            wanted = given.get("href")
-        if wanted and urlsplit(wanted).netloc:
-            self.remote.add(wanted)
+                wrong.append(f"broken link: {path.relative_to(site.resolve())}: {link}")
+    return wrong
 
 
 def write_api() -> None:
@@ -131,8 +110,7 @@ def build(site: Path) -> int:
     (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
     subprocess.run([sys.executable, HERE / "cards.py", "--to", site / "cards.pdf"], check=True)
     print("3/3 testing every link ...", flush=True)
-    wrong = [f"broken link: {each}" for each in broken_links(site)]
-    wrong += [f"a page needs a file from the network: {each}" for each in remote_resources(site)]
+    wrong = what_is_wrong(site)
     for each in wrong:
         print(each, file=sys.stderr)
     if not wrong:

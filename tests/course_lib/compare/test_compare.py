@@ -1,4 +1,4 @@
-"""The report, the tolerances and the layouts; and the same under torchrun."""
+"""The report, the tolerances and the layouts."""
 
 from __future__ import annotations
 

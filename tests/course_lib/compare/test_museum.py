@@ -7,10 +7,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from typing import Literal
 
 import pytest
@@ -89,47 +85,9 @@ def test_a_right_program_raises_no_alarm(right: Right, world_size: int) -> None:
     assert report.compared > 10
 
 
-def under_torchrun() -> None:
-    """Print, on rank 0 of the two ranks of a job, which bugs are named rightly."""
-    for bug in BUGS if os.environ["RANK"] == "0" else ():
-        trusted_of(bug.name)  # before there is a group: on one rank
-    dist.init_process_group("gloo")
-    rank, named = dist.get_rank(), {}
-    for bug in BUGS:
-        records: list[Record | None] = [None, None]
-        dist.all_gather_object(records, bug.step(rank, 2))
-        if rank == 0:
-            both = [each for each in records if each is not None]
-            named[bug.name] = is_named(bug, compare(trusted_of(bug.name), both, bug.shards))
-    if rank == 0:
-        print(json.dumps(named))
-    dist.destroy_process_group()
-
-
-def of_a_job() -> dict[str, bool]:
-    """Return for each bug whether it is named rightly on two plain gloo ranks of torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(
-        [*command, "-m", "tests.course_lib.compare.test_museum"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    named: dict[str, bool] = json.loads(job.stdout.splitlines()[-1])
-    return named
-
-
-@pytest.mark.large
-def test_bugs_are_named_rightly_under_torchrun() -> None:
-    assert all(of_a_job().values())
-
-
 def page() -> str:
     """Return the page that lists the bugs and what is said of them, on four ranks or on two."""
     kinds: tuple[Kind, ...] = ("simulated", "cpu")
-    job = of_a_job()
     lines = [
         "# Silent bugs, and what is said of them",
         "",
@@ -137,18 +95,17 @@ def page() -> str:
         "is a function of a few lines here. `course_lib.compare` compares one or two steps of it",
         "on K ranks with one rank. It names the first tensor that differs, and says what the",
         "difference looks like. *Right* means that both are what the museum expects: on K",
-        "simulated ranks, on K CPU ranks, and on two plain gloo ranks that torchrun started. The",
-        "programs are in `tests/course_lib/compare/museum.py`. `test_museum.py` beside it runs",
-        "them, and made this page.",
+        "simulated ranks and on K CPU ranks. The programs are in",
+        "`tests/course_lib/compare/museum.py`. `test_museum.py` beside it runs them, and made this",
+        "page.",
         "",
-        "| | bug | from | first to differ | what is said of it | K | simulated | CPU | torchrun |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | bug | from | first to differ | what is said of it | K | simulated | CPU |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     right = 0
     for number, bug in enumerate(BUGS, 1):
         reports = {on: [of_the_bug(bug, k, on) for k in bug.world_sizes] for on in kinds}
         correct = [all(is_named(bug, each) for each in reports[on]) for on in kinds]
-        correct.append(job[bug.name])
         right += all(correct)
         first = reports["simulated"][-1].first
         said = f"`{first.label}`: {first.says}" if first else "nothing"
@@ -169,7 +126,7 @@ def page() -> str:
                 programs += 1
     lines += [
         "",
-        f"{right} of {len(BUGS)} are named rightly on all. {len(RIGHT)} right programs, each on 2",
+        f"{right} of {len(BUGS)} are named rightly on both. {len(RIGHT)} right programs, each on 2",
         f"and 4 ranks and with 3 seeds, gave {alarms} false alarms in {programs} comparisons:",
         ", ".join(each.step.__name__.replace("_", " ") for each in RIGHT) + ".",
     ]
@@ -182,7 +139,5 @@ def test_the_page_lists_all_bugs() -> None:
     assert not missing, "write it anew: python -m tests.course_lib.compare.test_museum"
 
 
-if __name__ == "__main__" and "RANK" in os.environ:
-    under_torchrun()
-elif __name__ == "__main__":
+if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
