@@ -18,11 +18,11 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 demo: .venv/ready  ## the course end to end: release, grade six submissions, feedback, a table
 	@.venv/bin/python -m autograder demo
 
-# Most tests wait for processes half of their time. A worker that has nothing left takes half of
-# another's tests, still in order, so that ranks that a file's tests share are seldom started twice.
-# ARGS=-n0 runs all in one process, which a debugger needs.
+# Most tests wait for processes half of their time. Workers take whole files, the long ones first
+# (tests/conftest.py), so what the tests of a file share is made once. ARGS=-n0 runs all in one
+# process, which a debugger needs.
 WORKERS ?= 4
-PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: .venv/ready  ## the default tests, nine minutes on two cores; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
@@ -35,7 +35,7 @@ COVERAGE = .venv/bin/python -m coverage
 coverage: .venv/ready  ## which lines of the grader and of simulated ranks the tests run
 	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
 	@$(COVERAGE) erase
-	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist worksteal $(or $(ARGS),$(DECIDES)); tests=$$?; \
+	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(DECIDES)); tests=$$?; \
 	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
 FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_host.py)
 DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py

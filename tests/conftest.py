@@ -1,5 +1,6 @@
 """For every test: one thread per process, no deadline, and no process left behind."""
 
+import importlib
 import os
 import signal
 import sys
@@ -39,29 +40,47 @@ settings.load_profile("course")
 
 LONG = (
     "test_class.py",
-    "test_feedback.py",
-    "test_self_test.py",
-    "test_demo.py",
-    "test_one_rule.py",
-    "test_every_carrier.py",
-    "test_lectures.py",
+    "test_handed_in.py",
     "test_assignments.py",
-    "test_mutants.py",
-    "test_any_answer.py",
-    "test_attacks.py",
-    "test_submission.py",
+    "test_learner.py",
+    "test_demo.py",
+    "test_every_carrier.py",
     "test_node.py",
-    "test_repair.py",
-    "test_hook.py",
-    "test_nbgrader_config.py",
-    "test_main.py",
     "test_notebook.py",
-    "test_rebuild.py",
-    "test_watch.py",
     "test_kills.py",
+    "test_repair.py",
+    "test_one_rule.py",
+    "test_watch.py",
+    "test_feedback.py",
+    "test_same_verdict.py",
+    "test_forgeries.py",
+    "test_mutants.py",
+    "test_cells.py",
+    "test_submission.py",
+    "test_self_test.py",
+    "test_lectures.py",
+    "test_defence.py",
+    "test_attacks.py",
+    "test_surroundings.py",
+    "test_random_calls.py",
+    "test_rebuild.py",
+    "test_early.py",
+    "test_reports.py",
+    "test_cards.py",
+    "test_local.py",
+    "test_terminal.py",
+    "test_hook.py",
     "test_doctor.py",
+    "test_export.py",
+    "test_main.py",
+    "test_nbgrader_config.py",
+    "test_readme.py",
+    "test_docstrings.py",
+    "test_multinode.py",
+    "test_budget.py",
+    "test_museum.py",
 )
-"""Files of half a minute or more. Workers begin with them, so that none is left at the end."""
+"""Files of ten seconds or more, the longest first: workers begin with them."""
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0
@@ -132,7 +151,7 @@ EXAMPLES = 3
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked large
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as large what is one more of many; let workers begin with what takes longest.
+    """Mark as large what is one more of many; let workers begin with the files that take longest.
 
     Of a parametrized test the first, the middle and the last case run by default, if it has more
     than three; one marked `every_case` runs whole. What is marked gpu is skipped without a GPU.
@@ -187,6 +206,12 @@ def coverage_of_ranks() -> Iterator[None]:
 
     with ranks_that_save_what_they_ran():
         yield
+
+
+@pytest.fixture(scope="session")
+def ddp_is_imported() -> None:
+    """Import what DDP imports when it is first used: that takes seconds of some limit."""
+    importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture

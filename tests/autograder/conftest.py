@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autograder.passes import examine
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers.whole_class import course_of, graded_with_failures, once
 
@@ -43,21 +44,30 @@ def alembic_is_asked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def place() -> Iterator[Sandbox]:
-    with Sandbox(masked=("course_lib.sharding",)) as place:
+    """The sandbox of all tests that do not break theirs: to start one takes seconds."""
+    with Sandbox(masked=("course_lib.sharding", "course_lib.replicas")) as place:
         yield place
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sandboxes_are_closed() -> Iterator[None]:
+    """Close the sandbox that the passes keep for the next submission of an assignment."""
+    yield
+    for kept in examine._warm.values():
+        kept.close()
 
 
 @pytest.fixture(scope="session")
 def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course with few cases, in which the assignment is released; only to be copied."""
-    return once(tmp_path_factory, "released", lambda folder: course_of(folder, less=True))
+    """A course with two tasks and few cases, released; only to be copied."""
+    return once(tmp_path_factory, "released", course_of)
 
 
 @pytest.fixture(scope="session")
 def graded_course(tmp_path_factory: pytest.TempPathFactory, released_course: Path) -> Path:
-    """The course with a class of twelve, graded with failures on the way; only to be copied."""
+    """The course with a class of ten, graded with failures on the way; only to be copied."""
 
     def grade(folder: Path) -> None:
         shutil.copytree(released_course, folder, dirs_exist_ok=True)

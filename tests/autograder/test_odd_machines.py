@@ -201,9 +201,9 @@ def with_a_colon(m: Machine) -> None:
     m.env["PYTHONPATH"] = str(m.scratch)
 
 
-def environment(**values: str | None) -> Make:
+def environment(*values: tuple[str, str | None]) -> Make:
     def make(m: Machine) -> None:
-        for name, value in values.items():
+        for name, value in values:
             m.env.pop(name, None)
             if value is not None:
                 m.env[name] = value
@@ -272,24 +272,20 @@ def file_in(name: str, text: str) -> Make:
     return make
 
 
-def small_disk(options: str, fill: str) -> Make:
-    """The course folder lies on a small disk, and `fill` leaves no room there."""
-
-    def make(m: Machine) -> None:
-        need_root()
-        disk = m.scratch / "disk"
-        disk.mkdir()
-        m.mounts = True
-        m.before += [
-            shlex.join(["mount", "-t", "tmpfs", "-o", options, "none", str(disk)]),
-            shlex.join(["cp", "-r", f"{m.course}/.", str(disk)]),
-            f"cd {shlex.quote(str(disk))}; {fill}; cd /",
-        ]
-        m.seen = m.scratch / "seen"
-        m.after = shlex.join(["cp", "-r", str(disk), str(m.seen)])
-        m.course = disk
-
-    return make
+def full_disk(m: Machine) -> None:
+    """The course folder lies on a small disk without room."""
+    need_root()
+    disk = m.scratch / "disk"
+    disk.mkdir()
+    m.mounts = True
+    m.before += [
+        shlex.join(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)]),
+        shlex.join(["cp", "-r", f"{m.course}/.", str(disk)]),
+        f"dd if=/dev/zero of={shlex.quote(str(disk / 'full'))} bs=4096 2>/dev/null || true",
+    ]
+    m.seen = m.scratch / "seen"
+    m.after = shlex.join(["cp", "-r", str(disk), str(m.seen)])
+    m.course = disk
 
 
 def small_shared_memory(m: Machine) -> None:
@@ -338,41 +334,37 @@ JUMPS = """
 import itertools, time
 time.time = lambda now=time.time, jump=itertools.cycle([0, 86400, -86400, 1e9]): now() + next(jump)
 """
-FULL = "dd if=/dev/zero of=full bs=4096 2>/dev/null || true"
-NO_ROOM = "No space left on device"
 
 MACHINES: dict[str, tuple[Make, str]] = {
-    "as it is": (lambda m: None, RIGHT),
-    # Where everything lies.
-    "below /tmp": (at("/tmp"), RIGHT),
-    "an ordinary user": (ordinary_user, RIGHT),
-    "packages are read only": (packages_read_only, RIGHT),
+    # What is well together is tried together: each command takes half a minute.
+    "below /tmp, small shared memory": (both(at("/tmp"), small_shared_memory), RIGHT),
+    "an ordinary user, few processes": (both(ordinary_user, limited(nproc=300)), RIGHT),
+    "packages read only, few open files": (both(packages_read_only, limited(nofile=64)), RIGHT),
+    "no virtual environment, a clock that jumps": (
+        both(without_virtual_environment, file_in("sitecustomize.py", JUMPS)),
+        RIGHT,
+    ),
+    "a path with all kinds of letters": (named("a space, quo'te, 中文, line\nend"), RIGHT),
+    "an environment with nothing in it": (
+        environment(
+            *(("TMPDIR", "/no/such/folder"), ("HOME", None), ("LANG", "C"), ("LC_ALL", "C")),
+            *(("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")),
+        ),
+        RIGHT,
+    ),
     "the course folder is read only": (course_read_only, "no permission to write the gradebook"),
-    "no virtual environment": (without_virtual_environment, RIGHT),
     "a folder that only root may read": (unreadable, "may not read these files"),
-    **{
-        f"a path with {name!r}": (named(name), RIGHT)
-        for name in (*("a space", "quo'te", "中文", "line\nend"),)
-    },
-    **{
-        f"a path with {name!r}": (named(name), "nbgrader cannot work in")
-        for name in ("per%20cent", "*")
-    },
+    "a path with '%'": (named("per%20cent"), "nbgrader cannot work in"),
+    "a path with '*'": (named("*"), "nbgrader cannot work in"),
     "a path with ':'": (with_a_colon, "contains a ':'"),
-    # Limits of a process.
-    "few open files": (limited(nofile=64), RIGHT),
-    "few processes": (both(ordinary_user, limited(nproc=300)), RIGHT),
-    "small shared memory": (small_shared_memory, RIGHT),
-    "a full disk": (small_disk("size=8m", FULL), NO_ROOM),
+    "a full disk": (full_disk, "No space left on device"),
     "no user namespaces": (without_user_namespaces, "user.max_user_namespaces"),
     "one user id": (one_uid, "in a user namespace without the uids"),
-    # The environment.
-    "TMPDIR is missing": (environment(TMPDIR="/no/such/folder"), RIGHT),
-    "no HOME": (environment(HOME=None), RIGHT),
-    "LANG=C": (environment(LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"), RIGHT),
-    "PYTHONHOME": (environment(PYTHONHOME="/no/such/folder"), "PYTHONHOME = '/no/such/folder'"),
+    "PYTHONHOME": (
+        environment(("PYTHONHOME", "/no/such/folder")),
+        "PYTHONHOME = '/no/such/folder'",
+    ),
     "a torch.py": (file_in("torch.py", "answer = 42"), "hides the package torch"),
-    "a clock that jumps": (file_in("sitecustomize.py", JUMPS), RIGHT),
 }
 
 

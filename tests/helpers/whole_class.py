@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,8 @@ from course_lib.checking.mutants import mutants_of
 from tests.helpers.course_folders import ROOT, SOURCES, copy_assignment
 
 FILE = f"{ASSIGNMENT}.ipynb"
-TASKS = {
-    "shard_bounds": 2.0,
-    "average_gradients": 3.0,
-    "data_parallel_step": 4.0,
-    "is_right": 3.0,
-}
-"""The points of each task."""
+TASKS = {"shard_bounds": 2.0, "average_gradients": 3.0}
+"""The points of each task. The class's copy of the assignment has no others."""
 DUE = "2030-01-15 12:00:00"
 OBSERVED = "observed.json"
 CONFIG = """
@@ -41,8 +36,7 @@ c.LateSubmissionPlugin.penalty_method = "zero"
 """
 LESS = """
 from dataclasses import replace
-CHECKS = {name: replace(check, cases=check.cases[1:2]) for name, check in CHECKS.items()}
-CHECKS["is_right"] = replace(CHECKS["is_right"], worth={})  # one case cannot decide its parts
+CHECKS = {name: replace(CHECKS[name], cases=CHECKS[name].cases[1:2]) for name in TASKS}
 """
 
 
@@ -79,23 +73,39 @@ def once(
     return folder
 
 
-def leave_few_cases(source: Path) -> None:
-    """Change an assignment's folder so that each check has one visible and one hidden case."""
+def leave_little(source: Path, tasks: Collection[str]) -> None:
+    """Leave these tasks in an assignment's folder, with a visible and a hidden case each."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
-    checks.write_text(checks.read_text() + LESS)
-    few = "HIDDEN = {name: cases[:1] for name, cases in HIDDEN.items()}\n"
+    checks.write_text(f"{checks.read_text()}\nTASKS = {list(tasks)}\n{LESS}")
+    few = f"HIDDEN = {{name: HIDDEN[name][:1] for name in {list(tasks)}}}\n"
     hidden.write_text(hidden.read_text() + few)
+    notebook = nbformat.read(source / FILE, as_version=4)
+    parts: list[list[Any]] = [[]]  # each begins with the heading of a task
+    for cell in notebook.cells:
+        if cell.source.startswith("## Task"):
+            parts.append([])
+        parts[-1].append(cell)
+    left_out = (find_grades(part) - set(tasks) for part in parts)
+    kept = [part for part, out in zip(parts, left_out, strict=True) if not out]
+    notebook.cells = [cell for part in kept for cell in part]
+    nbformat.write(notebook, source / FILE)
 
 
-def course_of(root: Path, less: bool = False) -> Path:
-    """Make a course folder in which the assignment is released; `less`: with few cases."""
+def find_grades(cells: Sequence[Any]) -> set[str]:
+    """Return the names of the cells that a program grades."""
+    roles = [cell.metadata.get("nbgrader", {}) for cell in cells if cell.cell_type == "code"]
+    return {role["grade_id"] for role in roles if role.get("grade")}
+
+
+def course_of(root: Path) -> Path:
+    """Make a course folder in which two tasks of the assignment are released, with few cases."""
     source = copy_assignment(ASSIGNMENT, root)
     config = (ROOT / "nbgrader_config.py").read_text()
     (root / "nbgrader_config.py").write_text(config + CONFIG)
-    if less:
-        leave_few_cases(source)
+    leave_little(source, TASKS)
     config = load_config(root)
     assert NbGraderAPI(config=config).generate_assignment(ASSIGNMENT)["success"]
+    shutil.copy(root / "grading/release" / ASSIGNMENT / FILE, handed_out(source))
     with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:
         gradebook.update_or_create_assignment(ASSIGNMENT, duedate=DUE)
     return root
@@ -103,7 +113,7 @@ def course_of(root: Path, less: bool = False) -> Path:
 
 def notebook_of(root: Path, *mutants: tuple[str, str]) -> Any:
     """Return the released notebook with the right solutions in it, but for the mutants."""
-    source = SOURCES / ASSIGNMENT
+    source = root / SOURCES.name / ASSIGNMENT
     known = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     return replace_tasks(
         nbformat.read(root / "grading/release" / ASSIGNMENT / FILE, as_version=4),
@@ -135,7 +145,7 @@ def _damaged(notebook: Any) -> Callable[[Path], Any]:
 
 
 def small_class(root: Path) -> dict[str, Member]:
-    """Return twelve of each kind that takes little time."""
+    """Return ten: of each kind one."""
     right = notebook_of(root)
     hostile = nbformat.reads(nbformat.writes(right), as_version=4)
     hostile.cells.insert(1, nbformat.v4.new_code_cell("import os, signal\nos.kill(-1, 9)"))
@@ -146,11 +156,9 @@ def small_class(root: Path) -> dict[str, Member]:
 
     return {
         "right": Member(_saved(right)),
-        "right-too": Member(_saved(notebook_of(root, ("average_gradients", "flat")))),
         "sum": mutant("average_gradients", "sum"),
         "deadlock": mutant("average_gradients", "deadlock"),
         "crash": mutant("average_gradients", "exit"),
-        "overlap": mutant("shard_bounds", "overlap"),
         "hostile": Member(_saved(hostile)),
         "damaged": Member(_damaged(right)),
         "late": Member(_late(right)),
@@ -239,10 +247,10 @@ class Course:
 
 
 def graded_with_failures(root: Path) -> None:
-    """Grade the twelve of `small_class`, and leave in OBSERVED what was seen on the way.
+    """Grade the ten of `small_class`, and leave in OBSERVED what was seen on the way.
 
     Four are graded when the command is killed before it books them. When it goes on, its worker is
-    killed. Writing the verdict of a thirteenth, ``refused``, fails as on a full disk.
+    killed. Writing the verdict of an eleventh, ``refused``, fails as on a full disk.
     """
     course = Course(root, small_class(root))
     first = ("right", "sum", "deadlock", "late")
@@ -252,7 +260,7 @@ def graded_with_failures(root: Path) -> None:
     before = course.times()
     assert not booked(root)
     hand_in(root, {n: member for n, member in course.members.items() if n not in first})
-    hand_in(root, {"refused": course.members["overlap"]})
+    hand_in(root, {"refused": course.members["sum"]})
     (course.graded / "refused").write_text("")
     process = course.start(*grade)
     course.until(process, lambda: len(course.verdicts()) > len(first))

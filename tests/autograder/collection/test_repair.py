@@ -19,13 +19,14 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.course import load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from tests.helpers.course_folders import needs_sources
-from tests.helpers.whole_class import notebook_of
+from tests.helpers.whole_class import TASKS, notebook_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # nbgrader's and what it stands on
 ]
 
 FILE = f"{ASSIGNMENT}.ipynb"
+ALL = sum(TASKS.values())
 
 
 def link_to_another(folder: Path) -> None:
@@ -76,18 +77,18 @@ def many_files(folder: Path) -> None:
         (folder / f"{number}.txt").touch()
 
 
-# Name → what is done to the folder of a right submission, its points of 12, a word of its notes.
+# Name → what is done to the folder of a right submission, its points, a word of its notes.
 BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
-    "right": (lambda folder: (folder / "note.txt").write_text("hello"), 12, ""),
-    "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), 12, "contains no time"),
-    "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), 12, "not an ordinary file"),
-    "files": (many_files, 12, "files may be submitted"),
-    "null": (without_metadata, 12, "is damaged"),
-    "lines": (with_empty_lines, 12, "lines, so it was left out"),
-    "utf-16": (saved_in("utf-16"), 12, "is in utf-16"),
-    "latin": (saved_in("latin-1"), 12, "some letters are lost"),
-    "10,000 cells": (with_many_cells, 12, "left out"),
-    "cut": (cut_off, 12, "is damaged, and"),
+    "right": (lambda folder: (folder / "note.txt").write_text("hello"), ALL, ""),
+    "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), ALL, "contains no time"),
+    "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), ALL, "not an ordinary file"),
+    "files": (many_files, ALL, "files may be submitted"),
+    "null": (without_metadata, ALL, "is damaged"),
+    "lines": (with_empty_lines, ALL, "lines, so it was left out"),
+    "utf-16": (saved_in("utf-16"), ALL, "is in utf-16"),
+    "latin": (saved_in("latin-1"), ALL, "some letters are lost"),
+    "10,000 cells": (with_many_cells, ALL, "left out"),
+    "cut": (cut_off, ALL, "is damaged, and"),
     "link": (link_to_another, 0, "is a link"),
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
 }

@@ -6,6 +6,7 @@ lies once earned points.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -184,61 +185,25 @@ EXCHANGED = task(
 )
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "dist.send(empty, 1) if me == 0 else dist.recv(big, 0)",
-        "dist.broadcast(empty if me == 0 else big, 0)",
-        "dist.all_reduce(empty if me == 0 else big)",
-        "dist.all_gather([big, big], empty) if me == 0 else dist.all_gather([big, big], big)",
-    ],
-)
-def test_a_tensor_without_values_brings_no_memory_of_the_examiner(
-    place: Sandbox, call: str
-) -> None:
-    source = (
-        "def f(x):\n    me, big = dist.get_rank(), torch.zeros(10**6)\n"
-        f"    empty = torch.empty(10**6, device='meta')\n    {call}\n    return x.clone()"
-    )
-    reason = examined(place, EXCHANGED, source).reason
-    assert "on the device meta has no values" in reason or "Rank 0 raised" in reason, reason
-    honest = source.replace(", device='meta'", "")
-    assert examined(place, EXCHANGED, honest).passed
-
-
+WITHOUT_VALUES = """
+def f(x):
+    me, big = dist.get_rank(), torch.zeros(10**6)
+    empty = torch.empty(10**6, device='meta')
+    {}
+    return x.clone()
+"""
+"""Would bring memory of the examiner, which receives for the others."""
 NOISY = """
 class Noise:
     def __reduce__(self):
-        return exec, ({said!r},)
+        said = {!r}
+        return exec, ("import os\\nfor fd in range(3, 32):\\n    try: os.write(fd, " + said + ")\\n"
+                      "    except OSError: pass",)
 noise = Noise()
 def f(x):
     return noise and x
 """
-
-
-@pytest.mark.parametrize("noise", ["b'garbage of more than sixteen bytes'", "b'DDPv' * 99"])
-def test_what_a_rank_sends_right_after_its_start_is_the_students(
-    place: Sandbox, noise: str
-) -> None:
-    said = (
-        "import os\nfor fd in range(3, 32):\n    try: os.write(fd, " + noise + ")\n"
-        "    except OSError: pass"
-    )
-    report = examined(place, EXCHANGED, NOISY.format(said=said))
-    assert "cannot be read" in report.reason or "Rank 0 ended" in report.reason, str(report)
-    assert examined(place, EXCHANGED, "def f(x):\n    return x.clone()").passed
-
-
-@pytest.mark.parametrize("source", IN_TIME.values(), ids=IN_TIME.keys())
-def test_no_number_travels_for_nothing(place: Sandbox, source: str) -> None:
-    report = examined(place, TOLD, FIND + source)
-    assert report.reason.startswith("rank 1: rank 0's number: expected"), str(report)
-
-
-def test_empty_messages_are_few(place: Sandbox) -> None:
-    check = replace(TOLD, cases=(Case("2 ranks", 2, {"below": 2**40}),))
-    report = examined(place, check, BIT_BY_BIT)
-    assert "operations that carry nothing" in report.reason, str(report)
+"""Sends right after the start of its rank."""
 
 
 def timed_program(f: Any, mine: Any, given: Given) -> Any:
@@ -267,13 +232,6 @@ NEGLIGENT = """
 def f():
     client().spend = lambda *_: None
 """
-
-
-@pytest.mark.parametrize("source", [LAZY, NEGLIGENT], ids=["LAZY", "NEGLIGENT"])
-def test_what_a_program_computes_must_be_there(place: Sandbox, source: str) -> None:
-    report = examined(place, TIMED, FIND + source)
-    assert not report.passed
-    assert report.reason.startswith("rank 0 computes for only 1 of the 3 ms"), report.reason
 
 
 LATE = """
@@ -349,60 +307,106 @@ def with_parameter(f: Any, mine: Any, given: Given) -> Any:
     return {"twice": f(parameter)}
 
 
-CHANGES = {
-    "changes x": "y = 2 * x; x.zero_(); return y",
-    "shares memory with x": "return x.mul_(2)",
-    "random numbers": "torch.rand(1); return 2 * x",
-    "gradients are disabled": "torch.set_grad_enabled(False); return 2 * x",
-    "default dtype": "torch.set_default_dtype(torch.float64); return 2 * x",
-    "requires a gradient": "y = 2 * x; x.requires_grad_(); return y",
-}
+WITH_PARAMETER = replace(
+    EFFECTS,
+    program=replace(EFFECTS.program, program=with_parameter),  # type: ignore[type-var]
+)
 SILENT = """
 def silence():
     effects = sys.modules["course_lib.checking.on_ranks.effects"]
     for name, member in list(vars(effects.Watch).items()):
         if not name.startswith(("__init__", "__", "add_")) and callable(member):
-            setattr(effects.Watch, name, lambda *a, **k: {answer})
+            setattr(effects.Watch, name, lambda *a, **k: {})
 
+def f(x):
+    silence()
+    y = 2 * x
+    x.zero_()
+    return y
 """
-
-
-@pytest.mark.parametrize("answer", ["[]", "{}", "None", "{'inputs': {}}"])
-def test_nobody_says_of_himself_that_he_has_no_effects(place: Sandbox, answer: str) -> None:
-    lying = SILENT.replace("{answer}", answer)
-    for body in list(CHANGES.values())[:2]:
-        source = f"{lying}\ndef f(x):\n    silence()\n    {body}"
-        report = examined(place, EFFECTS, source)
-        assert not report.passed, body
-
-
+"""Nobody says of himself that he has no effects: `{}` is what the watch then answers."""
 HIDES = """
 def hide():
     from course_lib.checking.on_ranks import effects, given
     import __main__
-    __main__.encode = lambda value: effects.encode({})
+    __main__.encode = lambda value: effects.encode({{}})
     effects._digest = lambda state: ""
     effects._hooks_on = lambda parameter: 0
     effects._state_of = lambda name: ""
     given = sys.modules["course_lib.checking.on_ranks.given"]
-    given.Watch.report = lambda *_: {}
+    given.Watch.report = lambda *_: {{}}
+
+def f(x):
+    hide()
+    {}
+    return (2 * x).detach()
 """
-WITH_PARAMETER = replace(
-    EFFECTS,
-    program=replace(EFFECTS.program, program=with_parameter),  # type: ignore[type-var]
-)
+"""Patches our code in the process of its rank."""
+
+# Each lie: the check, the function's cell, and the words of the report.
+NOT_READ = "cannot be read|Rank 0 ended"
+NO_VALUES = "on the device meta has no values|Rank 0 raised"
+LIES: dict[str, tuple[Check, str, str]] = {
+    **{
+        f"a number in time: {how}": (TOLD, FIND + source, "^rank 1: rank 0's number: expected")
+        for how, source in IN_TIME.items()
+    },
+    "a number bit by bit": (
+        replace(TOLD, cases=(Case("2 ranks", 2, {"below": 2**40}),)),
+        BIT_BY_BIT,
+        "operations that carry nothing",
+    ),
+    "computation left out": (TIMED, FIND + LAZY, "^rank 0 computes for only 1 of the 3 ms"),
+    "computation not told": (TIMED, FIND + NEGLIGENT, "^rank 0 computes for only 1 of the 3 ms"),
+    **{
+        f"no values: {call.partition('(')[0]}": (EXCHANGED, WITHOUT_VALUES.format(call), NO_VALUES)
+        for call in (
+            "dist.send(empty, 1) if me == 0 else dist.recv(big, 0)",
+            "dist.broadcast(empty if me == 0 else big, 0)",
+            "dist.all_reduce(empty if me == 0 else big)",
+            "dist.all_gather([big, big], empty if me == 0 else big)",
+        )
+    },
+    "noise at the start": (EXCHANGED, NOISY.format("b'garbage of many bytes'"), NOT_READ),
+    "half a frame at the start": (EXCHANGED, NOISY.format("b'DDPv' * 99"), NOT_READ),
+    **{
+        f"a silent watch: {answer}": (EFFECTS, SILENT.replace("{}", answer), "")
+        for answer in ("[]", "{}", "None", "{'inputs': {}}")
+    },
+    **{
+        f"hides: {words}": (WITH_PARAMETER, HIDES.format(line), words)
+        for line, words in (
+            ("torch.rand(1)", "random numbers of the torch generator"),
+            ("import random; random.random()", "random numbers of the Python generator"),
+            ("x.register_hook(lambda g: g)", "leaves hooks on the parameters"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("check", "source", "words"), LIES.values(), ids=LIES)
+def test_a_lie_earns_nothing(place: Sandbox, check: Check, source: str, words: str) -> None:
+    report = examined(place, check, source)
+    assert not report.passed
+    assert re.search(words, report.reason), report.reason
+
+
+HONEST = "def f(x):\n    return x.clone()"
+SEES = HIDES.replace("    hide()\n", "")
 
 
 @pytest.mark.parametrize(
-    ("words", "body"),
+    ("check", "source", "passes"),
     [
-        ("random numbers of the torch generator", "torch.rand(1)"),
-        ("random numbers of the Python generator", "import random; random.random()"),
-        ("leaves hooks on the parameters", "x.register_hook(lambda g: g)"),
+        (EXCHANGED, HONEST, True),
+        (EXCHANGED, WITHOUT_VALUES.format("dist.all_reduce(big)"), True),
+        (EFFECTS, "def f(x):\n    return 2 * x", True),
+        (WITH_PARAMETER, SEES.format("pass"), True),
+        (WITH_PARAMETER, SEES.format("torch.rand(1)"), False),
+        (WITH_PARAMETER, SEES.format("x.register_hook(lambda g: g)"), False),
     ],
 )
-def test_effects_are_not_hidden_by_patching_our_code(place: Sandbox, words: str, body: str) -> None:
-    hidden = f"{HIDES}\ndef f(x):\n    hide()\n    {body}\n    return (2 * x).detach()"
-    control = hidden.replace("    hide()\n", "")
-    for source in (control, hidden):
-        assert words in examined(place, WITH_PARAMETER, source).reason
+def test_the_checks_of_these_lies_tell_right_from_wrong(
+    place: Sandbox, check: Check, source: str, passes: bool
+) -> None:
+    assert examined(place, check, source).passed == passes

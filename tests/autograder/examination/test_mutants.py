@@ -6,14 +6,12 @@ the others that the grader says what a check in a notebook says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from autograder.examination.submission import Submission, examine
 from autograder.examination.verdict import notes_on
-from autograder.passes.examine import masked_from
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.mutants import Solution, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
@@ -35,27 +33,13 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Sandbox]]:
-    folder: Path = request.param
-    masked = masked_from(hidden_of(folder).MASKED)
-    with Sandbox(masked) as place:
-        yield folder, place
-
-
 def setup_cell(folder: Path) -> str:
     source: str = next(code_cells(folder)).source
     return source
 
 
-@pytest.mark.parametrize(
-    ("graded", "mutant"),
-    CASES,
-    indirect=["graded"],
-    scope="module",
-)
-def test_mutant(graded: tuple[Path, Sandbox], mutant: Solution) -> None:
-    folder, place = graded
+@pytest.mark.parametrize(("folder", "mutant"), CASES)
+def test_mutant(place: Sandbox, folder: Path, mutant: Solution) -> None:
     check, hidden = checks_of(folder)[mutant.task], hidden_of(folder).HIDDEN[mutant.task]
     with Submission(place) as submission:
         assert not submission.run_cell(setup_cell(folder)).error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,12 +41,6 @@ def mutants() -> list[Solution]:
     return [mutant for mutant in found if "grader" in mutant.where]
 
 
-@pytest.fixture(scope="module")
-def open_place() -> Iterator[Sandbox]:
-    with Sandbox() as place:
-        yield place
-
-
 def examined(
     place: Sandbox, source: str, task: str, on: On | None, limits: Limits | None = None
 ) -> CheckReport:
@@ -62,9 +55,9 @@ def examined(
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: f"{mutant.task}__{mutant.mistake}")
-def test_the_verdict_is_the_same(open_place: Sandbox, mutant: Solution) -> None:
-    carried = examined(open_place, mutant.source, mutant.task, None)
-    real = examined(open_place, mutant.source, mutant.task, "cpu")
+def test_the_verdict_is_the_same(place: Sandbox, mutant: Solution) -> None:
+    carried = examined(place, mutant.source, mutant.task, None)
+    real = examined(place, mutant.source, mutant.task, "cpu")
     assert real.fraction == carried.fraction
     assert real.reason == carried.reason
     assert real.passed == (mutant.reason is None), str(real)
@@ -89,23 +82,21 @@ ON_REAL_RANKS_ALONE = [
         *(pytest.param(*each, marks=pytest.mark.large) for each in ON_REAL_RANKS_ALONE[1:]),
     ],
 )
-def test_what_fails_on_real_ranks_alone_fails_there(
-    open_place: Sandbox, line: str, words: str
-) -> None:
+def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, words: str) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")
-    assert examined(open_place, source, "average_gradients", None).passed
-    report = examined(open_place, source, "average_gradients", "cpu")
+    assert examined(place, source, "average_gradients", None).passed
+    report = examined(place, source, "average_gradients", "cpu")
     assert report.fraction == 0
     assert report.places == ("CPU ranks",)
     assert words in " ".join(str(report).split()), str(report)
 
 
-def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(open_place: Sandbox) -> None:
+def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -> None:
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
     )
-    report = examined(open_place, source, "average_gradients", "cpu", Limits(case=2.0))
+    report = examined(place, source, "average_gradients", "cpu", Limits(case=2.0))
     reasons = [result.reason for result in report.results]
     assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
     assert "not run, because 2 earlier cases" in reasons[3]

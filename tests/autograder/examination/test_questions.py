@@ -9,7 +9,7 @@ import torch
 
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.checking import Case, CaseResult, Expectation, Wrong, task
+from course_lib.checking import Case, Expectation, Wrong, task
 from course_lib.checking.cases import Observed
 from course_lib.ranks import Network, Trace
 
@@ -67,24 +67,14 @@ CELLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, CaseResult]:
-    found = {}
-    with Sandbox(()) as place:
-        place.warm()
-        for name, (cell, _) in CELLS.items():
-            with Submission(place) as submission:
-                submission.run_cell(cell)
-                (found[name],) = examine("t/f", CHECK, submission, seed="s").results
-    return found
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CELLS)
-def test_the_examiner_answers_and_the_secret_stays_outside(
-    name: str, results: dict[str, CaseResult]
-) -> None:
-    reason = CELLS[name][1]
-    assert results[name].passed == (not reason), results[name]
-    assert reason in results[name].reason
+def test_the_examiner_answers_and_the_secret_stays_outside(place: Sandbox, name: str) -> None:
+    cell, reason = CELLS[name]
+    with Submission(place) as submission:
+        submission.run_cell(cell)
+        (result,) = examine("t/f", CHECK, submission, seed="s").results
+    assert result.passed == (not reason), result
+    assert reason in result.reason
     if name == "asks":
-        assert results[name].cost["computed"] == pytest.approx(1.25)
+        assert result.cost["computed"] == pytest.approx(1.25)

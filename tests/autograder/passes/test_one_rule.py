@@ -25,7 +25,7 @@ from tests.helpers.whole_class import ASSIGNMENT, FILE, TASKS, notebook_of
 
 pytestmark = [needs_sources, pytest.mark.filterwarnings("ignore")]
 Change = Callable[[NotebookNode], Any]
-BOUNDS, AVERAGE, STEP, _ = TASKS
+BOUNDS, AVERAGE = TASKS
 ALL = frozenset(TASKS)
 
 
@@ -208,11 +208,11 @@ CHANGES: dict[str, tuple[Change, frozenset[str]]] = {
     "all in one, others deleted": (all_in_one(deleted=True), ALL),
     "all in one, stubs left": (all_in_one(deleted=False), ALL),
     "all in one, checks deleted": (all_in_one(deleted=True, tests=True), ALL),
-    "a solution deleted": (lambda nb: nb.cells.pop(at(nb, f"write_{STEP}")), ALL - {STEP}),
+    "a solution deleted": (lambda nb: nb.cells.pop(at(nb, f"write_{AVERAGE}")), ALL - {AVERAGE}),
     "a check deleted": (lambda nb: nb.cells.pop(at(nb, AVERAGE)), ALL),
     "the set-up deleted": (lambda nb: nb.cells.pop(at(nb, "setup")), ALL),
     "a check moved to the top": (moved(BOUNDS, 0), ALL - {BOUNDS}),
-    "a solution moved to the end": (moved(f"write_{STEP}", 99), ALL - {STEP}),
+    "a solution moved to the end": (moved(f"write_{AVERAGE}", 99), ALL - {AVERAGE}),
     "solution and check merged": (merged, ALL),
     "metadata lost": (without("metadata"), ALL),
     "metadata and ids lost": (without("metadata", "ids"), ALL),

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
 ]
-CLASS = ("right", "sum", "right-too", "late")
+CLASS = ("right", "sum", "crash", "late")
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 FAKE_WORKER = """
 import json, sys, time
 answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
-failed = dict(failed="x", fault="the machine failed")
+failed = dict(path="", failed="x", fault="the machine failed")
 how = sys.argv[2]
-print(json.dumps(failed if how == "does not start" else {}), file=answers)
+print(json.dumps(failed if how == "does not start" else {"path": ""}), file=answers)
 for line in sys.stdin if how != "does not start" else ():
     path = json.loads(line)
     if how == "dies in a line":
@@ -104,7 +104,7 @@ for line in sys.stdin if how != "does not start" else ():
         sys.exit(3)
     if how == "takes long" and "/late/" not in path:
         time.sleep(600)
-    print(json.dumps({"path": path, **({} if "/late/" in path else failed)}), file=answers)
+    print(json.dumps({**({} if "/late/" in path else failed), "path": path}), file=answers)
 """
 
 

@@ -10,13 +10,14 @@ import functools
 from typing import Literal
 
 import pytest
-import torch._dynamo  # noqa: F401  DDP imports it when first used, which takes seconds
 import torch.distributed as dist
 
 from course_lib.compare import Record, Report, compare, trusted_run
 from course_lib.ranks import Ranks
 from tests.course_lib.compare.museum import BUGS, RIGHT, Bug, Right
 from tests.helpers import ROOT
+
+pytestmark = pytest.mark.usefixtures("ddp_is_imported")
 
 PAGE = ROOT / "docs" / "silent_bugs.md"
 Kind = Literal["cpu", "simulated"]

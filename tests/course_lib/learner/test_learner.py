@@ -307,8 +307,15 @@ NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInter
             marks=pytest.mark.large,
         ),
         (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
-        (["import threading, time; threading.Thread(target=time.sleep, args=[600]).start()"], []),
-        (["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),
+        pytest.param(
+            ["import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"],
+            [],
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            *(["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),
+            marks=pytest.mark.large,
+        ),
         (
             ["import time; time.sleep(60)", "time.sleep(60)", "time.sleep(0.1)", "time.sleep(60)"],
             ["cell 3 was interrupted", "cell 4 was interrupted", "cell 6 was interrupted"],

@@ -8,7 +8,6 @@ import re
 
 import pytest
 import torch
-import torch._dynamo  # DDP imports it when first used, which takes seconds
 import torch.distributed as dist
 
 from course_lib.ranks import DeadlockError, MismatchError, RankError, RankTimeout
@@ -16,6 +15,8 @@ from course_lib.ranks.explain.words import names
 from tests.helpers import ROOT
 from tests.helpers.carriers import CARRIERS, ranks_on
 from tests.helpers.student_bugs import BUGS, NOT_UNDER_TORCHRUN, Bug
+
+pytestmark = pytest.mark.usefixtures("ddp_is_imported")
 
 PAGE = ROOT / "docs" / "student_bugs.md"
 NAMES = [re.sub(r"\W+", "_", bug.what) for bug in BUGS]

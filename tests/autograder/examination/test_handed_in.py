@@ -1,0 +1,460 @@
+"""What may be handed in, what it earns, and what must not happen meanwhile: one table.
+
+Each row changes the right solution of a small assignment with two tasks, ``f`` and ``g``. It costs
+what it breaks and nothing else: one case of ``f``, or all of them where the function is not there.
+Nothing of a hidden case is shown, and the examiner outside the sandbox stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from nbformat.v4 import new_code_cell, new_notebook
+
+from autograder.examination.budget import Limits
+from autograder.examination.submission import Submission
+from autograder.examination.verdict import Verdict, verdict_path
+from autograder.passes.examine import examine_cells
+from autograder.passes.tell import tell
+from autograder.sandbox.sandbox import Sandbox
+from course_lib.checking import Case, Check, Wrong
+
+MEMORY = 700 * 2**20
+"""Bytes that the examiner may take for a row, beyond what it has."""
+PROCESSOR = 25.0
+"""Seconds that it may compute for one."""
+WRITTEN = 300_000
+"""Characters that a notebook with its outputs may have."""
+HIDDEN = Case("quokka", 3, {"number": 8.25})
+SECRETS = ("quokka", "8.25", "9.25", "27.75")
+"""The hidden case's name, two ranks' numbers, and the right sum."""
+
+
+def inputs(case: Case, generator: torch.Generator) -> list[torch.Tensor]:
+    return [torch.full((3,), case.parameters["number"] + k) for k in range(case.world_size)]
+
+
+def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for rank, output in enumerate(outputs):
+        right = isinstance(output, torch.Tensor) and output.dtype == torch.float32
+        if not right or not torch.equal(output, sum(inputs)):
+            raise Wrong(f"rank {rank}: wrong sum: expected {sum(inputs)}, got {output}")
+
+
+def total(name: str, seconds: float, *world_sizes: int) -> Check:
+    """Return the check of a function that returns the sum of all ranks' tensors."""
+    cases = tuple(Case(f"{k} ranks", k, {"number": 1.5}) for k in world_sizes)
+    return Check(name, lambda function, mine: function(mine), inputs, judge, cases, seconds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A submission, and what is to become of it.
+
+    Attributes:
+        f: the source of the task's function.
+        words: a pattern that the reason of a failed case has; none: the row earns all points.
+        cells: cells in front.
+        last: a cell at the end.
+        fails: the names of the cases that fail.
+        shows: a pattern that the notebook's outputs have.
+        seconds: the limit of a case.
+        spares_g: whether the other task earns its points.
+
+    """
+
+    f: str
+    words: str = ""
+    cells: tuple[str, ...] = ()
+    last: str = ""
+    fails: tuple[str, ...] = ()
+    shows: str = ""
+    seconds: float = 3.0
+    spares_g: bool = True
+
+
+SETUP = """
+import ctypes, gc, glob, os, resource, signal, socket, sys, time
+import torch, torch.distributed as dist
+def right(x):
+    dist.all_reduce(x)
+    return x
+def g(x):
+    return right(x)
+"""
+F = """
+def f(x):
+    if dist.get_world_size() != {world_size}:
+        return right(x)
+    {body}
+"""
+
+
+def honest(body: str, *cells: str, **more: Any) -> Row:
+    return Row(F.format(world_size=2, body=body), cells=cells, **more)
+
+
+def loses(body: str, words: str, *cells: str, **more: Any) -> Row:
+    """Return a row whose function fails on two ranks."""
+    return Row(F.format(world_size=2, body=body), words, cells, fails=("2 ranks",), **more)
+
+
+def in_hidden(body: str, words: str) -> Row:
+    """Return a row whose function fails in the hidden case."""
+    return Row(F.format(world_size=3, body=body), words, fails=(HIDDEN.name,))
+
+
+def undefined(source: str, words: str) -> Row:
+    """Return a row whose cell does not define the function."""
+    said = "f is not defined.*Cell 2 contains this name, but did not run to its end: .*"
+    return Row(source, said + words, fails=("1 ranks", "2 ranks", HIDDEN.name))
+
+
+RIGHT = "return right(x)"
+STUCK = r"longer than its limit of \d+ s"
+HONEST = {
+    # Odd.
+    "magics of a kernel": honest(RIGHT, "%load_ext autoreload\n%autoreload 2\n%gui qt"),
+    "pip install": honest(RIGHT, "%pip install nothing\n!pip install nothing"),
+    "a helper with writefile": honest(
+        "import helper\n    assert helper.ONE == 1\n    return right(x)",
+        "%%writefile helper.py\nONE = 1",
+    ),
+    "a helper in a folder on the path": honest(
+        "import other\n    assert other.TWO == 2 and open('data.txt').read() == '1'\n"
+        "    return right(x)",
+        "os.makedirs('lib/deep')\nsys.path.append('lib')\nos.chdir('lib/deep')",
+        "open('../other.py', 'w').write('TWO = 2')\nopen('data.txt', 'w').write('1')\n"
+        "sys.path.append('..')",
+    ),
+    "its own threads and warnings": honest(
+        RIGHT,
+        "import threading, warnings\nwarnings.warn('careful')\n"
+        "threading.Thread(target=time.sleep, args=(100,)).start()",
+    ),
+    "another f in a later cell": honest(RIGHT, last="def f(x): pass"),
+    "functions that carry much": honest(
+        "return right(x) + load.sum()", "load = torch.zeros(15_000_000)"
+    ),
+    "a rank prints without end": honest("print('x' * 10**7)\n    return right(x)"),
+    "a cell prints without end": honest(
+        RIGHT, "for i in range(300_000): print('flood')", shows="more characters"
+    ),
+    # Cells that kill, stop or starve.
+    "kills all it sees": honest(RIGHT, "os.kill(-1, 9)\nos.kill(os.getppid(), 9)"),
+    "ends the notebook": honest(RIGHT, "os._exit(0)", shows="ended the Python process"),
+    "stops the notebook": honest(RIGHT, "os.kill(os.getpid(), signal.SIGSTOP)"),
+    "a cell without end": honest(RIGHT, "while True: pass", shows="was interrupted"),
+    "closes what it has open": honest(RIGHT, "os.closerange(3, 64)"),
+    "a fork bomb": honest(
+        RIGHT,
+        "while True:\n    try:\n        if os.fork() == 0: time.sleep(1000)\n"
+        "    except OSError: break",
+    ),
+    "a full disk": honest(
+        RIGHT,
+        "for folder in ('/tmp', '/dev/shm'):\n    try:\n"
+        "        for i in range(99): open(f'{folder}/{i}', 'wb').write(bytes(60 << 20))\n"
+        "    except OSError: pass",
+    ),
+    "ranks kill all in reach": honest(
+        "for pid in (-1, *range(2, 400)):\n        try: os.kill(pid, signal.SIGKILL)\n"
+        "        except OSError: pass\n    return right(x)"
+    ),
+}
+
+ANSWERS = {
+    "wrong": loses("return x", "rank 0: wrong sum"),
+    "another dtype": loses("return right(x).double()", "rank 0: wrong sum"),
+    "an object": loses("return object()", "return tensors, numbers, text"),
+    "too large for a float": loses("return 2**1024 - 1", ""),
+    "a sparse tensor": loses("return torch.zeros(7).to_sparse()", ""),
+    "nested without end": loses("for _ in range(10**5): x = [x]\n    return x", ""),
+    "numbers without end": loses("import itertools\n    return itertools.count()", ""),
+    "much memory": loses("return bytearray(10**9)", ""),
+    "a tensor that lies": loses(
+        "return x.as_subclass(Liar)",
+        "",
+        "class Liar(torch.Tensor):\n"
+        "    @classmethod\n    def __torch_function__(cls, *a, **k): return True",
+    ),
+    "an exception": loses("raise ValueError('no')", r"raised ValueError: no +\(Cell In\[2\], line"),
+    "an exception that will not be told": loses(
+        "raise Mute",
+        "raised Mute",
+        "class Mute(Exception):\n    def __str__(self): raise self\n    __repr__ = __str__",
+    ),
+    "an exception of 10 MB": loses("raise ValueError('x' * 10**7)", "raised ValueError: x"),
+    "SystemExit": loses("raise SystemExit(0)", "raised SystemExit: 0"),
+}
+
+ENDS = {
+    "exit": loses("os._exit(125)", "process ended: it called exit with status 125"),
+    "SIGSEGV": loses("ctypes.string_at(0)", "process ended: signal SIGSEGV"),
+    "SIGABRT": loses("os.abort()", "signal SIG(SEGV|ABRT)"),
+    "SIGKILL": loses("os.kill(os.getpid(), signal.SIGKILL)", "it killed or stopped itself"),
+    "SIGSTOP": loses("os.kill(os.getpid(), signal.SIGSTOP)", "it killed or stopped itself"),
+    "hangs up": loses("os.closerange(3, 64); time.sleep(60)", "it closed its connection"),
+    "hangs up and goes on": loses("os.closerange(0, 64); return right(x)", ""),
+    "a limit after which the kernel kills": loses(
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "not permitted|not allowed"
+    ),
+    "a circle of waiting": loses(
+        "dist.recv(x, src=1 - dist.get_rank())", r"Rank 0 waits in recv from rank 1 \(12 B\)"
+    ),
+    "one rank alone in a collective": loses(
+        "return dist.get_rank() or right(x)", "Rank 0 waits in all_reduce #1"
+    ),
+    "sleeps": loses("time.sleep(60)", STUCK),
+    "an endless loop": loses("while True: pass", STUCK),
+    "a rank forks without end": loses(
+        "while True:\n        try: os.fork() or time.sleep(99)\n        except OSError: pass", STUCK
+    ),
+    "no group is left": loses("right(x); dist.destroy_process_group(); return x", "was destroyed"),
+    "no wait": loses("dist.all_reduce(x, async_op=True); return x", "never waits for the handle"),
+    "sends to itself": loses("dist.recv(x, src=dist.get_rank())", "cannot send to itself"),
+}
+
+UNDEFINED = {
+    "not Python": undefined("def f(x):\n    return x +", "SyntaxError: invalid syntax"),
+    "stuck before": undefined("while True: pass\ndef f(x): pass", "took longer than 5 s"),
+    "no such module": undefined("import no_such_module\ndef f(x): pass", "ModuleNotFoundError"),
+    "ends before": undefined("import os; os._exit(1)\nf = 1", "ended the Python process"),
+}
+
+BESIDE = {
+    "through files and shared memory": loses(
+        "r = dist.get_rank()\n"
+        "    torch.save(r, f'/tmp/from{r}'); torch.save(r, f'/dev/shm/from{r}')\n"
+        "    time.sleep(0.3)\n"
+        "    assert len(glob.glob('/tmp/from*') + glob.glob('/dev/shm/from*')) > 2, 'alone'\n"
+        "    return right(x)",
+        "AssertionError: alone",
+    ),
+    "through an abstract socket": loses(
+        "s, r = socket.socket(socket.AF_UNIX), dist.get_rank()\n"
+        "    s.bind(f'\\0rank{r}'); s.listen(); time.sleep(0.3)\n"
+        "    socket.socket(socket.AF_UNIX).connect(f'\\0rank{1 - r}')\n    return right(x)",
+        "ConnectionRefusedError",
+    ),
+    "noise on all lines": loses(
+        "for fd in range(3, 64):\n"
+        "        try: os.write(fd, b'DDPv' + os.urandom(100))\n        except OSError: pass",
+        "",
+    ),
+    "a frame of its own": loses(
+        "answer = encode({'value': {'f': 2**1000}, 'left': [[1]]})\n"
+        "    for fd in range(3, 64):\n"
+        "        try: os.write(fd, encode(('output', answer)))\n        except OSError: pass",
+        "",
+        "from course_lib.ranks.wire import encode",
+    ),
+}
+
+OF_HIDDEN = {
+    "takes too long": in_hidden("while True: pass", STUCK),
+    "waits": in_hidden("dist.recv(torch.zeros(1), (dist.get_rank() + 1) % 3)", "waits in recv"),
+    "does not fit": in_hidden("dist.all_reduce(torch.zeros(1 + dist.get_rank()))", "disagree"),
+    "raises": in_hidden("raise type(f'E{x}', (Exception,), {})(f'{x.tolist()}')", "8.25"),
+    "ends": in_hidden("os._exit(3)", "exit with status 3"),
+    "takes too much memory": in_hidden("torch.ones(1 << 31)", "memory"),
+    "is wrong": in_hidden("return [x, str(globals())]", "wrong sum"),
+    "is an object": in_hidden("return object()", "return tensors"),
+    "is saved for a later cell": Row(
+        F.format(world_size=3, body="open('/tmp/seen', 'w').write(f'{x}')\n    return right(x)"),
+        last="print(os.listdir('/tmp'), open('/tmp/seen').read())",
+    ),
+}
+
+CLIENT = """
+def found(name):
+    return next(o for o in gc.get_objects() if type(o).__name__ == name)
+def lines(n, text="x" * 4000):
+    context = found("SimulatedRank")
+    context.locate = lambda: text
+    context.handles._watched = False
+def raw(*data):
+    try:
+        for each in data: found("FabricClient")._channel.sendall(each)
+    except OSError:
+        time.sleep(99)
+def encode(kind, value):
+    from course_lib.ranks import wire
+    wire.MAX_KEY = 10**9
+    return wire.encode((kind, value))
+def says(kind, value):
+    for fd in range(3, 64):
+        try: socket.socket(fileno=os.dup(fd)).sendall(encode(kind, value))
+        except OSError: pass
+"""
+
+
+def bomb(body: str, words: str, *cells: str, seconds: float = 30.0) -> Row:
+    """Return a row that would use up the examiner; a busy machine needs time until a limit is met.
+
+    The code of ours that runs in the student's process does as the student says.
+    """
+    body = f"other = 1 - dist.get_rank()\n    {body}"
+    return loses(body, words, CLIENT, *cells, seconds=seconds)
+
+
+BOMBS = {
+    "messages that are under way": bomb(
+        "big = torch.zeros(60_000_000)\n"
+        "    works = [dist.isend(big, other) for _ in range(4)]\n"
+        "    [work.wait() for work in works]",
+        "bytes is too large; the limit is",
+    ),
+    "many smaller messages": bomb(
+        "big = torch.zeros(1_000_000)\n    lines(0)\n"
+        "    works = [dist.isend(big, other) for _ in range(400)]\n"
+        "    dist.recv(x, other, tag=9)",
+        "under way at once; the limit for a rank is",
+    ),
+    "half a frame": bomb(
+        "raw(encode('post', torch.zeros(8_000_000))[:-1])\n    time.sleep(99)", STUCK, seconds=3
+    ),
+    "what it does not read": bomb(
+        "lines(0)\n    big = torch.zeros(8_000_000)\n"
+        "    for i in range(5):\n"
+        "        work = dist.isend(big, 1) if other else dist.irecv(big, 0)\n"
+        "        raw(encode('wait', i + 1)), time.sleep(2.5)\n"
+        "        other and found('FabricClient')._receive('done')\n"
+        "    time.sleep(99)",
+        "under way at once; the limit for a rank is",
+    ),
+    "handles": bomb(
+        "lines(9990)\n    none = torch.zeros(0)\n"
+        "    for i in range(9990): dist.isend(none, other, tag=i)\n"
+        "    dist.recv(none, other, tag=-5)",
+        "that it has not waited for; the limit for a rank is",
+    ),
+    "empty collectives": bomb(
+        "lines(0)\n    none = torch.zeros(0)\n    for _ in range(20_000): dist.all_reduce(none)",
+        r"it would have started [\d,]+ operations; the limit for a rank is",
+    ),
+    "questions": bomb(
+        "lines(0)\n    work = dist.irecv(x, other)\n    while True: work.is_completed()",
+        r"sent [\d,]+ requests to the network",
+    ),
+    "groups": bomb(
+        "lines(0)\n    for i in range(60_000): dist.new_group([0, 1])",
+        r"it would have started [\d,]+ operations; the limit for a rank is",
+    ),
+    "tensors without numbers": bomb(
+        "big = torch.empty(1 << 47, device='meta')\n    dist.all_reduce(big)\n    return x",
+        "on the device meta has no values",
+    ),
+    "large answers": bomb("return torch.zeros(20_000_000)", "an answer that cannot be read"),
+    "a long exception": bomb(
+        "says('failure', {'kind': 'E', 'message': 'm' * 900_000, 'where': 'w', 'trace': 't'})\n"
+        "    time.sleep(99)",
+        "raised E",
+    ),
+    "a key that is long, with many items": bomb(
+        "says('touched', {'k' * 10_000: [0] * 200_000})\n    time.sleep(99)",
+        "a dict with a bad, long or repeated key",
+    ),
+    "buffers that were touched": bomb(
+        "misuses = found('SimulatedRank').handles.misuses\n"
+        "    Misuse = sys.modules['course_lib.ranks.simulated.handles'].Misuse\n"
+        "    for i in range(1500):\n"
+        "        misuses.append(Misuse(0, f'{i} ' + 'w' * 500, 'read', 'l' * 50, 'h' * 50))\n"
+        "    return right(x)",
+        r"before its wait\(\)",
+    ),
+    "a cell that says too much": Row(
+        F.format(world_size=2, body=RIGHT),
+        "f could not be read from the notebook",
+        (CLIENT, "says('ran', {'stdout': 'o' * 900_000, 'stderr': '', 'error': None})"),
+        fails=("1 ranks", "2 ranks", HIDDEN.name),
+        spares_g=False,
+    ),
+}
+
+TABLE = HONEST | ANSWERS | ENDS | UNDEFINED | BESIDE | OF_HIDDEN | BOMBS
+ALWAYS = {
+    *("magics of a kernel", "a helper with writefile", "kills all it sees", "ends the notebook"),
+    *("a fork bomb", "a rank prints without end", "ranks kill all in reach"),
+    *("another dtype", "a tensor that lies", "an exception", "exit", "SIGSTOP", "hangs up"),
+    *("a circle of waiting", "an endless loop", "no wait", "not Python"),
+    *("through files and shared memory", "a frame of its own"),
+    *("raises", "is wrong", "is saved for a later cell"),
+    *("messages that are under way", "handles", "a long exception"),
+}
+"""Rows of each kind, which run by default; the whole table takes minutes."""
+
+
+def memory(name: str) -> int:
+    """Return a line of what the kernel knows of this process, in bytes."""
+    line = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert line is not None
+    return 1024 * int(line[1])
+
+
+@contextmanager
+def examiner_stays_small() -> Iterator[None]:
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, begins anew
+    before, processor = memory("VmRSS"), time.process_time()
+    yield
+    assert memory("VmHWM") - before < MEMORY
+    assert time.process_time() - processor < PROCESSOR
+
+
+def graded_by(name: str) -> Any:
+    role = {"grade_id": name, "grade": True, "solution": False, "points": 3, "locked": True}
+    return new_code_cell("", metadata={"nbgrader": {**role, "schema_version": 3}})
+
+
+def submitted(row: Row) -> Any:
+    solution = {"grade_id": "write_f", "grade": False, "solution": True, "schema_version": 3}
+    return new_notebook(
+        cells=[
+            new_code_cell(SETUP),
+            *(new_code_cell(cell) for cell in row.cells),
+            new_code_cell(row.f, metadata={"nbgrader": solution}),
+            *(graded_by("f"), graded_by("g"), new_code_cell(row.last)),
+        ]
+    )
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=name, marks=() if name in ALWAYS else pytest.mark.large)
+        for name, row in TABLE.items()
+    ],
+)
+def test_it_costs_what_it_breaks_and_harms_nobody(place: Sandbox, tmp_path: Path, row: Row) -> None:
+    notebook = submitted(row)
+    verdict = Verdict("02", "ada", "02", "5eed", "0")
+    checks = {"f": total("f", row.seconds, 1, 2), "g": total("g", row.seconds, 2)}
+    with examiner_stays_small(), Submission(place, Limits(cell=5)) as submission:
+        examine_cells(
+            notebook, checks, {"f": [HIDDEN]}, submission, verdict, logging.getLogger(__name__)
+        )
+    f, g = verdict.checks
+    assert [case["passed"] for case in g.cases] == [row.spares_g], g.cases
+    assert tuple(case["name"] for case in f.cases if not case["passed"]) == row.fails, f.cases
+    for case in f.cases:
+        assert case["passed"] or re.search(row.words, case["reason"], re.DOTALL), case["reason"]
+    assert not verdict.notes
+    assert submission.budget.used < submission.budget.limits.submission
+    verdict.write(verdict_path(tmp_path, "02", "ada", "02"))
+    tell(notebook, tmp_path, "02", "ada", "02")
+    shown = nbformat.writes(notebook)
+    assert not [secret for secret in SECRETS if secret in shown], shown
+    assert re.search(row.shows, json.dumps([cell.get("outputs") for cell in notebook.cells]))
+    assert len(shown) < WRITTEN + len(row.f)
