@@ -17,7 +17,7 @@ def equally_likely(counts: Iterable[int], kinds: int) -> bool:
 
     Args:
         counts: how often each result came; those that never came may be missing.
-        kinds: the number of results that are possible, all equally likely.
+        kinds: the number of results that are possible, at least two, all equally likely.
 
     """
     seen = torch.tensor(list(counts), dtype=torch.float64)
