@@ -414,8 +414,7 @@ def drawn_anew(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
     full, n = rows.mean(0), len(rows)
     means = {drawn: rows[list(drawn)].mean(0) for drawn in combinations(range(n), size)}
     lengths = {drawn: (mean - full).square().sum().item() for drawn, mean in means.items()}
-    most = max((rows - full).square().sum(1).tolist())
-    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * most
+    near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * (rows - full).square().sum().item()
     different = sorted(lengths.values())
     different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
     asked = f"the variance of {count} batches of {size} of {n} rows"
