@@ -1,4 +1,4 @@
-"""The class of six, end to end: nbgrader's own steps, our passes, scores and feedback."""
+"""The demonstration, end to end: nbgrader's own steps, our passes, scores and feedback."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from autograder.commands import demo as demo_module
 from autograder.commands.demo import ASSIGNMENT, Made, Result, demo
 from autograder.examination.verdict import CheckVerdict, Verdict, verdict_path
 from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
@@ -16,15 +17,10 @@ from tests.helpers.whole_class import TASKS, leave_little
 
 pytestmark = [
     needs_sources,
-    # nbgrader and what it stands on, not we
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore"),  # nbgrader's, and what it stands on
 ]
+SCORES = {"right-differently": 5, "deadlock": 2, "untouched": 0}
+"""Three of its six submissions; the class of `whole_class` has the others."""
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +36,24 @@ def course(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def results(course: Path) -> dict[str, Result]:
+    """Run the demonstration with some of its submissions."""
     said: list[str] = []
-    rows = demo(course, say=said.append)
-    assert sum(line.startswith("grading ") for line in said) == 6
+    make = demo_module.make_submissions
+
+    def some(source: Path, released: Path) -> dict[str, Made]:
+        made = make(source, released)
+        assert len(made) == 6
+        return {name: made[name] for name in SCORES}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_module, "make_submissions", some)
+        rows = demo(course, say=said.append)
+    assert sum(line.startswith("grading ") for line in said) == len(SCORES)
     return {row.submission: row for row in rows}
 
 
 def test_the_scores_are_right(results: dict[str, Result]) -> None:
-    assert {name: row.score for name, row in results.items()} == {
-        "right": 5,
-        "right-differently": 5,
-        "wrong-average": 2,
-        "deadlock": 2,
-        "crash": 2,
-        "untouched": 0,
-    }
+    assert {name: row.score for name, row in results.items()} == SCORES
     assert {row.max_score for row in results.values()} == {5}
 
 
@@ -83,12 +82,10 @@ def test_what_must_come_of_a_submission(
 
 
 def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
-    assert results["right"].reason == results["right-differently"].reason == ""
-    assert "the sum over the ranks, not the mean" in results["wrong-average"].reason
+    assert results["right-differently"].reason == ""
     deadlock = results["deadlock"].reason
     assert "Rank 0 waits in recv from rank 1" in deadlock
     assert "Rank 1 waits in recv from rank 0" in deadlock
-    assert "process ended" in results["crash"].reason
     assert "NotImplementedError" in results["untouched"].reason
 
 
