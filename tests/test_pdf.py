@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat import v4
 
 from tests.helpers import ROOT
 from tests.helpers.browser import needs_browser
@@ -26,32 +24,6 @@ def load():
     sys.path.insert(0, str(SITE))
     yield importlib.import_module
     sys.path.remove(str(SITE))
-
-
-def code(source: str, *outputs: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    return v4.new_code_cell(source, outputs=list(outputs))
-
-
-FIGURE = v4.new_output(
-    "display_data", data={"text/html": '<img alt="It falls." src="data:,">', "image/png": "iVBO"}
-)
-PRINTED = v4.new_output("stream", text="3\n")
-DRAWS = "fig, ax = plt.subplots()\nax.plot(losses)\nshow(fig, alt='It falls.')"
-
-
-@pytest.mark.parametrize(
-    ("source", "outputs", "expected"),
-    [
-        (DRAWS, [FIGURE], True),
-        (DRAWS, [], False),
-        ("losses = train()\nlowest = min(losses)\nprint(lowest)\n" + DRAWS, [FIGURE], False),
-        ("def one(k):\n    f = draws(k)\n    return f\n\n\nexplore(one, k=[1])", [FIGURE], True),
-        ("print(losses)", [PRINTED], False),
-        ("%%ranks\nprint(losses)", [FIGURE], False),
-    ],
-)
-def test_code_that_only_draws_is_recognised(load, source: str, outputs: list, expected: bool):
-    assert load("folding").only_draws(code(source, *outputs)) is expected
 
 
 @pytest.mark.large

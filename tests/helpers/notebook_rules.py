@@ -18,7 +18,7 @@ from nbformat.validator import iter_validate
 MAX_BYTES = 1_000_000  # what GitHub still shows, and a diff still bears
 # measured: prints seconds of this machine;
 # explore, for assignments: a cell to play with, which the grader does not run.
-TAGS = {"hide-input", "skip-execution", "raises-exception", "measured", "explore"}
+TAGS = {"hide-input", "drawing", "skip-execution", "raises-exception", "measured", "explore"}
 TAGS |= {"hide-output"}  # what answers a guess: folded on the web pages until it is asked for
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
