@@ -163,31 +163,23 @@ def expect_gradients(inputs: Sequence[Any]) -> None:
 def gathers(params, group=None):  # type: ignore[no-untyped-def]
     for param in params:
         if param.grad is not None:
-            every = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(every, param.grad, group=group)
-            param.grad = torch.stack(every).mean(0)
-
-
-def gathers_doubles(params, group=None):  # type: ignore[no-untyped-def]
-    for param in params:
-        if param.grad is not None:
-            own = param.grad.double()
+            own = param.grad
             every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
             dist.all_gather(every, own, group=group)
             param.grad = torch.stack(every).mean(0).to(param.dtype)
 
 
-def averages_the_first(params, group=None):  # type: ignore[no-untyped-def]
-    every = [torch.empty_like(params[0].grad) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, params[0].grad, group=group)
-    params[0].grad = torch.stack(every).mean(0)
+def _gathers(kind: str, part: str, old: str, new: str, right: bool = False) -> Candidate:
+    return Candidate(gathers, kind, part, right=right, edits=((old, new),))
 
 
 CANDIDATES = [
     Candidate(gathers, "gathers all gradients, then averages", "the mean", right=True),
-    Candidate(gathers_doubles, "averages in float64", "every gradient", right=True),
-    Candidate(gathers, "adds up and does not divide", "the mean", edits=((".mean(0)", ".sum(0)"),)),
-    Candidate(averages_the_first, "averages only the first gradient", "every gradient"),
+    _gathers(
+        "averages in float64", "every gradient", "= param.grad", "= param.grad.double()", True
+    ),
+    _gathers("adds up and does not divide", "the mean", ".mean(0)", ".sum(0)"),
+    _gathers("averages only the first gradient", "every gradient", "in params", "in params[:1]"),
 ]
 
 # The checks -----------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ left out, frozen or used twice, on each rank and in each micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
 from course_lib.checking.answers import Judge
@@ -23,6 +22,7 @@ from course_lib.checking.on_ranks.leaves import tensors_in
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
+from course_lib.ranks.explain.words import counted
 
 GRADIENTS = "gradient in step {} of parameter {}"
 
@@ -262,38 +262,6 @@ def backward_time(case: Case) -> float:
 # On every rank ------------------------------------------------------------------------------------
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations on tensors of each step, while it is active."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.of_steps: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and count it."""
-        self.of_steps[-1] += 1
-        return func(*args, **(kwargs or {}))
-
-    def finish(self, finishes: Sequence[Callable[[], Any]]) -> None:
-        """Finish a step.
-
-        Raises:
-            RuntimeError: the number of operations grows from step to step.
-
-        """
-        self.of_steps.append(0)
-        with self:
-            for finish in finishes:
-                finish()
-        first, last = self.of_steps[min(2, len(self.of_steps) - 1)], self.of_steps[-1]
-        if last > 3 * first + 30:
-            raise RuntimeError(
-                f"finish takes more than 3 times as many operations on tensors in step "
-                f"{len(self.of_steps) - 1} as in step 2: it still works on the buckets of earlier "
-                "steps. Empty the lists at the end of finish"
-            )
-
-
 # Three programs: one sends a bucket, one hooks buckets, and one makes parameters data parallel. If
 # a case has several models, each has its own call, and all of them are in progress at once.
 
@@ -327,11 +295,12 @@ def hooks_program(hook_buckets: Callable[..., Any], mine: Any, given: Given) -> 
         buckets = tuple(buckets) if mine["in_place"] else buckets
         made = hook_buckets(buckets, group=given.group)
         finishes.append(called(made, "what hook_buckets returns"))
-    found, operations = [], _Operations()
+    found = []
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         chain_backward(params, uses[0], xs[0], mine["seconds"])
         _replace_gradients(params, mine)
-        operations.finish(finishes[::-1])
+        for finish in finishes[::-1]:
+            finish()
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
@@ -364,7 +333,7 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
                 pass
         chain_backward(params, use, x, mine["seconds"])
 
-    found, operations = [], _Operations()
+    found = []
     for uses, xs in zip(mine["uses"], mine["x"], strict=True):
         *local, last = zip(uses, xs, strict=True)
         for use, x in local:
@@ -372,7 +341,8 @@ def parallel_program(data_parallel: Callable[..., Any], mine: Any, given: Given)
         quiet = [contexts[i] for i in mine["quiet"]]
         _inside(quiet, False, partial(chain_backward, params, *last, mine["seconds"]))
         _replace_gradients(params, mine)
-        operations.finish(finishes[::-1])
+        for finish in finishes[::-1]:
+            finish()
         _gradients(params, mine)
         found.append(cleared_gradients(params, mine["in_place"]))
     return {GRADIENTS: found}
@@ -435,17 +405,20 @@ def gradient_bytes(case: Case, rank: int) -> int:
     return case.itemsize * sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
 
 
-@Expectation
-def keep_the_cap(case: Case, observed: Observed, trace: Trace) -> None:
-    """Expect no all-reduce larger than the largest bucket."""
-    for rank in range(case.world_size):
-        largest = max(bucket_bytes(case, rank))
-        for event in operations(trace, rank, ["all_reduce"]):
-            if event.bytes > largest:
+def collectives_at_most(limit: Callable[[Case, int], int], hint: str) -> Expectation:
+    """Expect a rank to call at most so many operations of any kind."""
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        for rank in range(case.world_size):
+            events = operations(trace, rank)
+            if len(events) > limit(case, rank):
                 raise Wrong(
-                    f"rank {rank} sends a bucket of {event.bytes} B, but cap and dtypes allow at "
-                    f"most {largest} B: {in_words([event])}"
+                    f"rank {rank} communicates {counted(len(events), 'time')}, expected at most "
+                    f"{limit(case, rank)}. It calls: {in_words(events)}",
+                    hint,
                 )
+
+    return Expectation(test)
 
 
 @Expectation
@@ -462,25 +435,15 @@ def one_order(case: Case, observed: Observed, trace: Trace) -> None:
             )
 
 
-def where(
-    key: str, hint: str, expectation: Expectation, late: Mapping[str, str] | None = None
-) -> Expectation:
-    """Return the expectation with a hint, for the cases whose parameters have `key`.
-
-    `late` has the hints to use if no all-reduce begins during backward: a second key → the hint for
-    cases that also have this key, or "" → the hint for all others.
-    """
+def where(key: str, hint: str, expectation: Expectation) -> Expectation:
+    """Return the expectation with a hint, for the cases whose parameters have `key`."""
 
     def test(case: Case, observed: Observed, trace: Trace) -> None:
         if case.parameters.get(key):
             try:
                 expectation.test(case, observed, trace)
             except Wrong as wrong:
-                words = hint
-                if late and not begins_during_backward(case, trace):
-                    keys = (other for other in late if not other or case.parameters.get(other))
-                    words = late[next(keys)]
-                raise Wrong(wrong.message, words) from None
+                raise Wrong(wrong.message, hint) from None
 
     return Expectation(test)
 
@@ -507,25 +470,6 @@ def computed_at_launches(case: Case, observed: Observed, rank: int) -> list[tupl
 
 
 AS_COMPUTED = computes_between(computed_at_launches, "all_reduce")
-
-
-def begins_during_backward(case: Case, trace: Trace) -> bool:
-    """Return whether an all-reduce begins before its step's backward is over, on any rank.
-
-    If the last layer of a backward completes a bucket, its all-reduce begins when backward is over.
-    """
-    for rank in range(case.world_size):
-        me, over, layers = case.members(rank).index(rank), [], 0
-        for step in case.parameters["steps"]:
-            layers += sum(len(order_of(batch, me)) for batch in step)
-            over.append(layers)
-        busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
-        for event in operations(trace, rank, ["all_reduce"]):
-            # Count seconds, not events: consecutive computations may be one event.
-            spent = sum(e.end - e.start for e in busy if e.end <= event.start + 1e-12)
-            if round(spent / case.parameters["seconds"]) not in over:
-                return True
-    return False
 
 
 def overlapped_time(case: Case, network: Network) -> float:

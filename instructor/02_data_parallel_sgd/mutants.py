@@ -27,11 +27,6 @@ def shard_bounds__inclusive_stop(length, world_size, rank):
     return start, start + size + (rank < rest) - 1
 
 
-@fails("shard_bounds(12, 2, rank)")
-def shard_bounds__ignores_the_rank(length, world_size, rank):
-    return 0, length // world_size
-
-
 @fails("belong to nobody")
 def shard_bounds__drops_the_rest(length, world_size, rank):
     size = length // world_size
@@ -46,6 +41,7 @@ shard_bounds__drops_the_rest_edited = edits_of(
         "(rank",
         "length if rank == world_size - 1 else (rank",
     ),
+    Mutant("ignores_the_rank", "is held twice", "rank * size, (rank + 1) * size", "0, size"),
     Mutant("past_the_end", "beyond the end", "size = length", "size = (length + world_size - 1)"),
     Mutant(
         "overlap",
@@ -141,6 +137,13 @@ average_gradients__new_tensors_edited = edits_of(
         ("cpu", "grader"),
     ),
     Mutant(
+        "group_of_the_first_call",
+        "something is kept from the call before",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(("group=group", "group=kept.setdefault('group', group)"),),
+    ),
+    Mutant(
         "leaves_zeros", "only zeros on rank 1", "is not None", "is not None and param.grad.any()"
     ),
 )
@@ -227,15 +230,6 @@ def shard_bounds__goes_on_where_the_last_one_stopped(length, world_size, rank, k
     start = kept["stop"] if rank else 0
     kept["stop"] = start + length // world_size + (rank < length % world_size)
     return start, kept["stop"]
-
-
-@fails("something is kept from the call before")
-def average_gradients__group_of_the_first_call(params, group=None, kept={}):
-    group = kept.setdefault("group", group)
-    for param in params:
-        if param.grad is not None:
-            dist.all_reduce(param.grad, group=group)
-            param.grad /= dist.get_world_size(group)
 
 
 # Empty shards, and hidden ways to other ranks ------------------------------------------------

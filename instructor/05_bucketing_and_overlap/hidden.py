@@ -14,13 +14,26 @@ MIXED = tensors(
     *(("a", 3, BIT, True), ("b", 1, "float64", True), ("c", 2, BIT, False), ("a", 3, BIT, True)),
     *(("d", 5, "float64", True), ("e", 2, BIT, True), ("f", 1, BIT, True), ("b", 1, BIT, True)),
 )
+MATRICES = {"shapes": [(3, 9), (6,), (2, 2), (8, 3), (5, 5), (2, 2), (1, 6)], "beta": 0.6}
 LAYERS = {"shapes": [(i + 1, 2) for i in SIX], "before": False}
 
 HIDDEN = {
     "assign_buckets": in_many_forms(
-        Case("everything at once", 1, {"tensors": MIXED, "cap": 24, "first_cap": 12}),
-        Case("cap 0", 1, {"tensors": MIXED, "cap": 0, "first_cap": 0}),
-        Case("one parameter", 1, {"tensors": MIXED[:1], "cap": 100, "first_cap": 1}),
+        Case(
+            "everything at once",
+            1,
+            {"tensors": MIXED, "cap": 24, "first_cap": 12, "expected": [[6, 5], [4], [1], [0]]},
+        ),
+        Case(
+            "cap 0",
+            1,
+            {"tensors": MIXED, "cap": 0, "first_cap": 0, "expected": [[6], [5], [4], [1], [0]]},
+        ),
+        Case(
+            "one parameter",
+            1,
+            {"tensors": MIXED[:1], "cap": 100, "first_cap": 1, "expected": [[0]]},
+        ),
     ),
     "send_bucket": in_many_forms(
         Case("5 ranks", 5, {"shapes": [(3,), (2, 2)], "steps": [[()]], "before": True}),
@@ -101,6 +114,23 @@ HIDDEN = {
                 "first_cap": 1,
             },
         ),
+    ),
+    "sync_batch_norm": in_many_forms(
+        Case("5 ranks, two without rows", 5, {"rows": [0, 3, 9, 0, 1], "eps": 1e-3}),
+        Case(
+            "4 ranks, in two groups, images, two calls",
+            4,
+            {"rows": [1, 4, 2, 0], "eps": 0.3, "channels": 2, "places": (4,), "calls": 2},
+        ),
+    ),
+    "muon_step": in_many_forms(
+        Case("5 ranks", 5, {**MATRICES, "owners": [0, None, 4, 2, 1, 4, 3], "lrs": [0.05]}),
+        Case(
+            "6 ranks, in two groups, three steps",
+            6,
+            {**MATRICES, "owners": [0, None, 1, 2, 1, 0, 2], "lrs": [0.3, 0.1, 0.2]},
+        ),
+        dtypes=("float32", "float64"),
     ),
 }
 

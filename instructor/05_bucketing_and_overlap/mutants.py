@@ -1,33 +1,11 @@
 """Wrong solutions that people write, and right ones that differ from ours."""
 
-# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
-
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
 
 # assign_buckets ----------------------------------------------------------------------------
-
-
-@passes
-def assign_buckets__by_dtype(params, cap, first_cap):
-    params, seen, by_kind = list(params), set(), {}
-    for i, param in enumerate(params):
-        if param.requires_grad and id(param) not in seen:
-            seen.add(id(param))
-            by_kind.setdefault(param.dtype, []).insert(0, i)
-    buckets = []
-    for indices in by_kind.values():
-        room = None
-        for i in indices:
-            size = params[i].numel() * params[i].element_size()
-            if room is None or room < size:
-                room = min(cap, first_cap) if room is None else cap
-                buckets.append([])
-            buckets[-1].append(i)
-            room -= size
-    return sorted(buckets, key=lambda bucket: -bucket[-1])
 
 
 @passes
@@ -55,33 +33,29 @@ def assign_buckets__open_buckets(params, cap, first_cap):
 
 assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
-    Mutant(
-        "forward_order", "not in reverse order", "reversed(range(len(params))", "range(len(params)"
-    ),
+    Mutant("forward_order", "six of one size", "reversed(range(len(params))", "range(len(params)"),
     Mutant(
         "closes_after_the_cap",
-        "has 32 B, but the first cap of each dtype is min(cap, first_cap) = 16 B",
+        "six of one size",
         "+ param.nbytes >",
         ">",
     ),
-    Mutant("all_are_small", "still has room", "[], 0, cap", "[], 0, limit"),
-    Mutant(
-        "includes_frozen", "is frozen, but a bucket holds it", "not param.requires_grad:", "False:"
-    ),
+    Mutant("all_are_small", "six of one size", "[], 0, cap", "[], 0, limit"),
+    Mutant("includes_frozen", "two are frozen", "not param.requires_grad:", "False:"),
     Mutant(
         "tied_at_its_last_use",
-        "are the same tensor: expected only 0",
+        "the last is the first",
         ".setdefault(param, i)",
         "[param] = i",
     ),
-    Mutant("mixes_dtypes", "has 2 dtypes, expected one", "param.dtype", "'any'"),
+    Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
     Mutant(
         "in_order_of_opening",
-        "not in the order in which they become complete",
+        "one dtype between another",
         "sorted(buckets, key=min, reverse=True)",
         "buckets",
     ),
-    Mutant("walks_twice", "no bucket has parameter", "params =", "len(list(params)); params ="),
+    Mutant("walks_twice", "the buckets are []", "params =", "len(list(params)); params ="),
     Mutant(
         "four_bytes",
         "two bytes each",
@@ -177,27 +151,17 @@ send_bucket__by_cat_edited = edits_of(
         """,
         also=(("work.wait()", "[work.wait() for work in works]"),),
     ),
+    Mutant(
+        "one_at_a_time",
+        "2 ranks, two at once",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(
+            ("flat = torch.cat", "kept['flat'] = flat = torch.cat"),
+            ("= flat /", "= kept['flat'] /"),
+        ),
+    ),
 )
-
-
-@fails("2 ranks, two at once")
-def send_bucket__one_at_a_time(params, group=None, kept={}):
-    params = list(params)
-    flat = torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]
-    )
-    kept["params"], kept["flat"] = params, flat.detach()
-    kept["work"] = dist.all_reduce(kept["flat"], group=group, async_op=True)
-
-    def finish():
-        kept["work"].wait()
-        mean = kept["flat"] / dist.get_world_size(group)
-        at = 0
-        for param in kept["params"]:
-            param.grad = mean[at : at + param.numel()].view(param.shape)
-            at += param.numel()
-
-    return finish
 
 
 # hook_buckets ------------------------------------------------------------------------------
@@ -261,7 +225,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "all_in_finish",
-        "must keep its own bucket",
+        "expected at least 70 %",
         "param.register_post_accumulate_grad_hook(hook)",
         "pass",
         VIRTUAL,
@@ -389,7 +353,7 @@ data_parallel__all_in_one_edited = edits_of(
     data_parallel__all_in_one,
     Mutant(
         "cap_ignored",
-        "but cap and dtypes allow",
+        "expected the order",
         "bucket and filled + param.nbytes > limit",
         "False",
     ),
@@ -431,7 +395,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "quiet_after_an_exception",
-        "no_sync must also end after one",
+        "computes during 0 %",
         """
         try:
             yield
@@ -452,7 +416,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "one_counter_for_all_models",
-        "keep a separate count for each model",
+        "computes during 0 %",
         "group=None):",
         "group=None, local=[]):",
         VIRTUAL,
@@ -461,42 +425,257 @@ data_parallel__all_in_one_edited = edits_of(
 )
 
 
-# Lists that are never emptied ------------------------------------------------------------------
+# sync_batch_norm ---------------------------------------------------------------------------
 
 
-@fails("it still works on the buckets of earlier steps")
-def hook_buckets__keeps_what_was_sent(buckets, group=None):
-    buckets, k = [list(bucket) for bucket in buckets], dist.get_world_size(group)
-    number_of = {param: n for n, bucket in enumerate(buckets) for param in bucket}
-    missing, launched, sent = [len(bucket) for bucket in buckets], [0], []
+@passes
+def sync_batch_norm__merges_what_each_rank_knows(x, weight, bias, eps, group=None):
+    k = dist.get_world_size(group)
 
-    def launch():
-        bucket = buckets[launched[0]]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        sent.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-        launched[0] += 1
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            rows = x.transpose(0, 1).flatten(1)
+            rows = rows if rows.dtype == torch.float64 else rows.float()
+            n = rows.shape[1]
+            mean = rows.sum(1) / max(1, n)
+            spread = (rows - mean[:, None]).square().sum(1)
+            own = torch.cat([mean, spread, mean.new_tensor([n])])
+            every = own.new_empty(k * len(own))
+            dist.all_gather_into_tensor(every, own, group=group)
+            n, mean, spread = 0, 0, 0
+            for theirs in every.view(k, -1):
+                their_mean, their_spread = theirs[:-1].chunk(2)
+                both = n + theirs[-1]
+                apart = their_mean - mean
+                if both > 0:
+                    spread = spread + their_spread + apart.square() * n * theirs[-1] / both
+                    mean = mean + apart * theirs[-1] / both
+                    n = both
+            scale = (spread / n + eps).rsqrt()
+            normal = (rows - mean[:, None]) * scale[:, None]
+            ctx.save_for_backward(normal, weight, scale, n)
+            ctx.like = x
+            y = normal * weight[:, None] + bias[:, None]
+            return y.unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1).to(x.dtype)
 
-    def hook(param):
-        missing[number_of[param]] -= 1
-        while launched[0] < len(buckets) and missing[launched[0]] == 0:
-            launch()
+        @staticmethod
+        def backward(ctx, gradient):
+            normal, weight, scale, n = ctx.saved_tensors
+            g = gradient.transpose(0, 1).flatten(1).to(normal.dtype)
+            own = torch.stack([g.sum(1), (g * normal).sum(1)], 1)
+            total = own.clone()
+            dist.all_reduce(total, group=group)
+            total /= n
+            of_x = (weight * scale)[:, None] * (g - total[:, :1] - normal * total[:, 1:])
+            shape = ctx.like.shape[0], *ctx.like.shape[2:]
+            return of_x.unflatten(1, shape).transpose(0, 1), own[:, 1], own[:, 0]
 
-    def finish():
-        while launched[0] < len(buckets):
-            launch()
-        for bucket, flat, handle in sent:
-            handle.wait()
-            for param, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                param.grad = piece.view(param.shape) / k
-        missing[:], launched[0] = [len(bucket) for bucket in buckets], 0
-
-    for param in number_of:
-        param.register_post_accumulate_grad_hook(hook)
-    return finish
+    return Norm.apply(x, weight, bias)
 
 
-hook_buckets__keeps_what_was_sent_edited = edits_of(
-    hook_buckets__keeps_what_was_sent,
-    Mutant("empties_its_list", None, "missing[:], launched", "sent.clear(); missing[:], launched"),
+@passes
+def sync_batch_norm__sums_in_float64(x, weight, bias, eps, group=None):
+    from torch.distributed.nn.functional import all_reduce
+
+    group = group or dist.group.WORLD
+    rows = x.double().movedim(1, -1)
+    flat = rows.reshape(-1, rows.shape[-1])
+    sums = torch.stack([flat.sum(0), flat.square().sum(0), torch.ones_like(flat).sum(0)])
+    first, second, n = all_reduce(sums, group=group)
+    mean = first / n
+    variance = second / n - mean.square()
+    y = (rows - mean) / torch.sqrt(variance + eps) * weight + bias
+    return y.movedim(-1, 1).to(x.dtype)
+
+
+sync_batch_norm__sums_in_float64_edited = edits_of(
+    sync_batch_norm__sums_in_float64,
+    Mutant("own_rows", "batch_norm of this rank's own", "all_reduce(sums, group=group)", "sums"),
+    Mutant(
+        "in_float32",
+        "3 ranks, a large mean",
+        "x.double()",
+        "x.to(torch.promote_types(x.dtype, torch.float32))",
+    ),
+    Mutant("in_the_dtype_of_x", "large numbers (float16)", "x.double()", "x"),
+    Mutant(
+        "detached",
+        "gradient of x of call 0",
+        "all_reduce(sums, group=group)",
+        "all_reduce(sums, group=group).detach()",
+    ),
+    Mutant(
+        "own_backward",
+        "if only this rank's loss counted",
+        "all_reduce(sums, group=group)",
+        "sums + (all_reduce(sums, group=group) - sums).detach()",
+    ),
+    Mutant(
+        "unbiased",
+        "batch normalization divides by n",
+        "variance = second / n - mean.square()",
+        "variance = (second / n - mean.square()) * n / (n - 1)",
+    ),
+    Mutant(
+        "means_of_ranks",
+        "a rank counts with its rows",
+        "all_reduce(sums, group=group)",
+        "sums",
+        also=(
+            ("first, second, n = sums", "first, second, n = *sums[:2], sums[2].clamp(min=1)"),
+            (
+                "variance = second / n - mean.square()",
+                """
+                own = torch.stack([mean, second / n - mean.square()])
+                mean, variance = all_reduce(own / dist.get_world_size(group), group=group)
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "sums_of_each_place",
+        "The rows stay where they are",
+        "rows.reshape(-1, rows.shape[-1])",
+        "rows[:, None].flatten(1, -2)",
+        also=(("all_reduce(sums, group=group)", "all_reduce(sums, group=group).sum(1)"),),
+    ),
+    Mutant(
+        "two_calls",
+        "rank 0 communicates 4 times, expected at most 2",
+        "first, second, n = all_reduce(sums, group=group)",
+        "first = all_reduce(sums[0], group=group)\nsecond, n = all_reduce(sums[1:], group=group)",
+    ),
+    Mutant(
+        "whole_world", "4 ranks, in two groups", "group or dist.group.WORLD", "dist.group.WORLD"
+    ),
+    Mutant(
+        "skips_the_empty_rank",
+        "waits in all_reduce",
+        "group = group or dist.group.WORLD",
+        """
+        if len(x) == 0:
+            return x * weight.sum()
+        group = group or dist.group.WORLD
+        """,
+    ),
+)
+
+sync_batch_norm__merges_what_each_rank_knows_edited = edits_of(
+    sync_batch_norm__merges_what_each_rank_knows,
+    Mutant("mean_of_no_rows", "one without rows", "max(1, n)", "n"),
+    Mutant("sums_the_affine_gradients", "gradient of weight", "total = own.clone()", "total = own"),
+    Mutant(
+        "keeps_the_last_forward",
+        "2 ranks, two calls",
+        "ctx.save_for_backward(normal, weight, scale, n)",
+        "sync_batch_norm__merges_what_each_rank_knows.saved = normal, weight, scale, n",
+        also=(("ctx.saved_tensors", "sync_batch_norm__merges_what_each_rank_knows.saved"),),
+    ),
+)
+
+
+# muon_step ---------------------------------------------------------------------------------
+
+
+@passes
+def muon_step__gathers_what_each_owns(params, momenta, lr, beta, newton_schulz, group=None):
+    params = [param for param in params if param.grad is not None]
+    for param in params:
+        momenta[param] = momenta[param] * beta + param.grad
+    k = dist.get_world_size(group)
+    owned = [[] for _ in range(k)]
+    for i in sorted(range(len(params)), key=lambda i: (-params[i].numel(), i)):
+        if params[i].dim() == 2:
+            min(owned, key=lambda has: sum(p.numel() for p in has)).append(params[i])
+    size = max(sum(p.numel() for p in has) for has in owned)
+    own = [newton_schulz(momenta[p]).reshape(-1) for p in owned[dist.get_rank(group)]]
+    own = torch.cat([*own, params[0].new_zeros(size).detach()])[:size]
+    every = [torch.empty_like(own) for _ in range(k)]
+    dist.all_gather(every, own, group=group)
+    for has, flat in zip(owned, every, strict=True):
+        at = 0
+        for matrix in has:
+            step = flat[at : at + matrix.numel()].view(matrix.shape)
+            matrix.data -= lr * 0.2 * max(step.shape) ** 0.5 * step
+            at += step.numel()
+    for param in params:
+        if param.dim() != 2:
+            param.data -= lr * momenta[param]
+
+
+muon_step__gathers_what_each_owns_edited = edits_of(
+    muon_step__gathers_what_each_owns,
+    Mutant(
+        "gathers_into_one_tensor",
+        None,
+        """
+        every = [torch.empty_like(own) for _ in range(k)]
+        dist.all_gather(every, own, group=group)
+        """,
+        """
+        every = own.new_empty(k * size)
+        dist.all_gather_into_tensor(every, own, group=group)
+        every = every.chunk(k) if size else [every] * k
+        """,
+    ),
+    Mutant(
+        "orthogonalises_the_gradient",
+        "orthogonalise the momentum",
+        "newton_schulz(momenta[p])",
+        "newton_schulz(p.grad)",
+    ),
+    Mutant("not_scaled", "without the factor 0.2", "0.2 * max(step.shape) ** 0.5 * ", ""),
+    Mutant(
+        "all_do_all",
+        "rank 0 calls newton_schulz",
+        "dist.all_gather(every, own, group=group)",
+        "every = [torch.cat([own, *(newton_schulz(momenta[p]).flatten() for p in has)])[size:]"
+        " for has in owned]",
+    ),
+    Mutant(
+        "counts_matrices",
+        "3 ranks, unequal sizes",
+        "key=lambda has: sum(p.numel() for p in has)",
+        "key=len",
+    ),
+    Mutant(
+        "in_the_order_of_the_list", "rank 0 calls newton_schulz", "(-params[i].numel(), i)", "i"
+    ),
+    Mutant(
+        "in_an_order_of_its_own",
+        "after the last step",
+        "(-params[i].numel(), i)",
+        "(i + dist.get_rank(group)) % 3",
+    ),
+    Mutant("global_rank", "in two groups", "dist.get_rank(group)", "dist.get_rank()"),
+    Mutant(
+        "vectors_without_momentum", "after the last step", "lr * momenta[param]", "lr * param.grad"
+    ),
+    Mutant(
+        "momenta_of_a_copy",
+        "momentum 0 after the last step",
+        "params = [",
+        "momenta = dict(momenta); params = [",
+    ),
+    Mutant(
+        "one_call_per_owner",
+        "One call can carry all matrices",
+        "dist.all_gather(every, own, group=group)",
+        """
+        every[dist.get_rank(group)] = own
+        for n, flat in enumerate(every):
+            dist.broadcast(flat, group=group, group_src=n)
+        """,
+    ),
+    Mutant(
+        "only_owners_take_part",
+        "waits in all_gather",
+        "every = [torch.empty_like(own) for _ in range(k)]",
+        """
+        if not owned[dist.get_rank(group)]:
+            return
+        every = [torch.empty_like(own) for _ in range(k)]
+        """,
+    ),
 )

@@ -113,6 +113,7 @@ ODD = [
         *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
         "finish is NoneType, expected a function",
     ),
+    ("05_bucketing_and_overlap", "sync_batch_norm", gives(None), "returns NoneType, expected one"),
     ("06_compression", "with_feedback", gives(lambda x, key: None), "send returns NoneType"),
     ("07_asynchronous_training", "async_server", gives(None), "expected two functions (pull,"),
     ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
