@@ -126,13 +126,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
     folders = Folders.at(root)
-    source = folders.source / ASSIGNMENT
+    there, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
     case = (
         load_module(source / "hidden.py", handed_out(source)).FINAL
         if arguments.final
         else load_module(handed_out(source) / "checks.py").RACE
     )
-    there = students(folders, ASSIGNMENT)
     entries = [
         entry_of(name, list(current(folders, ASSIGNMENT, name).values()), case.name)
         for name in there
