@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,20 +248,17 @@ def kinds_for(trace: Trace) -> tuple[Asks, Asks, Asks]:
     If the same lines make all calls, only one question asks for lines: a neighbour who wrote the
     same code has the same answer.
     """
-    if len({event.lines for event in trace.operations if event.lines}) > 1:
-        return lines_of_calls, lines_after_calls, lines_before
-    return lines_of_calls, bytes_of_call, end_of_call
+    if _alike(event for event in trace.operations if event.lines):
+        return lines_of_calls, bytes_of_call, end_of_call
+    return lines_of_calls, lines_after_calls, lines_before
 
 
 def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     """Ask which lines make some of a rank's calls."""
     rank, calls = _drawn(trace, generator)
-    function, chosen = _of_one_function(calls, generator)
-    return _on_lines(
-        f"Which lines of `{function}` make {_calls(chosen)} of rank {rank}?",
-        function,
-        [calls[i] for i in chosen],
-    )
+    functions, chosen = _chosen(calls, generator)
+    which = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
+    return _on_lines(functions, which, [calls[i] for i in chosen])
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
@@ -272,16 +269,13 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
         for i, call in enumerate(calls)
         if call.end <= calls[-1].start
     }
-    if not after:
-        return lines_before(trace, generator)
-    function, chosen = _of_one_function([*after.values()], generator)
+    if _alike(after.values()):
+        return lines_of_calls(trace, generator)
+    functions, chosen = _chosen([*after.values()], generator)
     ended = [list(after)[i] for i in chosen]
-    return _on_lines(
-        f"After {_calls(ended)} of rank {rank} has ended, the rank starts a next one. Which lines "
-        f"of `{function}` make these next calls?",
-        function,
-        [after[i] for i in ended],
-    )
+    ends = _in_words(f"of call {i + 1}" for i in ended)
+    which = f"the first call that rank {rank} starts after the end {ends}"
+    return _on_lines(functions, which, [after[i] for i in ended])
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -289,37 +283,54 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     until = [*(call.start for call in calls[1:]), calls[-1].end]
     last = [i for i, call in enumerate(calls) if call.start < until[i]]
-    function, chosen = _of_one_function([calls[i] for i in last], generator)
+    if _alike(calls[i] for i in last):
+        return lines_of_calls(trace, generator)
+    functions, chosen = _chosen([calls[i] for i in last], generator)
     latest = [last[i] for i in chosen]
-    times = _in_words(f"{1e6 * (calls[i].start + until[i]) / 2:.4g}" for i in latest)
-    return _on_lines(
-        f"Which lines of `{function}` make the last calls that rank {rank} has started by {times} "
-        "µs from the first start?",
-        function,
-        [calls[i] for i in latest],
+    times = _in_words(f"before {1e6 * (calls[i].start + until[i]) / 2:.4g} µs" for i in latest)
+    which = f"the last call that rank {rank} starts {times}, from the first start on"
+    return _on_lines(functions, which, [calls[i] for i in latest])
+
+
+def _alike(calls: Iterable[Event]) -> bool:
+    """Return whether the same lines make all these calls."""
+    return len({call.lines for call in calls}) < 2
+
+
+def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequence[str], list[int]]:
+    """Draw functions of which one makes each call, and up to three places of calls they make.
+
+    They are one function, or all functions at one depth, such as a hook and ``finish`` that both
+    call the same helper. Never are two of them running at once, so every call has one line. Those
+    whose lines differ are preferred.
+    """
+    depth = min(len(call.lines) for call in calls)
+    groups = {(name,) for call in calls for name, _ in call.lines}
+    groups |= {tuple(sorted({call.lines[i][0] for call in calls})) for i in range(-depth, depth)}
+    lines = {group: [_lines_in(call, group) for call in calls] for group in sorted(groups)}
+    clear = [group for group in lines if all(len(each) < 2 for each in lines[group])]
+    differing = [group for group in clear if len({*itertools.chain(*lines[group])}) > 1]
+    group = one_of(generator, *(differing or clear))
+    places = [i for i, each in enumerate(lines[group]) if each]
+    order = torch.randperm(len(places), generator=generator).tolist()
+    return group, [places[i] for i in order[:_AT_ONCE]]
+
+
+def _lines_in(call: Event, functions: Collection[str]) -> list[int]:
+    return [line for name, line in call.lines if name in functions]
+
+
+def _on_lines(functions: Collection[str], which: str, calls: Sequence[Event]) -> Question:
+    names = " or ".join(f"`{name}`" for name in functions)
+    return Question(
+        f"Which lines of {names} make {which}?",
+        tuple(line for call in calls for line in _lines_in(call, functions)),
+        f"The calls are: {'; '.join(map(_named, calls))}.",
     )
 
 
-def _of_one_function(calls: Sequence[Event], generator: torch.Generator) -> tuple[str, list[int]]:
-    """Draw a function that is running in some calls, and up to three places of these calls."""
-    function = one_of(generator, *sorted({name for call in calls for name, _ in call.lines}))
-    places = [i for i, call in enumerate(calls) if function in dict(call.lines)]
-    order = torch.randperm(len(places), generator=generator).tolist()
-    return function, [places[i] for i in order[:_AT_ONCE]]
-
-
-def _on_lines(text: str, function: str, calls: Sequence[Event]) -> Question:
-    right = tuple(dict(call.lines)[function] for call in calls)
-    return Question(text, right, f"The calls are: {'; '.join(map(_named, calls))}.")
-
-
-def _calls(places: Sequence[int]) -> str:
-    each = "each of the calls" if len(places) > 1 else "call"
-    return f"{each} {_in_words(i + 1 for i in places)}"
-
-
-def _in_words(each: Iterable[object]) -> str:
-    *first, last = map(str, each)
+def _in_words(each: Iterable[str]) -> str:
+    *first, last = each
     return f"{', '.join(first)} and {last}" if first else last
 
 

@@ -179,20 +179,43 @@ def asked_by(kind: Any) -> set[tuple[Any, ...]]:
 
 
 def test_each_kind_asks_about_every_call_and_reads_the_answer_from_the_trace() -> None:
-    """A call that starts together with another one and is launched second is the later one."""
+    """A call that starts together with another one and is launched second is the later one.
+
+    No question asks for a function whose line is the same in all answers, if another one differs.
+    """
     starts_after = {1: 2, 2: 3, 3: 3}  # a call → the place of the first one after its end
     last_before = {1e6: 1, 4e6: 2, 7e6: 3}  # µs → the place of the last call before
     assert asked_by(defence.lines_of_calls) == {
         (name, i + 1, line) for name in ON for i, line in enumerate(ON[name])
     }
     assert asked_by(defence.lines_after_calls) == {
-        (name, i, ON[name][after]) for name in ON for i, after in starts_after.items()
+        ("outer.inner", i, ON["outer.inner"][after]) for i, after in starts_after.items()
     }
     assert asked_by(defence.lines_before) == {
         (name, time, ON[name][i]) for name in ON for time, i in last_before.items()
     }
     assert asked_by(defence.bytes_of_call) == {(1, 4), (2, 8), (3, 16), (4, 32)}
     assert asked_by(defence.end_of_call) == {(1, 2e6), (2, 3e6), (3, 6e6), (4, 8e6)}
+
+
+@pytest.mark.parametrize(
+    ("finish", "asks"),
+    [
+        ([("finish", 3), ("send", 7)], {"`finish` or `hook`"}),
+        ([("finish", 3), ("hook", 5), ("send", 7)], {"`finish`", "`hook`", "`send`"}),
+        ([("finish", 3), ("hook", 6), ("send", 7)], {"`hook`"}),
+        ([("hook", 5), ("send", 8)], {"`send`"}),
+    ],
+)
+def test_a_call_never_has_two_lines(finish: list[tuple[str, int]], asks: set[str]) -> None:
+    """A hook makes a call through `send`, and then `finish` does, perhaps through the hook."""
+    hooked, finished = BY_HAND.events[1]._replace(lines=(("hook", 5), ("send", 7))), tuple(finish)
+    trace = Trace([hooked, BY_HAND.events[2]._replace(lines=finished)], 1)
+    texts = [
+        defence.lines_of_calls(trace, torch.Generator().manual_seed(seed)).text
+        for seed in range(50)
+    ]
+    assert {re.split(" of | make ", text)[1] for text in texts} == asks
 
 
 def test_one_line_is_asked_for_if_the_same_lines_make_all_calls() -> None:
