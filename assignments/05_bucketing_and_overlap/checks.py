@@ -192,11 +192,11 @@ BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
 
 def drawn_chain(generator: torch.Generator) -> Case:
     """Draw a case of task 4 for one student: layers, caps and a network that take time."""
-    k, layers = one_of(generator, 2, 3, 4), one_of(generator, 6, 7, 8)
+    k, layers = one_of(generator, 2, 3, 4), one_of(generator, 7, 8, 9)
     micros = one_of(generator, 20, 30, 40, 50)
     sizes = [8 * one_of(generator, *range(2, 20)) for _ in range(layers)]
-    cap, first_cap = one_of(generator, 160, 200, 240), one_of(generator, 40, 80, 120)
-    unused = one_of(generator, 1, 2)
+    cap, first_cap = one_of(generator, 120, 160, 200), one_of(generator, 40, 80, 120)
+    unused = one_of(generator, 2, 3, 4)
     network, words = drawn_network(generator)
     bytes_each = ", ".join(str(4 * size) for size in sizes)
     name = (
