@@ -94,7 +94,6 @@ class Defence(Check):
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         generator = case_generator(seed, self.function, Case(self.of, 1))
         case = self.draw(generator)
-
         observed = run(about, case, about.inputs(case, case_generator(seed, self.of, case)))
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
@@ -339,7 +338,7 @@ def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     i = _number(len(calls), generator)
     return Question(
-        f"How many bytes does call {i + 1} of rank {rank} send, put in, or (in a recv) receive?",
+        f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives.",
         (calls[i].bytes,),
         f"The call is {_named(calls[i])}.",
     )

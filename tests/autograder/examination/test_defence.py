@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -20,8 +21,7 @@ from tests.helpers.solutions import checks_of, solution_of
 pytestmark = needs_sources
 
 FOLDER = SOURCES / "03_collectives"
-CHECKS = checks_of(FOLDER)
-OF, TASK = "ring_all_reduce", "defend_ring_all_reduce"
+OF = "ring_all_reduce"
 LOOKS_AROUND = """
 def defend_ring_all_reduce():
     import gc, os, sys
@@ -41,37 +41,63 @@ def ring_all_reduce(tensor, group=None):
 """
 
 
-def graded(place: Sandbox, answers: str, student: str = "ada", solution: str = "") -> CheckVerdict:
+def graded(
+    place: Sandbox,
+    answers: str,
+    student: str = "ada",
+    solution: str = "",
+    folder: Path = FOLDER,
+    of: str = OF,
+) -> CheckVerdict:
     """Grade the course's solution of the task, or another one, with these answers."""
-    source = nbformat.read(FOLDER / f"{FOLDER.name}.ipynb", as_version=4)
+    source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
     cells = []
     for cell in source.cells:
         role = cell.metadata.get("nbgrader", {})
         if (role.get("solution") and cell.cell_type == "code") or role.get("grade_id") == "setup":
             cells.append(new_code_cell(cell.source))
     cells += [new_code_cell(text) for text in (solution, answers)]
-    for task in (OF, TASK):
+    for task in (of, f"defend_{of}"):
         role = {"grade": True, "solution": False, "grade_id": task, "points": 2}
         cells.append(new_code_cell("", metadata={"nbgrader": role}))
-    verdict = Verdict(FOLDER.name, student, FOLDER.name, "seed", "")
+    verdict = Verdict(folder.name, student, folder.name, "seed", "")
     with Submission(place) as submission:
         examine_cells(
-            new_notebook(cells=cells), CHECKS, {}, submission, verdict, logging.getLogger()
+            new_notebook(cells=cells),
+            checks_of(folder),
+            {},
+            submission,
+            verdict,
+            logging.getLogger(),
         )
     return verdict.checks[-1]
 
 
-def right_answers(student: str, number: int = 1) -> str:
-    check = CHECKS[TASK]
+def right_answers(student: str, number: int = 1, folder: Path = FOLDER, of: str = OF) -> str:
+    checks = checks_of(folder)
+    check = checks[f"defend_{of}"]
     assert isinstance(check, Defence)
-    with LocalRunner(solution_of(FOLDER, OF), "simulated", echo=None) as run:
-        questions = check.questions(CHECKS[OF], run, student, number)[1]
+    with LocalRunner(solution_of(folder, of), "simulated", echo=None) as run:
+        questions = check.questions(checks[of], run, student, number)[1]
     answers = [question.right for question in questions]
-    return f"def {TASK}():\n    return {number}, {answers}"
+    return f"def {check.function}():\n    return {number}, {answers}"
 
 
-def test_answers_to_ones_own_questions_earn_the_points(place: Sandbox) -> None:
-    verdict = graded(place, right_answers("ada"))
+@pytest.mark.parametrize(
+    ("folder", "of"),
+    [
+        (FOLDER.name, OF),
+        ("05_bucketing_and_overlap", "data_parallel"),
+        pytest.param("06_compression", "compressed_all_reduce", marks=pytest.mark.large),
+        pytest.param("09_sharding_the_model", "sharded_optimizer", marks=pytest.mark.large),
+    ],
+)
+def test_answers_to_ones_own_questions_earn_the_points(
+    place: Sandbox, folder: str, of: str
+) -> None:
+    """The sandbox knows the same lines as the ranks of a notebook."""
+    task = SOURCES / folder, of
+    verdict = graded(place, right_answers("ada", 1, *task), "ada", "", *task)
     assert verdict.score == 2, verdict.cases
 
 
