@@ -304,7 +304,7 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     whose lines differ are preferred.
     """
     depth = min(len(call.lines) for call in calls)
-    groups = {(name,) for call in calls for name, _ in call.lines}
+    groups: set[tuple[str, ...]] = {(name,) for call in calls for name, _ in call.lines}
     groups |= {tuple(sorted({call.lines[i][0] for call in calls})) for i in range(-depth, depth)}
     lines = {group: [_lines_in(call, group) for call in calls] for group in sorted(groups)}
     clear = [group for group in lines if all(len(each) < 2 for each in lines[group])]
