@@ -500,12 +500,6 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
     ),
     Mutant("in_the_dtype_of_x", "large numbers (float16)", "x.double()", "x"),
     Mutant(
-        "detached",
-        "gradient of x of call 0",
-        "all_reduce(sums, group=group)",
-        "all_reduce(sums, group=group).detach()",
-    ),
-    Mutant(
         "own_backward",
         "if only this rank's loss counted",
         "all_reduce(sums, group=group)",
@@ -547,9 +541,6 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
         "first = all_reduce(sums[0], group=group)\nsecond, n = all_reduce(sums[1:], group=group)",
     ),
     Mutant(
-        "whole_world", "4 ranks, in two groups", "group or dist.group.WORLD", "dist.group.WORLD"
-    ),
-    Mutant(
         "skips_the_empty_rank",
         "waits in all_reduce",
         "group = group or dist.group.WORLD",
@@ -563,8 +554,6 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
 
 sync_batch_norm__merges_what_each_rank_knows_edited = edits_of(
     sync_batch_norm__merges_what_each_rank_knows,
-    Mutant("mean_of_no_rows", "one without rows", "max(1, n)", "n"),
-    Mutant("sums_the_affine_gradients", "gradient of weight", "total = own.clone()", "total = own"),
     Mutant(
         "keeps_the_last_forward",
         "2 ranks, two calls",
@@ -649,9 +638,6 @@ muon_step__gathers_what_each_owns_edited = edits_of(
         "(i + dist.get_rank(group)) % 3",
     ),
     Mutant("global_rank", "in two groups", "dist.get_rank(group)", "dist.get_rank()"),
-    Mutant(
-        "vectors_without_momentum", "after the last step", "lr * momenta[param]", "lr * param.grad"
-    ),
     Mutant(
         "momenta_of_a_copy",
         "momentum 0 after the last step",
