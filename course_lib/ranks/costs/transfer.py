@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from course_lib.ranks.costs.links import Links
@@ -63,11 +64,16 @@ class Transfer:
         return min([*known, *(start for start, _, _ in self._ready[:1])], default=None)
 
     def advance(self, until: float = math.inf) -> list[int]:
-        """Send what is ready before `until`, or until a member is done; return the done members."""
+        """Send what is ready before `until`; return the members that are done.
+
+        A member that is done may send something else. So nothing is sent that starts after that.
+        """
         while self._waiting:
             self._go_on(self._waiting.pop(0), 0)
         ready, members, links = self._ready, self._members, self._links
-        while not self._ended and ready and ready[0][0] < until:
+        ended, self._ended = self._ended, []
+        until = min([until, *(self.times[member] for member in ended)])
+        while ready and ready[0][0] < until:
             # Messages that can start together start in the order of their rounds. In the order in
             # which members come, messages of a direct exchange would collide.
             start, asked, number = heapq.heappop(ready)
@@ -78,7 +84,9 @@ class Transfer:
                 continue
             left, arrival = links.send(members[source], members[target], nbytes, start)
             self._sent(number, left, arrival)
-        ended, self._ended = self._ended, []
+            while self._ended:
+                ended.append(self._ended.pop(0))
+                until = min(until, self.times[ended[-1]])
         return ended
 
     def _go_on(self, member: int, at: int) -> None:
@@ -104,11 +112,11 @@ class Transfer:
             messages = next(self._rounds, None)
             if messages is None:
                 return None
-            here: dict[int, list[int]] = {}
-            for message in messages:
-                for end in message[:2]:
-                    here.setdefault(end, []).append(len(self._messages))
-                self._messages.append((message, len(self._made)))
+            here: defaultdict[int, list[int]] = defaultdict(list)
+            for number, (source, target, _) in enumerate(messages, len(self._messages)):
+                here[source].append(number)
+                here[target].append(number)
+            self._messages += [(message, len(self._made)) for message in messages]
             self._made.append(here)
         return self._made[at]
 
