@@ -49,7 +49,12 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     ]
     for call in calls:
         assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
-        assert ours.trace.events == theirs.trace.events
+        # Behind sockets, the call that carries the function is a line more.
+        one, other = (
+            [event._replace(lines=event.lines[-1:]) for event in ranks.trace.events]
+            for ranks in (ours, theirs)
+        )
+        assert one == other
 
 
 def test_a_rank_cannot_talk_to_itself_and_its_computation_counts_if_it_was_declared() -> None:
