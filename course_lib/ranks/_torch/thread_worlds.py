@@ -107,6 +107,7 @@ def thread_worlds() -> Iterator[None]:
             for name, stand_in in STAND_INS.items():
                 stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
+        stack.enter_context(_replaced(distributed_c10d, "_new_group_with_tag", _new_group))
         stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
@@ -152,6 +153,22 @@ def _init_process_group(before: Any) -> Any:
             _initialize(context)
 
     return init_process_group
+
+
+def _new_group(before: Any) -> Any:
+    """Wrap ``_new_group_with_tag``: a rank's groups are simulated, whatever backend it asks for.
+
+    Releases up to 2.8 would make a real group of gloo if it is asked for by name.
+    """
+
+    @functools.wraps(before)
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *more: Any, **named: Any
+    ) -> Any:
+        asked = backend if _local.context is None else None
+        return before(ranks, timeout, asked, *more, **named)
+
+    return new_group
 
 
 def _rendezvous(before: Any) -> Any:
