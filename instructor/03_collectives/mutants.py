@@ -177,10 +177,10 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
     ),
     Mutant(
         "uses_what_is_not_there",
-        "expected",
+        "before its wait()",
         "incoming = torch.empty_like(chunks[mine])",
         "incoming = torch.zeros_like(chunks[mine])",
-        ("grader",),
+        VIRTUAL,
         also=(
             ("sending.wait()", "chunks[mine] = chunks[mine] + incoming; sending.wait()"),
             ("chunks[mine] += incoming", ""),

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 # speed_of_light ----------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
 # train -------------------------------------------------------------------------------------------
 
 
-@fails("17 ms for the points of ‘all together’")
+@fails("17 ms for the points of ‘all together’", VIRTUAL)
 def train__local_steps(job):
     world_size = dist.get_world_size()
     params = list(job.model.parameters())
@@ -132,7 +132,7 @@ def train__means_of_the_round_before(job):
     return sent
 
 
-@fails("expected at most 200 ms for the points of ‘bucketing’")
+@fails("expected at most 200 ms for the points of ‘bucketing’", VIRTUAL)
 def train__parameter_by_parameter(job):
     world_size = dist.get_world_size()
     sent = 0
@@ -169,6 +169,7 @@ train__parameter_by_parameter_edited = edits_of(
         for p, g in zip(params, flat.split([p.numel() for p in params]), strict=True):
             p -= 0.1 * g.view(p.shape) / world_size
         """,
+        VIRTUAL,
     ),
     Mutant(
         "in_one_message_of_half_the_bytes",
@@ -182,6 +183,7 @@ train__parameter_by_parameter_edited = edits_of(
         for p, g in zip(params, flat.float().split([p.numel() for p in params]), strict=True):
             p -= 0.1 * g.view(p.shape) / world_size
         """,
+        VIRTUAL,
     ),
 )
 
@@ -203,10 +205,10 @@ train__local_steps_edited = edits_of(
     ),
     Mutant(
         "uses_the_mean_before_its_wait",
-        "the ranks end with different weights",
+        "before its wait()",
         "sizes = [p.numel() for p in params]",
         "sizes = [p.numel() for p in params]; handles = []",
-        ("cpu",),
+        ("simulated",),
         also=(
             (
                 "dist.all_reduce(flat)",

@@ -53,7 +53,12 @@ def is_right(average):
 @needs_sources
 @pytest.mark.parametrize(
     ("source", "words"),
-    [(COUNTS, SURVIVES), (READS, SURVIVES), (SPIES, SURVIVES), (LOOKS, "no judges")],
+    [
+        (COUNTS, SURVIVES),
+        (READS, SURVIVES),
+        (SPIES, "refuses a right solution"),
+        (LOOKS, "no judges"),
+    ],
     ids=["counts solutions", "reads the solution", "is on the other ranks", "looks for judges"],
 )
 def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(

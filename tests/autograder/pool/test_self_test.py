@@ -79,7 +79,7 @@ def graded(course: Course, *names: str) -> dict[str, Outcome]:
 def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break this machine: every case ends like a student's program that fails."""
 
-    def runner(self: Submission, *_: object) -> Callable[..., Any]:
+    def runner(self: Submission, *_: object, **__: object) -> Callable[..., Any]:
         def run(*_: object) -> Any:
             raise RanksError("Rank 0 raised ImportError: there is no Python here")
 
