@@ -24,7 +24,7 @@ demo: .venv/ready  ## the course end to end: release, grade six submissions, fee
 WORKERS ?= 4
 PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: .venv/ready  ## the default tests, nine minutes on two cores; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests, seven minutes on two cores; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready  ## all tests: every case, every mistake, whole classes
