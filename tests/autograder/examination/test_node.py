@@ -36,7 +36,9 @@ def average_gradients(params, group=None):
 def mutants() -> list[Solution]:
     folder = SOURCES / ASSIGNMENT
     found = mutants_of(load_module(folder / "mutants.py")) if folder.is_dir() else []
-    return [mutant for mutant in found if "grader" in mutant.where][::4]
+    some = [mutant for mutant in found if "grader" in mutant.where][::4]
+    # The order of a set changes from run to run, and with it the first collective that disagrees.
+    return [mutant for mutant in some if mutant.mistake != "in_any_order"]
 
 
 def examined(
