@@ -21,6 +21,8 @@ from typing import Any
 import nbformat
 from nbgrader.utils import parse_utc
 
+from autograder.files import write_whole
+
 MAX_FILES = 200
 MAX_FILE = 10 * 2**20
 MAX_ALL = 50 * 2**20
@@ -77,13 +79,13 @@ def _new_place_aside(path: Path, folder: Path) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Set aside what is at `path`, and write `text` there: at every moment there is a file.
+    """Set aside what is at `path`, and write `text` there.
 
-    Whoever is killed in between leaves the submitted notebook or the new one, and never none.
+    A kill in between, or a power loss, leaves the submitted notebook or the new one.
     """
     aside = _new_place_aside(path, path.parent)
     new = aside.with_name(f"{aside.name}.new")
-    new.write_text(text, encoding="utf-8")
+    write_whole(new, text)  # not in the submission, where a kill would leave a draft
     if path.is_file() or path.is_symlink():
         shutil.copy2(path, aside, follow_symlinks=False)
     else:  # a folder, or a pipe that nobody should open
