@@ -22,7 +22,8 @@ demo: .venv/ready  ## the course end to end: release, grade six submissions, fee
 # (tests/conftest.py), so what the tests of a file share is made once. ARGS=-n0 runs all in one
 # process, which a debugger needs.
 WORKERS ?= 4
-PYTEST = .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+IN_WORKERS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = .venv/bin/python -m pytest $(IN_WORKERS)
 
 test: .venv/ready  ## the default tests, seven minutes on two cores; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
@@ -35,7 +36,7 @@ COVERAGE = .venv/bin/python -m coverage
 coverage: .venv/ready  ## which lines of the grader and of simulated ranks the tests run
 	@$(COVERAGE) --version >/dev/null 2>&1 || $(PIP) -qq --editable '.[coverage]'
 	@$(COVERAGE) erase
-	@$(COVERAGE) run -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(DECIDES)); tests=$$?; \
+	@$(COVERAGE) run -m pytest $(IN_WORKERS) $(or $(ARGS),$(DECIDES)); tests=$$?; \
 	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
 FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_host.py)
 DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py
