@@ -54,6 +54,7 @@ ACCEPTED = {
     "check_reduction": False,
     "gradient_as_bucket_view": False,
     "batched_grad_copy": False,
+    "lazy_bucket_allocation": False,
     "static_graph": False,
 }
 """Name → its default in PyTorch."""

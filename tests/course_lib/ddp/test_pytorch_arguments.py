@@ -27,14 +27,19 @@ def train_with(ddp: type, options: dict[str, Any]) -> list[Tensor]:
     "options",
     [
         {"bucket_cap_mb": None, "broadcast_buffers": None, "device_ids": None, "dim": 0},
-        {"gradient_as_bucket_view": True, "batched_grad_copy": True},
+        {
+            "gradient_as_bucket_view": True,
+            "batched_grad_copy": True,
+            "lazy_bucket_allocation": True,
+        },
         {"forward_sync_buffers": False},
         {"mixed_precision": None, "delay_all_reduce_named_params": None},
     ],
 )
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_the_same_arguments_give_pytorch_s_numbers(ranks_of, on, k, options):
-    compare(ranks_of(on, k), train_with, options)
+    there = names(TorchDDP.__init__)  # in this version of PyTorch
+    compare(ranks_of(on, k), train_with, {n: v for n, v in options.items() if n in there})
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -84,8 +89,9 @@ def test_the_table_has_all_arguments_of_both():
     """And says of none that it is accepted which is refused, or the other way round."""
     rows = table("Arguments of the constructor")
     theirs, ours = names(TorchDDP.__init__), names(DistributedDataParallel.__init__)
-    assert rows.keys() == theirs | ours
-    assert theirs - ours == ACCEPTED.keys() | REFUSED.keys()
+    known = ACCEPTED.keys() | REFUSED.keys()  # other versions of PyTorch have fewer
+    assert theirs - ours <= known
+    assert rows.keys() == ours | known
     for name, verdict in rows.items():
         assert (verdict == "not there") == (name in REFUSED), name
-        assert (verdict == "ours only") == (name not in theirs), name
+        assert (verdict == "ours only") == (name not in theirs | known), name
