@@ -424,12 +424,9 @@ def returns_a_generator() -> Any:
     return (x for x in range(3))
 
 
-NOT_UNDER_TORCHRUN = {
-    "a loop without an end": (
-        "a long computation looks the same. Once the group's time limit has ended the barrier, the "
-        "report shows the line of the loop."
-    ),
-    "a lock in the function": "a script sends no function.",
-    "a result that cannot be sent": "a script sends no result.",
-}
-"""The bugs of which a watched job of ``torchrun`` is not told, and why."""
+NOT_UNDER_TORCHRUN = (
+    "a loop without an end",
+    "a lock in the function",
+    "a result that cannot be sent",
+)
+"""The bugs of which a watched job of ``torchrun`` is not told; the page says why."""

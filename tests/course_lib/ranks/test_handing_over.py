@@ -102,13 +102,6 @@ def test_arguments_that_share_memory_arrive_with_their_values(ranks: Ranks, size
         assert all(torch.equal(one, other) for one, other in zip(views, returned, strict=True))
 
 
-def test_one_object_in_two_places_stays_one(ranks: Ranks) -> None:
-    endless: list[Any] = [torch.ones(2)]
-    endless += [endless, endless[0]]
-    for returned in ranks.run(same, endless):
-        assert returned[1] is returned and returned[2] is returned[0]
-
-
 def test_every_call_begins_with_what_the_cell_says(ranks: Ranks) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("steps = 3\ndef step(a):\n    global steps\n    steps += a\n    return steps", names)
@@ -209,39 +202,15 @@ def _(x: list) -> Any:  # type: ignore[type-arg]
     return sum(total(each) for each in x)
 
 
-class Cached:
-    @functools.cached_property
-    def ten_times_the_rank(self) -> int:
-        return 10 * dist.get_rank()
-
-    @functools.lru_cache(maxsize=3)  # noqa: B019
-    def method(self, x: int) -> int:
-        return x + 1
-
-    @functools.singledispatchmethod
-    def kind(self, x: Any) -> str:
-        return "other"
-
-    @kind.register
-    def _(self, x: int) -> str:
-        return "int"
-
-
 def test_functions_that_functools_made_run(ranks: Ranks) -> None:
     def program() -> Any:
-        made = Cached()
         return [
             fibonacci(50),
             fibonacci.cache_parameters()["maxsize"],
             total([1, [2, 3]]),
-            (made.ten_times_the_rank, made.ten_times_the_rank),
-            (made.method(1), Cached.method.cache_parameters()["maxsize"]),
-            (made.kind(1), made.kind("1")),
         ]
 
-    expected = [12586269025, None, 6, (0, 0), (2, 3), ("int", "other")]
-    other = [*expected[:3], (10, 10), *expected[4:]]
-    assert ranks.run(program) == [expected, other]
+    assert ranks.run(program) == [[12586269025, None, 6]] * K
     assert ranks.run(fibonacci, 10) == [55, 55]
     assert ranks.run(functools.partial(total, [4, 5])) == [9, 9]
 

@@ -126,16 +126,6 @@ def test_a_rank_cannot_run_other_simulated_ranks(ranks: Ranks) -> None:
         ranks.run(lambda: Ranks(2, on="simulated").run(int))
 
 
-def test_ranks_know_their_number_as_under_torchrun(ranks: Ranks) -> None:
-    def environment() -> list[str]:
-        dist.barrier()
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return [os.environ[name] for name in names]
-
-    assert ranks.run(environment) == [[str(rank), str(rank), "3", "3"] for rank in range(3)]
-    assert "RANK" not in os.environ
-
-
 @pytest.mark.parametrize("k", [64, pytest.param(512, marks=pytest.mark.large)])
 def test_many_ranks_meet_their_limit_and_the_next_call_works(
     k: int, capfd: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ for each in (sys.modules[__name__], test_every_carrier, student_bugs):
     cloudpickle.register_pickle_by_value(each)
 
 K = 4
-CALLS = int(os.environ.get("RANDOM_CALLS", "60"))
+CALLS = int(os.environ.get("RANDOM_CALLS", "40"))
 """More of them: ``RANDOM_CALLS=200``."""
 
 

@@ -138,15 +138,6 @@ def test_who_ends_after_a_refused_collective_is_missed(on: Any) -> None:
         ranks.run(dist.barrier)
 
 
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
-@pytest.mark.parametrize("root", [-1, 3])
-def test_a_root_that_does_not_exist_is_named(on: Any, root: int) -> None:
-    with Ranks(3, on=on, timeout=60) as ranks:
-        with pytest.raises(RankError, match=f"broadcast with root rank {root}: .* numbers 0 to 2"):
-            ranks.run(lambda: dist.broadcast(torch.ones(1), src=root))
-        ranks.run(dist.barrier)
-
-
 @pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="PyTorch has it since 2.14")
 @pytest.mark.parametrize("kind", KINDS[1:])  # gloo itself cannot do it
 @pytest.mark.parametrize("length", [1, 3])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks.costs import presets as network_presets
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
@@ -21,17 +19,11 @@ INSIDE = Network(1e-6, 100e9)
     ("values", "text"),
     [
         ({"latency": -1.0}, "latency"),
-        ({"latency": math.nan}, "latency"),
-        ({"latency": "1"}, "latency must be 0 seconds or more"),
         ({"bandwidth": 5e-324}, "bandwidth is too small"),
         ({"bandwidth": torch.tensor(1.0)}, "bandwidth must be above 0 bytes per second"),
-        ({"overhead": -1e-6}, "overhead must be 0 seconds per message or more, got -1e-06"),
         ({"overhead": True}, "overhead must be 0 seconds"),
         ({"eager_below": "8"}, "eager_below"),
-        ({"node_size": "4", "inside": INSIDE}, "node_size"),
-        ({"bandwidth": 0.0}, "bandwidth"),
         ({"node_size": 4}, "inside"),
-        ({"inside": INSIDE}, "node_size"),
         ({"node_size": 0, "inside": INSIDE}, "node_size"),
         ({"topology": "ring", "node_size": 2, "inside": INSIDE}, "switch"),
         ({"topology": "star"}, "topology"),
@@ -46,9 +38,7 @@ def test_refused(values: dict[str, object], text: str) -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"flops": 0.0}, "flops"),
         ({"flops": "1e12"}, "flops"),
-        ({"slowdown": {1: "2"}}, "slowdown"),
         ({"memory_bandwidth": -1.0}, "memory_bandwidth"),
         ({"slowdown": {1: 0.0}}, "slowdown"),
     ],
@@ -116,24 +106,3 @@ def test_a_ring_all_reduce_costs_the_same_on_a_ring_and_another_does_not() -> No
 
     assert span("ring", "ring") == pytest.approx(span("switch", "ring"), rel=1e-9)
     assert span("ring", "halving-doubling") > 1.5 * span("switch", "halving-doubling")
-
-
-def test_a_hierarchy_shows() -> None:
-    def reduce(n: int) -> None:
-        dist.all_reduce(torch.empty(n, device="meta"))
-
-    times = []
-    for network in (INSIDE, Network(1e-5, 1e9, node_size=4, inside=INSIDE), Network(1e-5, 1e9)):
-        ranks = Ranks(8, on="simulated", network=network)
-        ranks.run(reduce, 10**8)
-        times.append(ranks.trace.makespan)
-    assert times[0] < times[1] <= times[2] * (1 + 1e-9)
-
-
-def test_presets_are_networks_and_devices_in_order_of_speed() -> None:
-    p = network_presets
-    ordered = [p.ETHERNET_1, p.ETHERNET_10, p.ETHERNET_25, p.ETHERNET_100, p.PCIE_4]
-    ordered += [p.ETHERNET_400, p.PCIE_5, p.NVLINK_3, p.NVLINK_4]
-    assert [n.bandwidth for n in ordered] == sorted({n.bandwidth for n in ordered})
-    assert p.H100.time(989e12) == pytest.approx(1.0)
-    assert p.H100.time(0, 3.35e12) == pytest.approx(1.0)

@@ -27,7 +27,6 @@ def raises_inside() -> None:
     ("function", "args", "options", "hint"),
     [
         (functools.partial(spawned, 1), (), {}, "dist.get_world_size() the number of ranks"),
-        (spawned, (), {}, "inside f, dist.get_rank() returns the rank"),
         (spawned, (1,), {}, "dist.get_world_size() the number of ranks"),
         (plain, (), {"timeout": 5}, "'timeout' is an option of Ranks, not of run"),
         (plain, (), {"seed": 5}, "f has no parameter 'seed'"),

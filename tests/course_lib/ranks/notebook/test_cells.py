@@ -1,6 +1,5 @@
 """The abilities of a ``%%ranks`` cell, in a real Jupyter kernel, on both kinds of ranks."""
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -112,27 +111,3 @@ def test_a_mistake_in_the_options_leaves_the_ranks(pair: Kernel) -> None:
         error = pair.run(f"%ranks {line}").error
         assert "UsageError" in error and "Traceback" not in error, line
         assert pair.run("print(ranks.pull('precious'))").text == "[1, 1]\n"
-
-
-def test_simulated_ranks_made_anew_have_forgotten() -> None:
-    with kernel() as made:
-        made.run("%load_ext course_lib\n%ranks 2 --on simulated")
-        made.run("%%ranks\nold = 1")
-        made.run("%ranks 3 --on simulated")
-        assert made.run("%%ranks\nworld_size, 'old' in globals()").text == (
-            "[ranks 0-2] (3, False)\n"
-        )
-
-
-def test_an_interrupt_of_simulated_ranks_says_where_they_were() -> None:
-    with kernel() as made:
-        made.run("%load_ext course_lib\n%ranks 3 --on simulated")
-        request = made.start("%%ranks\nprint('on')\nwhile rank == 1: pass\ndist.barrier()")
-        made.wait_for_text(request, "] on")
-        made.manager.interrupt_kernel()
-        outcome = made.finish(request)
-        assert "KeyboardInterrupt" in outcome.error
-        assert "Interrupted" in outcome.text
-        assert re.search(r"0 +waits in barrier #1 +Cell In\[2\], line 4", outcome.text)
-        assert re.search(r"1 +running +Cell In\[2\], line 3", outcome.text)
-        assert made.run("%%ranks\nrank").text.count("[rank ") == 3

@@ -35,18 +35,6 @@ def pids(text: str) -> list[int]:
 # Cells ---------------------------------------------------------------------------------------
 
 
-def test_functions_of_cells_and_errors_with_their_lines(shared: Kernel) -> None:
-    shared.run("class Loss:\n    def __call__(self, x):\n        return x / 0")
-    outcome = shared.run(
-        "def step():\n    if dist.get_rank() == 1:\n        Loss()(1)\nranks.run(step)"
-    )
-    assert "Rank 1 raised ZeroDivisionError: division by zero  (Cell In[" in outcome.error
-    assert "return x / 0" in outcome.error
-    assert re.search(r"Cell In\[\d+\], line 3, in step", outcome.error)
-    assert "pool.py" not in outcome.error
-    assert "2 * 21" not in shared.run("print(ranks.run(lambda: 2 * 21))").text
-
-
 def test_prints_stream(shared: Kernel, tmp_path: Path) -> None:
     """The ranks do not go on before somebody has seen what they printed."""
     seen = tmp_path / "seen"
@@ -105,21 +93,6 @@ def test_figures_and_rich_values_appear_per_rank(shared: Kernel) -> None:
     assert outcome.text.splitlines() == ["[rank 0]", "[rank 1]", "[ranks 0-1]"]
 
 
-@pytest.mark.large  # a kernel of its own; other traces are drawn without one
-def test_a_trace_is_drawn_where_nothing_has_used_pyplot() -> None:
-    with kernel() as fresh:
-        outcome = fresh.run(
-            "import sys, torch, torch.distributed as dist\n"
-            "from course_lib.ranks import Ranks\n"
-            "ranks = Ranks(2, on='simulated')\n"
-            "ranks.run(lambda: dist.all_reduce(torch.ones(3)))\n"
-            "print('matplotlib.pyplot' in sys.modules)\n"
-            "ranks.trace.plot()"
-        )
-    assert outcome.text == "False\n", outcome.error
-    assert "image/png" in outcome.bundles[0]
-
-
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -139,23 +112,6 @@ def test_a_trace_is_drawn_once_also_before_a_semicolon(
 
 
 # %%ranks -------------------------------------------------------------------------------------
-
-
-def test_a_cell_on_every_rank(shared: Kernel) -> None:
-    outcome = shared.run(
-        "%%ranks\n"
-        "x = torch.full((2,), float(rank))\n"
-        "dist.all_reduce(x)\n"
-        "print(rank, world_size, device)\n"
-        "x"
-    )
-    assert outcome.text.splitlines() == [
-        "[rank 0] 0 2 cpu",
-        "[rank 1] 1 2 cpu",
-        "[ranks 0-1] tensor([1., 1.])",
-    ]
-    assert shared.run("%%ranks 1\nx += 1\nx.sum().item()").text == "[rank 1] 4.0\n"
-    assert shared.run("%%ranks 0-1\nx.sum().item();").text == ""
 
 
 def test_a_plain_cell_that_uses_a_name_of_the_ranks_gets_a_hint(shared: Kernel) -> None:
@@ -203,6 +159,7 @@ def test_an_interrupt_ends_the_call_and_the_ranks_stay(shared: Kernel) -> None:
     assert pids(shared.run("print(ranks.run(__import__('os').getpid))").text) == before
 
 
+@pytest.mark.large
 def test_an_interrupt_while_the_ranks_start() -> None:
     with kernel() as fresh:
         fresh.run("from course_lib.ranks import Ranks")

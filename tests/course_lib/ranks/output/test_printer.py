@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.ranks.output import printer as module
-from course_lib.ranks.output.printer import LAST_LINES, MAX_LINES, Printer, label
+from course_lib.ranks.output.printer import Printer
 
 Lines = list[list[str]]
 
@@ -33,24 +33,8 @@ def shown(lines: Lines, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, s
     return labelled(capsys.readouterr().out)
 
 
-def test_labels() -> None:
-    assert label([2]) == "[rank 2]"
-    assert label([0, 1, 2]) == "[ranks 0-2]"
-    assert label([0, 2, 3]) == "[ranks 0, 2, 3]"
-
-
 def test_equal_lines_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown([["a", "b"]] * 3, capsys) == [("[ranks 0-2]", "a"), ("[ranks 0-2]", "b")]
-
-
-def test_different_lines_keep_rank_order(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [[f"loss {rank}", "done"] for rank in range(3)]
-    assert shown(lines, capsys) == [
-        ("[rank 0]", "loss 0"),
-        ("[rank 1]", "loss 1"),
-        ("[rank 2]", "loss 2"),
-        ("[ranks 0-2]", "done"),
-    ]
 
 
 def test_one_rank_says_more(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,18 +74,6 @@ def ranks_of(who: str) -> set[int]:
         first, last = map(int, numbers.split("-"))
         return set(range(first, last + 1))
     return {int(number) for number in numbers.split(", ")}
-
-
-def test_too_many_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = Printer(2)
-    for number in range(MAX_LINES + 500):
-        printer.add(0, str(number))
-        printer.release(everything=True)
-    printer.end_call()
-    out = capsys.readouterr().out.splitlines()
-    assert out[MAX_LINES] == f"… {500 - LAST_LINES} more lines left out. The last lines:"
-    assert out[-1] == f"[rank 0] {MAX_LINES + 499}"
-    assert len(out) == MAX_LINES + 1 + LAST_LINES
 
 
 def test_figures_that_come_late_are_shown_in_rank_order(

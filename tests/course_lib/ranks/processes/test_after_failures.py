@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError, RankTimeout
+from course_lib.ranks import DeadlockError, RankError, Ranks, RanksError
 from course_lib.ranks.processes import object_pipe
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 
@@ -51,16 +51,6 @@ def others_wait() -> None:
     dist.all_reduce(torch.ones(3))
 
 
-def others_receive() -> None:
-    raise_on_one()
-    dist.recv(torch.ones(3), 1)
-
-
-def others_sleep() -> None:
-    raise_on_one()
-    time.sleep(100)
-
-
 def others_loop() -> None:
     raise_on_one()
     while True:
@@ -88,8 +78,6 @@ def left_behind() -> None:
     [
         (raise_on_one, RankError),
         (others_wait, RankError),
-        (others_receive, RankError),
-        (others_sleep, RankError),
         (others_loop, RankError),
         (others_train, RankError),
         (crossed, DeadlockError),
@@ -105,17 +93,6 @@ def test_the_ranks_and_their_variables_stay(
         ranks.run(program)
     for _ in range(2):
         assert ranks.run(use) == [[5.0, 5.0]] * 3
-    assert ranks.processes() == before
-
-
-def test_a_loop_without_end_is_ended_and_the_ranks_stay(ranks: Ranks) -> None:
-    ranks.run(keep)
-    before = ranks.processes()
-    ranks.timeout = 0.5
-    with pytest.raises(RankTimeout):
-        ranks.run(lambda: time.sleep(60))
-    ranks.timeout = 30
-    assert ranks.run(use) == [[5.0, 5.0]] * 3
     assert ranks.processes() == before
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
+from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, Board
 from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
     find_deadlock,
@@ -34,11 +34,6 @@ def running(k: int) -> Board:
         board.open_group(rank, WORLD, tuple(range(k)))
         board.set_state(rank, RankPhase.RUNNING)
     return board
-
-
-def wait_in_collective(board: Board, rank: int, signature: str = "barrier") -> None:
-    seq = board.enter_collective(rank, 0, signature, "line 1")
-    board.block(rank, Wait.COLLECTIVE, group=WORLD, seq=seq, text=signature, where="line 1")
 
 
 def wait_in_message(board: Board, rank: int, peer: int, sends: bool, tag: int = 0) -> None:
@@ -101,15 +96,6 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     assert watch.look(board.views()) is not None
 
 
-def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:
-    for number in range(3 * RING):
-        board.enter_collective(0, 0, f"all_reduce {number}", "")
-    assert board.view(0).groups[WORLD].entered == 3 * RING
-    assert len(board.view(0).groups[WORLD].latest) == RING
-    assert board.collective(0, WORLD, 1) is None
-    assert board.collective(0, WORLD, 3 * RING) == (f"all_reduce {3 * RING - 1}", "")
-
-
 def test_tables_that_are_full_say_so(board: Board) -> None:
     with pytest.raises(RuntimeError, match=f"more than {MAX_GROUPS} process groups"):
         for key in range(100, 100 + MAX_GROUPS):
@@ -148,16 +134,3 @@ def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None
     assert set(stuck_ranks(board.views())) == {0, 2}
     board.start_message(2, MessageChannel(True, 0, 3, WORLD), ONE)  # it did, from another thread
     assert stuck_ranks(board.views()) == {}
-
-
-def test_a_cleared_board_has_room_again(board: Board) -> None:
-    for call in range(3):
-        for tag in range(MAX_CHANNELS):
-            assert board.start_message(0, MessageChannel(True, 1, 7 * call + tag, WORLD), ONE) == 1
-        for key in range(MAX_GROUPS - 1):
-            board.open_group(0, 100 * call + 100 + key, (0, 1))
-        board.clear()
-        board.forget_places()
-        assert not board.view(0).channels
-        assert not board.view(0).groups
-        board.open_group(0, WORLD, (0, 1, 2))

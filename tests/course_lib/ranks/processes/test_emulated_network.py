@@ -189,32 +189,6 @@ def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) 
 ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
 
 
-def rows_and_columns(nbytes: int) -> None:
-    """All-reduce in the rows and in the columns of a 2×2 mesh at the same time, on a rank."""
-    groups = [dist.new_group(list(members)) for members in [*ROWS, *COLUMNS]]
-    rank = dist.get_rank()
-    mine = [g for g, members in zip(groups, [*ROWS, *COLUMNS], strict=True) if rank in members]
-    works = [dist.all_reduce(torch.ones(nbytes // 4), group=g, async_op=True) for g in mine]
-    for work in works:
-        assert work is not None
-        work.wait()
-
-
-def test_rows_and_columns_of_a_mesh_share_the_links_evenly(links_of: LinksOf) -> None:
-    """All rows' messages come before those of columns: first come, first served."""
-    nbytes = 4_000_000
-    simulated = simulated_ends(4, rows_and_columns, nbytes)
-    links = links_of(4)
-    works = {members: links.all_reduce_among(members, nbytes) for members in [*ROWS, *COLUMNS]}
-    ends = dict.fromkeys(range(4), 0.0)
-    for members, transfers in works.items():
-        for rank, transfer in zip(members, transfers, strict=True):
-            ends[rank] = max(ends[rank], links.end(transfer))
-    assert ends == {rank: exactly(end) for rank, end in simulated.items()}
-    # Two rings of two send 2 n over each link; of the latencies, one is not hidden.
-    assert list(ends.values()) == [exactly(2 * nbytes / SLOW.bandwidth + SLOW.latency)] * 4
-
-
 def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
     for sent, received in ((0.0, 0.3), (0.3, 0.0)):
         links = links_of(2)

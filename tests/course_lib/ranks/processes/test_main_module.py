@@ -1,6 +1,5 @@
 """The definitions and edits of a notebook, as its ranks see them."""
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import pytest
 
 from course_lib.ranks import Ranks, per_rank
 from course_lib.ranks.processes import fork_client
-from course_lib.ranks.processes.main_module import OwnModules
 from tests.helpers import ROOT
 
 CELL = """
@@ -71,15 +69,18 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks) -> None:
+@pytest.mark.parametrize("on", ["cpu", "simulated"])
+def test_classes_of_the_notebook_can_be_pickled_on_ranks(ranks: Ranks, on: str) -> None:
+    these = ranks if on == "cpu" else Ranks(2, on="simulated")
     cell: dict[str, Any] = {"__name__": "__main__"}
     exec(CELL, cell)
     for _ in range(2):
-        assert ranks.run(cell["gather"]) == [[0, 1]] * 2
-        assert ranks.run(cell["save"]) == [True, True]
-        assert ranks.run(cell["pool"]) == [[2, 4], [2, 4]]
+        assert these.run(cell["gather"]) == [[0, 1]] * 2
+        assert these.run(cell["save"]) == [True, True]
+        assert these.run(cell["pool"]) == [[2, 4], [2, 4]]
 
 
+@pytest.mark.large
 def test_spawned_workers_know_the_classes_of_the_notebook(ranks: Ranks) -> None:
     """And its functions see the same variables there: one notes what another reads."""
     cell: dict[str, Any] = {"__name__": "__main__"}
@@ -110,33 +111,6 @@ def test_an_edited_module_is_imported_anew(
 def write(file: Path, text: str, seconds: int) -> None:
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + seconds * 10**9))
-
-
-def test_own_modules_are_those_imported_since_the_last_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    names = [f"looked_at_{i}" for i in range(3)]
-    for name in names:
-        write(tmp_path / f"{name}.py", "ANSWER = 1", 0)
-    modules = OwnModules()
-    modules.look()
-    imported = {}
-    try:
-        for name in names[:2]:
-            imported[name] = importlib.import_module(name)
-        assert modules.reload_changed() == []
-        del sys.modules[names[1]]  # the last one that was seen; another is as many again
-        imported[names[2]] = importlib.import_module(names[2])
-        assert modules.reload_changed() == []
-        for seconds, name in enumerate(names, 1):
-            write(tmp_path / f"{name}.py", f"ANSWER = {seconds + 1}", seconds)
-        assert set(modules.reload_changed()) == set(names)
-        assert [imported[name].ANSWER for name in names] == [2, 1, 4]
-        assert modules.reload_changed() == []
-    finally:
-        for name in names:
-            sys.modules.pop(name, None)
 
 
 def test_ranks_start_with_preloaded_modules_and_see_them_change(

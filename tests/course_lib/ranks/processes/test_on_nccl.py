@@ -44,21 +44,10 @@ def receive_early():
     send.wait()
 
 
-def ring_of_messages():
-    group = bare_group()
-    rank, k = dist.get_rank(), dist.get_world_size()
-    x, y = torch.full((2,), float(rank)), torch.empty(2)
-    send = dist.isend(x, group=group, group_dst=(rank + 1) % k)
-    dist.recv(y, group=group, group_src=(rank - 1) % k)
-    send.wait()
-    return y.tolist()
-
-
-@pytest.mark.parametrize("program", [receive_early, ring_of_messages])
-def test_single_messages_hang_by_themselves_as_with_nccl(program):
-    k = 2 if program is receive_early else 3
-    with Ranks(k, on="cpu", timeout=4) as ranks, pytest.raises(RanksError):
-        ranks.run(program)
+@pytest.mark.large
+def test_single_messages_hang_by_themselves_as_with_nccl():
+    with Ranks(2, on="cpu", timeout=4) as ranks, pytest.raises(RanksError):
+        ranks.run(receive_early)
 
 
 # Metered ----------------------------------------------------------------------------------------
@@ -106,39 +95,29 @@ def test_a_compressed_all_reduce_goes_by_batches(nccl_ranks, ranks_of):
         assert torch.equal(mine, expected)
 
 
-def steps_of_a_pipeline(name, micro_batches):
-    pipeline = pipeline_of(name, dist.get_world_size(), micro_batches)
+def steps_of_a_pipeline(name, group):
+    """Return the gradients of two steps; with `group`, each of the pipeline's groups is such."""
+    make = (lambda *_, **__: group()) if group else dist.new_group
+    before, dist.new_group = dist.new_group, make
+    try:
+        pipeline = pipeline_of(name, dist.get_world_size(), 6, group=group and group())
+    finally:
+        dist.new_group = before
     for step in range(2):
         pipeline.step(*batch(step))
     return {each: param.grad for each, param in pipeline.named_parameters()}
 
 
+@pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_pipeline_gives_the_gradients_of_simulated_ranks(nccl_ranks, ranks_of, name):
-    k = nccl_ranks.world_size
-    m = 4 if k == 4 else 6
-    right = ranks_of("simulated", k).run(steps_of_a_pipeline, name, m)
-    for mine, expected in zip(nccl_ranks.run(steps_of_a_pipeline, name, m), right, strict=True):
+def test_a_pipeline_trains_by_nccl_alone(ranks_of, name, k):
+    """Nothing metered is around it: who hangs by NCCL hangs here."""
+    right = ranks_of("simulated", k).run(steps_of_a_pipeline, name, None)
+    got = ranks_of("cpu", k).run(steps_of_a_pipeline, name, bare_group)
+    for mine, expected in zip(got, right, strict=True):
         assert mine.keys() == expected.keys()
         for each, gradient in expected.items():
             torch.testing.assert_close(mine[each], gradient, rtol=1e-10, atol=1e-12)
-
-
-def bare_pipeline(name, micro_batches):
-    """A step by NCCL alone, nothing metered: each of the pipeline's groups is bare."""
-    group = bare_group()
-    before, dist.new_group = dist.new_group, lambda *_, **__: bare_group()
-    try:
-        pipeline = pipeline_of(name, dist.get_world_size(), micro_batches, group=group)
-    finally:
-        dist.new_group = before
-    pipeline.step(*batch(0))
-
-
-@pytest.mark.parametrize("k", [2, 3])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
-def test_a_pipeline_does_not_hang_by_nccl_alone(ranks_of, name, k):
-    ranks_of("cpu", k).run(bare_pipeline, name, 6)
 
 
 # The trace and the diagnosis ----------------------------------------------------------------------

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from autograder.errors import SandboxUnavailable
 from autograder.sandbox.bubblewrap import probe
@@ -46,6 +44,7 @@ def bwrap() -> str:
         pytest.skip(error.reason)
 
 
+@pytest.mark.large
 def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str) -> None:
     place = "/tmp/a path with spaces"
     command = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
@@ -70,19 +69,6 @@ def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str)
         [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
-
-
-def test_under_nbclient(tmp_path: Path) -> None:
-    cells = [
-        "%load_ext course_lib.ranks.notebook.magic\n%ranks 2 --on cpu",
-        "%%ranks\nx = torch.tensor([float(rank)])\ndist.all_reduce(x)\nx.item()",
-        "import torch.distributed as dist\nranks.run(dist.get_rank)",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert "CPU processes, gloo" in notebook.cells[0].outputs[-1]["data"]["text/plain"]
-    assert notebook.cells[1].outputs[0]["text"] == "[ranks 0-1] 1.0\n"
-    assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[0, 1]"
 
 
 def test_a_notebook_starts_the_fork_server_when_it_imports_the_ranks() -> None:

@@ -137,38 +137,6 @@ def test_a_receive_from_anyone_is_not_overtaken_by_a_later_one() -> None:
     assert Ranks(2, on="simulated").run(program)[1] == [1, 2]
 
 
-@pytest.mark.parametrize("how", ["gather", "messages"])
-def test_a_busy_port_serves_first_who_came_first(how: str) -> None:
-    """Rank 3 comes first, then rank 2, then rank 1; the root is busy with a message until then."""
-
-    def program() -> None:
-        rank, x = dist.get_rank(), torch.zeros(1024)
-        parts = [torch.zeros(1024) for _ in range(4)]
-        before = []
-        if rank == 0:
-            before = [dist.irecv(torch.zeros(8192), 3)]
-        elif rank == 3:
-            before = [dist.isend(torch.zeros(8192), 0)]
-        else:
-            compute((3 - rank) * ALPHA)
-        if how == "gather":
-            dist.gather(x, parts if rank == 0 else None, 0)
-        elif rank:
-            dist.send(x, 0)
-        else:
-            for work in [dist.irecv(part, source) for source, part in enumerate(parts) if source]:
-                work.wait()
-        for work in before:
-            work.wait()
-
-    ranks = Ranks(4, on="simulated", network=Network(ALPHA, BETA))
-    ranks.run(program)
-    kind = "gather" if how == "gather" else "send"
-    ends = {e.rank: e.end for e in ranks.trace.events if e.kind == kind and e.bytes == 4096}
-    message = 4096 / BETA
-    assert [ends[rank] - 8 * message for rank in (3, 2, 1)] == [message, 2 * message, 3 * message]
-
-
 def test_a_few_programs() -> None:
     assert not list(filter(None, map(differ, range(20))))
 

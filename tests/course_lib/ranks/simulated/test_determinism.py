@@ -57,23 +57,3 @@ def test_random_numbers_belong_to_the_rank() -> None:
     # Alone, rank 0 of one: what rank 0 of three draws.
     assert Ranks(1, on="simulated").run(draw)[0] == together[0]
     assert len({tuple(numbers) for numbers in together}) == 3
-
-
-def test_ranks_draw_as_processes_do_and_the_notebook_s_random_numbers_stay() -> None:
-    """PyTorch begins every process alike; Python and NumPy do not."""
-
-    def draw() -> tuple[list[float], float]:
-        first = random.random()
-        dist.barrier()
-        own = [first, random.random(), random.gauss(0, 1), float(np.random.rand())]
-        return own, float(torch.rand(1))
-
-    random.seed(5)
-    expected = [random.random(), random.random()]
-    random.seed(5)
-    assert random.random() == expected[0]
-    once, again = (Ranks(3, on="simulated").run(draw) for _ in range(2))
-    assert random.random() == expected[1]
-    assert once == again
-    drawn = [number for own, _ in once for number in own]
-    assert len(set(drawn)) == len(drawn) and len({of_torch for _, of_torch in once}) == 1

@@ -8,7 +8,6 @@ import contextlib
 import io
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -23,75 +22,6 @@ import torch.distributed as dist
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import RankError
 from course_lib.ranks.ranks import Ranks
-
-# Cells run in __main__, where classes are pickled by value; this is a notebook without IPython.
-NOTEBOOK = """
-import pickle, torch, torch.distributed as dist
-from course_lib.ranks import RankError, Ranks
-
-class Counter:
-    count = 0
-    def __init__(self): Counter.count += 1
-
-class Broken(ValueError):
-    pass
-
-seen = []
-ranks = Ranks(3, on="simulated")
-"""
-
-
-CELLS = """
-def classes_and_globals():
-    for _ in range(3):
-        Counter()
-        seen.append(dist.get_rank())
-        dist.barrier()
-    return Counter.count, seen
-
-for _ in range(2):
-    assert ranks.run(classes_and_globals) == [(3, [r] * 3) for r in range(3)]
-assert Counter.count == 0 and seen == []
-
-def travels(given):
-    assert type(given) is Counter
-    mine = Counter()
-    mine.rank = dist.get_rank()
-    objects = [None] * 3
-    dist.all_gather_object(objects, mine)
-    assert all(type(each) is Counter for each in objects)
-    assert type(pickle.loads(pickle.dumps(mine))) is Counter
-    return objects
-
-given = Counter()
-for objects in ranks.run(travels, given):
-    assert [each.rank for each in objects] == [0, 1, 2]
-    assert all(type(each) is Counter for each in objects)
-assert Counter.count == 1
-assert __import__("sys").modules["__main__"].Counter is Counter
-
-def fails():
-    raise Broken("as planned")
-
-try:
-    ranks.run(fails)
-except RankError as error:
-    assert type(error.original) is Broken and error.original.args == ("as planned",)
-    assert "line" in str(error)
-else:
-    raise AssertionError
-"""
-
-
-def test_classes_and_globals_of_a_notebook_are_the_rank_s_own() -> None:
-    command = [sys.executable, "-c", NOTEBOOK + CELLS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_result_that_cannot_travel_is_refused_as_on_other_ranks() -> None:
-    with pytest.raises(RankError, match="cannot be sent back"):
-        Ranks(2, on="simulated").run(threading.Lock)
 
 
 def test_output_is_the_rank_s_own_also_where_it_is_redirected() -> None:
@@ -206,31 +136,3 @@ def test_what_waits_for_the_system_waits_in_real_time() -> None:
 
     with Ranks(2, on="simulated", timeout=30) as ranks:
         assert ranks.run(program) == [[False, False, 1, 0.0]] * 2
-
-
-POOL = """
-import multiprocessing
-from course_lib.ranks import Ranks
-
-def square(x):
-    return x * x
-
-def in_a_pool(x):
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        return pool.map(square, [x, 2])
-
-if __name__ == "__main__":
-    for on in ("cpu", "simulated"):
-        with Ranks(2, on=on) as ranks:
-            print(ranks.run(in_a_pool, 3))
-            print(ranks.run(lambda: in_a_pool(4)))
-"""
-
-
-@pytest.mark.large
-def test_a_pool_of_a_rank_finds_the_functions_of_the_notebook(tmp_path: Path) -> None:
-    (tmp_path / "pool.py").write_text(POOL)
-    command = [sys.executable, str(tmp_path / "pool.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    lines = [str([[9, 4]] * 2), str([[16, 4]] * 2)]
-    assert done.stdout.splitlines() == lines * 2, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from typing import Any
@@ -39,26 +38,6 @@ def test_a_model_wrapped_in_an_earlier_call() -> None:
     for _ in range(2):
         for grad in ranks.run(step):
             torch.testing.assert_close(grad, torch.full((1, 3), 2.0))
-
-
-@pytest.mark.large
-def test_a_module_that_keeps_the_group_of_the_rank_that_imported_it() -> None:
-    program = """
-import torch, torch.distributed as dist
-from course_lib.ranks import MismatchError, Ranks
-
-def fn():
-    from torch.distributed.nn.functional import all_gather, all_reduce
-    x = torch.full((2,), 1.0 + dist.get_rank(), requires_grad=True)
-    y = all_reduce(x)
-    (y * (1 + dist.get_rank())).sum().backward()
-    return y[0].item(), x.grad[0].item(), [t[0].item() for t in all_gather(x)]
-
-ranks = Ranks(3, on="simulated")
-for _ in range(2):
-    assert ranks.run(fn) == [(6.0, 6.0, [1.0, 2.0, 3.0])] * 3, ranks.run(fn)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_rpc_which_has_one_agent_per_process_is_refused_at_once() -> None:

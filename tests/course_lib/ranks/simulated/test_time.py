@@ -19,24 +19,6 @@ NETWORK = Network(ALPHA, BETA)
 REL = 1e-9
 
 
-@pytest.mark.parametrize("k", [2, 3, 4, 5, 8])
-def test_an_exchange_without_collisions_takes_as_long_as_its_bytes(k: int) -> None:
-    """All messages are posted at once; each rank's i-th goes where no other rank's i-th goes."""
-
-    def exchange() -> None:
-        rank, operations = dist.get_rank(), []
-        for step in range(1, k):
-            to, source = (rank + step) % k, (rank - step) % k
-            operations.append(dist.P2POp(dist.isend, torch.ones(1000), to))
-            operations.append(dist.P2POp(dist.irecv, torch.empty(1000), source))
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-
-    with Ranks(k, on="simulated", network=NETWORK) as ranks:
-        ranks.run(exchange)
-    assert ranks.trace.makespan == pytest.approx((k - 1) * 4000 / BETA + ALPHA, rel=REL)
-
-
 def _late_and_early(named: bool) -> list[tuple[int, float]]:
     """Rank 1 computes for long and then sends to rank 0; rank 2 sends at once."""
     rank, x = dist.get_rank(), torch.zeros(1000)

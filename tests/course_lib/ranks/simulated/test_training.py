@@ -13,8 +13,6 @@ from course_lib.ranks.costs.network import Device, Network
 from course_lib.ranks.ranks import Ranks
 from tests.helpers.training import model, train, weights
 
-NETWORK = Network(latency=1e-3, bandwidth=100e6)
-
 
 def power_sgd() -> torch.Tensor:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -60,19 +58,6 @@ def test_ddp_overlaps_each_bucket_with_the_rest_of_backward(k: int, bandwidth: f
     ranks = Ranks(k, on="simulated", network=network, device=device)
     for start, end in ranks.run(one_step):
         assert end - start == pytest.approx(link, rel=1e-9)
-
-
-def test_a_straggler_delays_all() -> None:
-    def step() -> float:
-        compute(0.1)
-        dist.all_reduce(torch.ones(100))
-        return clock()
-
-    communicate = 6 * (1e-3 + 100 / 100e6)
-    for slowdown, expected in (({}, 0.1), ({3: 2.0}, 0.2)):
-        device = Device(slowdown=slowdown)
-        ranks = Ranks(4, on="simulated", network=NETWORK, device=device, computation="declared")
-        assert max(ranks.run(step)) == pytest.approx(expected + communicate, rel=1e-9)
 
 
 def test_declared_operations_need_a_device() -> None:

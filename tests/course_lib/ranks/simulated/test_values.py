@@ -51,18 +51,3 @@ def test_meta_tensors_cost_time_and_no_memory() -> None:
     assert ranks.run(_meta) == [torch.Size([10**12])] * 2
     # Ring all-reduce of n bytes on two ranks, then n bytes each way: 2 n/β and three latencies.
     assert ranks.trace.makespan == pytest.approx(3 * 20e-6 + 2 * 4e12 / 10e9)
-
-
-def test_256_ranks_with_collectives() -> None:
-    def collectives() -> torch.Tensor:
-        x = torch.ones(1000)
-        for _ in range(3):
-            dist.all_reduce(x)
-            dist.broadcast(x, src=0)
-        dist.barrier()
-        return x
-
-    ranks = Ranks(256, on="simulated")
-    for rank, x in enumerate(ranks.run(collectives)):
-        assert torch.equal(x, torch.full((1000,), 256.0**3))
-        assert ranks.trace.calls(rank) == {"all_reduce": 3, "broadcast": 3, "barrier": 1}

@@ -7,7 +7,6 @@ from html import unescape
 
 from hypothesis import given
 from hypothesis import strategies as st
-from IPython.core.formatters import DisplayFormatter
 
 from course_lib.ranks.trace.table import Table
 
@@ -24,10 +23,3 @@ def test_html_has_the_cells_and_no_markup_of_theirs(rows: list[list[str]]) -> No
     assert [unescape(cell) for cell in found] == [cell for row in rows for cell in row]
     assert not any("<" in cell for cell in found)
     assert html.count("<tr>") == len(rows)
-
-
-def test_as_a_cells_value_its_text_has_lines() -> None:
-    table = Table([("rank", "operation"), ("0", "send")])
-    shown, _ = DisplayFormatter().format(table)
-    assert shown["text/plain"] == str(table) == "rank  operation\n0     send"
-    assert shown["text/html"].startswith("<table")
