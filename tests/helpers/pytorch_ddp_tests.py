@@ -1,9 +1,7 @@
-"""PyTorch's own tests of DDP with our class, and those of collectives on our ranks.
+"""PyTorch's own tests of DDP, with our class or with PyTorch's, on plain gloo.
 
-    python -m tests.helpers.pytorch_ddp_tests                      # our DDP, on plain gloo
-    python -m tests.helpers.pytorch_ddp_tests --on simulated       # on simulated ranks
+    python -m tests.helpers.pytorch_ddp_tests                      # our DDP
     python -m tests.helpers.pytorch_ddp_tests --ddp pytorch        # what can pass on a CPU at all
-    python -m tests.helpers.pytorch_ddp_tests --collectives --on cpu
 
 A line per test: passed, failed or skipped, and why. Names (or parts of them) choose some.
 
@@ -16,24 +14,22 @@ import warnings
 from pathlib import Path
 
 from tests.helpers import pytorch_source
-from tests.helpers.pytorch_on_ranks import CLASSES, verdicts
+from tests.helpers.pytorch_on_gloo import CLASSES, verdicts
 
 
 def main() -> None:
     """Run what the command line chooses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names; default: all")
-    parser.add_argument("--on", choices=["gloo", "cpu", "simulated"], default="gloo")
     parser.add_argument("--ddp", choices=list(CLASSES), default="ours")
-    parser.add_argument("--collectives", action="store_true", help="the tests that are not of DDP")
     parser.add_argument("-k", "--world-size", type=int, default=2)
     parser.add_argument("--json", help="a file for the verdicts")
     args = parser.parse_args()
-    names = pytorch_source.test_names()[args.collectives]
+    names = pytorch_source.test_names()
     names = [n for n in names if not args.names or any(part in n for part in args.names)]
     warnings.simplefilter("ignore")
     found = {}
-    for name, verdict in verdicts(names, args.ddp, args.on, args.world_size):
+    for name, verdict in verdicts(names, args.ddp, args.world_size):
         found[name] = verdict
         print(f"{verdict[:7]:8}{name}{verdict[7:]}", flush=True)
     if args.json:

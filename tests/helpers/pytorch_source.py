@@ -108,8 +108,8 @@ def load(ddp: type) -> Any:
 
 
 @functools.cache
-def test_names() -> tuple[list[str], list[str]]:
-    """Return the names of the tests of DDP, and of the others, in the order of the file.
+def test_names() -> list[str]:
+    """Return the names of the tests of DDP, in the order of the file.
 
     A test is one of DDP if it, or a method it calls, says `DistributedDataParallel`.
     """
@@ -126,11 +126,7 @@ def test_names() -> tuple[list[str], list[str]]:
             about_ddp(word, (*above, name)) for word in words & methods.keys() - {name, *above}
         )
 
-    tests = [name for name in methods if name.startswith("test_")]
-    chosen = [name for name in tests if about_ddp(name)]
-    # A GPU-only variant would, on a CPU, run another test a second time.
-    others = [name for name in tests if name not in chosen and "cuda" not in name]
-    return chosen, others
+    return [name for name in methods if name.startswith("test_") and about_ddp(name)]
 
 
 def _words(method: ast.AST) -> set[str]:

@@ -50,6 +50,18 @@ def send_buffer_written() -> None:
         dist.recv(x, 0)
 
 
+def received_and_passed_on() -> None:
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    elif dist.get_rank() == 1:
+        work = dist.irecv(x, 0)
+        dist.send(x, 2)
+        work.wait()
+    else:
+        dist.recv(x, 1)
+
+
 def step_before_wait() -> None:
     """Gradients are reduced from hooks, and the optimizer does not wait."""
     layer = torch.nn.Linear(2, 1, bias=False)
@@ -69,6 +81,7 @@ WRONG = [
     (written_before_wait, "Ranks 0, 1, 2 wrote to the buffer of all_reduce #1", 2, 3),
     (view_read_before_wait, "Ranks 1, 2 read the buffer of broadcast #1", 2, 4),
     (send_buffer_written, "Rank 0 wrote to the buffer of send to rank 1", 3, 4),
+    (received_and_passed_on, "Rank 1 read the buffer of recv from rank 0", 5, 6),
     (step_before_wait, "Ranks 0, 1, 2 read the buffer of all_reduce #1", 5, 8),
 ]
 

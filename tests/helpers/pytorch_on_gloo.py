@@ -1,4 +1,4 @@
-"""A test of PyTorch's (`pytorch_source`) on K ranks: on plain gloo, or on ours."""
+"""A test of PyTorch's (`pytorch_source`) on K processes, with plain gloo."""
 
 import contextlib
 import multiprocessing
@@ -11,14 +11,13 @@ import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from course_lib.ddp import DistributedDataParallel
-from course_lib.ranks import Ranks, RanksError
 from tests.helpers import pytorch_source
 from tests.helpers.pytorch_private_names import WithPrivateNames
 
@@ -57,17 +56,12 @@ def run_one(ddp: str, name: str, directory: str) -> str:
 def reason(error: BaseException) -> str:
     """Return an exception in one line, with the last line of PyTorch's tests that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, RanksError):
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     inside = [
         frame.lineno for frame in frames if frame.filename == str(pytorch_source.source_path())
     ]
     where = f" (line {inside[-1]})" if inside else ""
     text = " ".join(str(error).partition("To execute this test")[0].split())
     return f"{type(error).__name__}: {text[:300]}{where}"
-
-
-# --- plain gloo -----------------------------------------------------------------------------------
 
 
 def on_gloo(ddp: str, name: str, world_size: int) -> str:
@@ -143,74 +137,12 @@ def _directory() -> Iterator[str]:
         yield directory
 
 
-# --- our ranks ------------------------------------------------------------------------------------
-
-
-def on_ranks(ranks: Ranks, ddp: str, name: str) -> str:
-    """Run a test on our ranks; return the verdict."""
-    with _directory() as directory:
-        try:
-            return str(ranks.run(run_one, ddp, name, directory)[0])
-        except RanksError as error:
-            return f"failed: {reason(error)}"
-
-
-def on_simulated(ddp: str, name: str, world_size: int) -> str:
-    """Run a test on simulated ranks, in a process of their own: PyTorch may crash in threads."""
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    process = context.Process(target=_simulated, args=(world_size, ddp, name, results))
-    process.start()
-    return _first_verdict([process], results)
-
-
-class NoAutogradProfiler(torch.autograd.profiler.profile):
-    """Stands where a test profiles; PyTorch asks for events of backends that it knows only."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class NoProfiler(torch.profiler.profile):
-    """Likewise."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def _simulated(world_size: int, ddp: str, name: str, results: Any) -> None:
-    _silence()
-    # A process has one profiler, and simulated ranks share their process. So no test looks at it.
-    module = pytorch_source.load(CLASSES[ddp])
-    for allowed in ("PROFILING", "CUDA_PROFILING", "SEND_RECV_PROFILING"):
-        setattr(module, f"{allowed}_SUPPORTED_BACKENDS", [])
-    torch.autograd.profiler.profile = NoAutogradProfiler  # type: ignore[misc]
-    torch.profiler.profile = NoProfiler  # type: ignore[misc]
-    with Ranks(world_size, on="simulated", timeout=SECONDS) as ranks:
-        results.put(on_ranks(ranks, ddp, name))
-    os._exit(0)
-
-
-def verdicts(
-    names: list[str], ddp: str = "ours", on: str = "gloo", world_size: int = 2
-) -> Iterator[tuple[str, str]]:
+def verdicts(names: list[str], ddp: str = "ours", world_size: int = 2) -> Iterator[tuple[str, str]]:
     """Run the tests; yield name and verdict, which begins with passed, failed or skipped.
 
-    `ddp` is a name of `CLASSES`; `on` is gloo, cpu or simulated.
+    `ddp` is a name of `CLASSES`.
     """
     os.environ["WORLD_SIZE"] = str(world_size)
-    if on == "cpu":
-        for name in names:  # a test may destroy the group of its ranks
-            with Ranks(world_size, on="cpu", timeout=SECONDS) as ranks:
-                yield name, on_ranks(ranks, ddp, name)
-        return
     pytorch_source.load(CLASSES[ddp])  # before the forks, once for all
-    run = on_gloo if on == "gloo" else on_simulated
     for name in names:
-        yield name, run(ddp, name, world_size)
+        yield name, on_gloo(ddp, name, world_size)
