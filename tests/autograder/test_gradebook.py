@@ -85,14 +85,6 @@ def test_a_lock_is_told(locked: Path, writes: bool) -> None:
         make_sure_of(f"sqlite:///{locked}", writes=writes)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_one_that_may_not_be_written_is_told_to_those_who_write(book: Path) -> None:
-    book.chmod(0o444)
-    make_sure_of(f"sqlite:///{book}", writes=False)
-    with pytest.raises(CommandFailed, match="no permission to write"):
-        make_sure_of(f"sqlite:///{book}", writes=True)
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_opens_it_says_so(
     book: Path,

@@ -21,7 +21,7 @@ from autograder.collection.collecting import Account, Collected, collect
 from autograder.collection.listing import SourceError, list_source
 from autograder.collection.repair import MAX_FILE
 from autograder.collection.roster import read_roster
-from autograder.collection.times import days_late, find_zone, read_time
+from autograder.collection.times import read_time
 from autograder.course import load_config
 from tests.helpers.course_folders import RELEASED, ROOT
 
@@ -250,20 +250,9 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
     assert submitted(course) == {"AdaLovelace-12345": "inner", "Nul-7": "seven"}
     told = why(collected)
     for word in (
-        *(
-            "again.zip is an archive",
-            "bomb.txt is larger than",
-            "secret.txt is a link",
-            "same name as a folder",
-        ),
-        *(
-            ".html",
-            ".svg",
-            "timestamp.txt was written by",
-            "control characters",
-            "outside",
-        ),
-        *("evil", "contains no notebook"),
+        *("again.zip is an archive", "bomb.txt is larger than", "secret.txt is a link"),
+        *("same name as a folder", ".html", ".svg", "timestamp.txt was written by"),
+        *("control characters", "outside", "evil", "contains no notebook"),
     ):
         assert word in told, (word, told)
     after = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
@@ -302,9 +291,6 @@ def test_names_that_a_zip_does_not_say_the_encoding_of(tmp_path: Path, encoding:
     [
         (b'{"cells": [', "is not JSON: grading uses an empty notebook instead"),
         (SOLVED[:-700], "cells can be read: grading uses the part that can be read"),
-        (b"[]", "no list of cells"),
-        (b"\0" * 100, "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
     ],
 )
 def test_damaged_notebooks_are_taken_and_named(
@@ -323,7 +309,6 @@ def test_damaged_notebooks_are_taken_and_named(
         ("a,b\n1,2\n", "no column of student ids"),
         ("student_id\nada\nada\n", "in the list twice"),
         ("student_id\n../ada\n", "cannot be a student id"),
-        ("student_id\n<script>\n", "cannot be a student id"),
         ("student_id\n", "a header but no students: add one line per student"),
         ("", "is empty"),
     ],
@@ -339,9 +324,7 @@ def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
     ("text", "words"),
     [
         ("23:59", "not a complete date"),
-        ("Friday", "not a complete date"),
         ("2026-11-20", "not a complete date"),
-        ("20 November", "not a complete date"),
         ("2026-11-20 23:59 XYZT", "not known"),
         ("yesterday evening", "is not a time"),
         ("2026-11-20 23:59", "no time zone"),
@@ -415,9 +398,8 @@ def test_the_command(
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"{ASSIGNMENT}-Copy1.ipynb", f"Copy of {ASSIGNMENT}.ipynb", f"{ASSIGNMENT} copy 2.ipynb"),
-        *(f"{ASSIGNMENT}_final.ipynb", f"{ASSIGNMENT} - Kopie.ipynb", "my solution.ipynb"),
-        *(f"{FILE}.txt", f"{ASSIGNMENT}.json", f"{ASSIGNMENT} (1).ipynb"),
+        *(f"{ASSIGNMENT}-Copy1.ipynb", f"Copy of {ASSIGNMENT}.ipynb", f"{ASSIGNMENT} (1).ipynb"),
+        *("my solution.ipynb", f"{FILE}.txt"),
     ],
 )
 def test_of_two_notebooks_the_solved_one_counts_and_the_other_is_named(
@@ -474,17 +456,6 @@ def test_names_of_people_everywhere(course: Path, tmp_path: Path) -> None:
     roster.write_text("student_id\nO'Brien\n")
     with pytest.raises(SourceError, match="for example OBrien"):
         read_roster(roster)
-
-
-def test_a_day_is_the_calendars_in_the_courses_zone() -> None:
-    zone = find_zone("America/New_York")
-    due = read_time("2026-10-31 20:00", zone)  # the night in which summer time ends
-    for text, days in (
-        ("2026-10-31 20:00", 0), ("2026-11-01 19:30", 1), ("2026-11-01 20:30", 2)
-    ):  # fmt: skip
-        assert days_late(read_time(text, zone), due, zone) == days
-    due = read_time("2027-03-13 20:00", zone)  # and in which it begins
-    assert days_late(read_time("2027-03-14 20:30", zone), due, zone) == 2
 
 
 def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:
@@ -554,15 +525,3 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
     (row,) = collected.rows
     assert "work.zip has 5001 files; 400 were looked at" in row.notes
     assert len(collected.refused) <= 21 and "more files were refused" in why(collected)
-
-
-def test_grades_may_lie_outside_the_course(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "in/ada").mkdir(parents=True)
-    (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
-    monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
-    command = ["autograder", "collect", ASSIGNMENT, str(tmp_path / "in"), "--course", str(course)]
-    monkeypatch.setattr("sys.argv", command)
-    assert main() == 0
-    assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()

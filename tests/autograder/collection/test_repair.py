@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -42,10 +43,48 @@ def without_metadata(folder: Path) -> None:
     (folder / FILE).write_text(json.dumps(content))
 
 
-def with_empty_lines(folder: Path) -> None:
-    notebook = nbformat.read(folder / FILE, as_version=4)
+def written(change: Callable[[nbformat.NotebookNode], Any]) -> Callable[[Path], Any]:
+    def write(folder: Path) -> None:
+        notebook = nbformat.read(folder / FILE, as_version=4)
+        change(notebook)
+        (folder / FILE).write_text(nbformat.v4.writes_json(notebook))
+
+    return write
+
+
+def roles(notebook: nbformat.NotebookNode, key: str) -> list[nbformat.NotebookNode]:
+    """Return nbgrader's notes on the cells with this role."""
+    roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
+    return [role for role in roles if role.get(key)]
+
+
+def with_test_copied(notebook: nbformat.NotebookNode) -> None:
+    place = next(
+        n for n, c in enumerate(notebook.cells) if c.metadata.get("nbgrader", {}).get("grade")
+    )
+    second = copy.deepcopy(notebook.cells[place])
+    second.id = "pasted"
+    notebook.cells.insert(place + 1, second)
+
+
+def with_tests_as_solutions(notebook: nbformat.NotebookNode) -> None:
+    for role in roles(notebook, "grade"):
+        role.update(grade=False, solution=True, locked=False)
+
+
+def with_more_points(notebook: nbformat.NotebookNode) -> None:
+    for role in roles(notebook, "grade"):
+        role.update(points=1e9)
+
+
+def with_damaged_roles(notebook: nbformat.NotebookNode) -> None:
+    for role in roles(notebook, "grade"):
+        role.clear()
+        role.update(schema_version=99)
+
+
+def with_empty_lines(notebook: nbformat.NotebookNode) -> None:
     notebook.cells.insert(1, nbformat.v4.new_code_cell("\n" * 600_000 + "x = 1"))
-    nbformat.write(notebook, folder / FILE)
 
 
 def saved_in(encoding: str) -> Callable[[Path], Any]:
@@ -60,10 +99,8 @@ def saved_in(encoding: str) -> Callable[[Path], Any]:
     return save
 
 
-def with_many_cells(folder: Path) -> None:
-    notebook = nbformat.read(folder / FILE, as_version=4)
+def with_many_cells(notebook: nbformat.NotebookNode) -> None:
     notebook.cells += [nbformat.v4.new_code_cell("x = 1") for _ in range(10_000)]
-    nbformat.write(notebook, folder / FILE)
 
 
 def cut_off(folder: Path) -> None:
@@ -83,11 +120,15 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), ALL, "contains no time"),
     "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), ALL, "not an ordinary file"),
     "files": (many_files, ALL, "files may be submitted"),
+    "copied": (written(with_test_copied), ALL, ""),
+    "flipped": (written(with_tests_as_solutions), ALL, ""),
+    "raised": (written(with_more_points), ALL, ""),
+    "roles": (written(with_damaged_roles), ALL, ""),
     "null": (without_metadata, ALL, "is damaged"),
-    "lines": (with_empty_lines, ALL, "lines, so it was left out"),
+    "lines": (written(with_empty_lines), ALL, "lines, so it was left out"),
     "utf-16": (saved_in("utf-16"), ALL, "is in utf-16"),
     "latin": (saved_in("latin-1"), ALL, "some letters are lost"),
-    "10,000 cells": (with_many_cells, ALL, "left out"),
+    "10,000 cells": (written(with_many_cells), ALL, "left out"),
     "cut": (cut_off, ALL, "is damaged, and"),
     "link": (link_to_another, 0, "is a link"),
     "garbage": (lambda f: (f / FILE).write_bytes(os.urandom(5000)), 0, "is not JSON"),
@@ -136,6 +177,20 @@ def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
     if name == "files":
         assert len(list(aside.iterdir())) == 2_000 - MAX_FILES
     assert not list((course.data / "autograded" / name).rglob("x"))
+
+
+@needs_sources
+def test_an_assignment_without_a_release_is_an_error_and_not_a_zero(course: Course) -> None:
+    released = course.data / "release" / ASSIGNMENT / FILE
+    content = released.read_bytes()
+    released.unlink()
+    try:
+        outcome = course.api.autograde(ASSIGNMENT, "null")
+    finally:
+        released.write_bytes(content)
+    assert not outcome["success"]
+    assert f"nbgrader generate_assignment {ASSIGNMENT}" in outcome["log"]
+    assert course.api.get_submission(ASSIGNMENT, "null")["code_score"] in (0, ALL)
 
 
 def _vet_until(step: int, path: Path) -> bool:

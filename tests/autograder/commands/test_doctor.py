@@ -54,16 +54,6 @@ def test_forbidden_namespaces_are_named_with_the_setting(
     assert root or found.advice.endswith("user.max_user_namespaces=10000")
 
 
-def test_without_bubblewrap_only_grading_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autograder.sandbox import binary
-
-    monkeypatch.setattr(doctor.sys, "platform", "linux")
-    monkeypatch.setattr(binary, "candidates", list)
-    monkeypatch.setattr("autograder.commands.doctor.probe", lambda: binary.choose(print))
-    found = doctor.bubblewrap()
-    assert "'bwrap' is missing" in found.summary
-
-
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(platform="darwin"))
     for look in (doctor.namespaces, doctor.bubblewrap, doctor.control_groups):

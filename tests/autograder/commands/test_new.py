@@ -10,7 +10,6 @@ import pytest
 
 from autograder.__main__ import main
 from autograder.commands.new import new
-from autograder.commands.release import release
 from autograder.course import handed_out
 from autograder.errors import CommandFailed
 from course_lib.checking import run_check
@@ -66,21 +65,6 @@ def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Pa
     finally:
         for ranks in pool.values():
             ranks.close()
-
-
-def test_it_is_released_and_taken_out_again(course: Path) -> None:
-    release(course, say=lambda line: None)
-    empty = {path: path.read_bytes() for path in course.rglob("*.md")}
-    folder = new(course, NAME)
-    assert release(course, say=lambda line: None) == [
-        f"assignments/{NAME}/{NAME}.ipynb",
-        "assignments/README.md",
-        "instructor/kill_matrix.md",
-    ]
-    shutil.rmtree(folder)
-    shutil.rmtree(handed_out(folder))
-    release(course, say=lambda line: None)
-    assert {path: path.read_bytes() for path in course.rglob("*.md")} == empty
 
 
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -124,36 +122,6 @@ def test_time_in_which_the_machine_stood_still_does_not_count(
         with pytest.raises(MachineFailure, match="was paused for 70 s"):
             _ = budget.left
         machine.cores = {}
-
-
-def test_the_kernel_tells_who_is_stopped(place: Sandbox) -> None:
-    """A cell's first process counts; one that a student's code has stopped itself does not."""
-    with Submission(place) as submission:
-        submission.run_cell("1")
-        own = "import os, signal, time\nif not (pid := os.fork()): time.sleep(99)\n"
-        stop = "os.kill(pid, signal.SIGSTOP); time.sleep(0.5)"
-        assert not submission.run_cell(own + stop).error
-        assert not any(cores.stopped for cores in place.cores().values())
-        first = [pid for pid in place.cores() if is_first(pid)]
-        assert first
-        for pid in first:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            until = time.monotonic() + 300
-            while not all(place.cores()[pid].stopped for pid in first):
-                assert time.monotonic() < until
-        finally:
-            for pid in first:
-                os.kill(pid, signal.SIGCONT)
-
-
-def is_first(pid: int) -> bool:
-    namespaces = next(
-        line.split()[1:]
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if line.startswith("NSpid")
-    )
-    return len(namespaces) > 2 and namespaces[-1] == "1"
 
 
 seconds = st.floats(0, 100)

@@ -72,14 +72,6 @@ def f(number):
     dist.barrier()
     return number if dist.get_rank() == 0 else round(client().now() * 1e3)
 """,
-    "messages": """
-def f(number):
-    from course_lib.ranks import wire
-    if dist.get_rank() == 0:
-        wire.send(client()._channel, ("compute", number * 1e-3))
-    dist.barrier()
-    return number if dist.get_rank() == 0 else round(client().now() * 1e3)
-""",
     "polls": """
 def f(number):
     x = torch.zeros(0)
@@ -228,10 +220,6 @@ def f():
     computation._local.compute = lambda *_: None
     dist.barrier()
 """
-NEGLIGENT = """
-def f():
-    client().spend = lambda *_: None
-"""
 
 
 LATE = """
@@ -283,7 +271,6 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
         }.items():
             report = examined(masked, check, FIND + LATE.format(**lines))
             fractions[name] = report.fraction
-            print(name, report.fraction, report.reason)
     assert fractions["control"] == 0.6
     assert max(fractions.values()) == fractions["control"], fractions
 
@@ -357,21 +344,18 @@ LIES: dict[str, tuple[Check, str, str]] = {
         "operations that carry nothing",
     ),
     "computation left out": (TIMED, FIND + LAZY, "^rank 0 computes for only 1 of the 3 ms"),
-    "computation not told": (TIMED, FIND + NEGLIGENT, "^rank 0 computes for only 1 of the 3 ms"),
     **{
         f"no values: {call.partition('(')[0]}": (EXCHANGED, WITHOUT_VALUES.format(call), NO_VALUES)
         for call in (
             "dist.send(empty, 1) if me == 0 else dist.recv(big, 0)",
-            "dist.broadcast(empty if me == 0 else big, 0)",
             "dist.all_reduce(empty if me == 0 else big)",
-            "dist.all_gather([big, big], empty if me == 0 else big)",
         )
     },
     "noise at the start": (EXCHANGED, NOISY.format("b'garbage of many bytes'"), NOT_READ),
     "half a frame at the start": (EXCHANGED, NOISY.format("b'DDPv' * 99"), NOT_READ),
     **{
         f"a silent watch: {answer}": (EFFECTS, SILENT.replace("{}", answer), "")
-        for answer in ("[]", "{}", "None", "{'inputs': {}}")
+        for answer in ("[]", "{}")
     },
     **{
         f"hides: {words}": (WITH_PARAMETER, HIDES.format(line), words)
@@ -389,24 +373,3 @@ def test_a_lie_earns_nothing(place: Sandbox, check: Check, source: str, words: s
     report = examined(place, check, source)
     assert not report.passed
     assert re.search(words, report.reason), report.reason
-
-
-HONEST = "def f(x):\n    return x.clone()"
-SEES = HIDES.replace("    hide()\n", "")
-
-
-@pytest.mark.parametrize(
-    ("check", "source", "passes"),
-    [
-        (EXCHANGED, HONEST, True),
-        (EXCHANGED, WITHOUT_VALUES.format("dist.all_reduce(big)"), True),
-        (EFFECTS, "def f(x):\n    return 2 * x", True),
-        (WITH_PARAMETER, SEES.format("pass"), True),
-        (WITH_PARAMETER, SEES.format("torch.rand(1)"), False),
-        (WITH_PARAMETER, SEES.format("x.register_hook(lambda g: g)"), False),
-    ],
-)
-def test_the_checks_of_these_lies_tell_right_from_wrong(
-    place: Sandbox, check: Check, source: str, passes: bool
-) -> None:
-    assert examined(place, check, source).passed == passes

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from autograder.__main__ import main
+from autograder.course import CourseNotFound, find_course
 from autograder.errors import SandboxUnavailable
 from autograder.passes import examine
-from autograder.sandbox.mounts import python_mounts
+from autograder.sandbox import mounts
+from autograder.sandbox.mounts import Mount, prepare, python_mounts
 from autograder.sandbox.sandbox import Sandbox
+from autograder.sandbox.user import make_sure_of_uids
 from tests.helpers import ROOT
 
 
@@ -29,6 +34,47 @@ def test_a_course_in_its_own_virtual_environment_is_refused(
     monkeypatch.setattr(sys, "prefix", str(ROOT))
     with pytest.raises(SandboxUnavailable, match="are one folder"):
         python_mounts()
+
+
+def test_a_course_at_a_path_that_python_would_split_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mounts, "course_package", lambda: Path("/home/a:b/course_lib"))
+    with pytest.raises(SandboxUnavailable, match="contains a ':'"):
+        python_mounts()
+
+
+@pytest.mark.parametrize("name", ["per%20cent", "star*"])
+def test_a_course_at_a_path_that_nbgrader_would_interpret_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "nbgrader_config.py").touch()
+    with pytest.raises(CourseNotFound, match="nbgrader cannot work in"):
+        find_course(tmp_path / name)
+
+
+def test_a_root_without_the_uids_of_cells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_: "0 1000 1\n")
+    with pytest.raises(SandboxUnavailable, match="in a user namespace without the uids"):
+        make_sure_of_uids()
+
+
+def test_a_folder_that_only_root_may_read_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    prepare(Mount("/exam", tmp_path), by_others=False)
+    with pytest.raises(PermissionError, match="the sandbox's user may not read"):
+        prepare(Mount("/exam", tmp_path), by_others=True)
+
+
+def test_a_file_that_hides_a_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("answer = 42")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["autograder", "grade"])
+    assert main() == 2
+    assert f"{tmp_path / 'torch.py'} hides the package torch" in capsys.readouterr().err
 
 
 def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
