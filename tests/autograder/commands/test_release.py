@@ -118,25 +118,6 @@ def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
 
 
 @needs_sources
-def test_what_was_edited_by_hand_or_has_no_source_any_more_is_put_right(course: Path) -> None:
-    release(course, say=lambda line: None)
-    target, gone = course / "assignments" / NAME, course / "assignments" / "01_gone"
-    (target / f"{NAME}.ipynb").write_text("{}")
-    (target / "figure.svg").touch()
-    (target / "__pycache__").mkdir()
-    (target / "__pycache__" / "checks.pyc").touch()
-    shutil.copytree(target, gone)
-    differing = release(course, say=lambda line: None)
-    assert differing == [
-        *(f"assignments/01_gone/{name}" for name in (f"{NAME}.ipynb", "figure.svg")),
-        *(f"assignments/{NAME}/{name}" for name in (f"{NAME}.ipynb", "figure.svg")),
-    ]
-    assert files(target) == files(RELEASED / NAME)
-    assert (target / "__pycache__" / "checks.pyc").exists()
-    assert set(files(gone)) == {"checks.py"}  # somebody wrote it: no program throws it away
-
-
-@needs_sources
 def test_checks_have_one_copy(course: Path) -> None:
     """An edit in ``assignments/`` stays, and a second copy is refused."""
     checks = course / "assignments" / NAME / "checks.py"

@@ -87,7 +87,7 @@ def right_answers(student: str, number: int = 1, folder: Path = FOLDER, of: str 
     ("folder", "of"),
     [
         (FOLDER.name, OF),
-        ("05_bucketing_and_overlap", "data_parallel"),
+        pytest.param("05_bucketing_and_overlap", "data_parallel", marks=pytest.mark.large),
         pytest.param("06_compression", "compressed_all_reduce", marks=pytest.mark.large),
         pytest.param("09_sharding_the_model", "sharded_optimizer", marks=pytest.mark.large),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from typing import Any
 
 import pytest
@@ -163,42 +162,6 @@ def test_half_a_message_and_nothing_meet_the_time_limit_of_their_own_run() -> No
         assert isinstance(served.error, RankTimeout)
         doing = [state.doing for state in served.error.states]
         assert doing == ["finished", "running", "running"]
-
-
-FLOODS: dict[str, list[Any]] = {
-    "groups": [("new_group", {"made": f"g{i}", **post(1)[1], "inputs": []}) for i in range(1000)],
-    "sends": [post(i) for i in range(1000)],
-    "questions": [post(1), *[("test", 1)] * 1000],
-}
-
-
-@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
-def test_a_million_tiny_messages_hurt_nobody(flood: list[Any]) -> None:
-    served, data = Served(seconds=60), b"".join(map(encode, flood))
-
-    def pour() -> None:
-        with contextlib.suppress(OSError):
-            for _ in range(1000):
-                served.ranks[2].sendall(data)
-
-    thread = threading.Thread(target=pour, daemon=True)
-    thread.start()
-    served.talk()
-    thread.join(20)
-    assert not thread.is_alive()
-    served.join()
-    assert isinstance(served.error, RankError) and served.error.rank == 2
-
-
-def test_what_is_not_over_has_a_limit() -> None:
-    served = Served(bounds=Bounds(held=30_000))
-    with contextlib.suppress(OSError):
-        for number in range(1000):
-            send(served.ranks[2], post(number))
-    assert hung_up(served.ranks[2])
-    served.talk()
-    served.join()
-    assert isinstance(served.error, RankError) and "limit for a rank is 10,000" in str(served.error)
 
 
 def test_no_memory_of_the_grader_reaches_a_rank() -> None:

@@ -262,12 +262,6 @@ def test_computation_is_judged_in_the_order_of_the_program() -> None:
                 "owed": "[client().spend(each) for each in owed]; owed.clear()",
                 "patch": patch,
             },
-            "in advance": {
-                "owed": "works and owed and [client().spend(each) for each in owed]",
-                "patch": patch.replace(
-                    "owed.append(seconds)", "owed.append(seconds) or client().spend(seconds)"
-                ),
-            },
         }.items():
             report = examined(masked, check, FIND + LATE.format(**lines))
             fractions[name] = report.fraction

@@ -314,6 +314,10 @@ BOMBS = {
         "lines(0)\n    work = dist.irecv(x, other)\n    while True: work.is_completed()",
         r"sent [\d,]+ requests to the network",
     ),
+    "groups": bomb(
+        "lines(0)\n    for i in range(60_000): dist.new_group([0, 1])",
+        r"it would have started [\d,]+ operations; the limit for a rank is",
+    ),
     "tensors without numbers": bomb(
         "big = torch.empty(1 << 47, device='meta')\n    dist.all_reduce(big)\n    return x",
         "on the device meta has no values",

@@ -52,10 +52,8 @@ def examine(
     with Submission(place, Limits(**{"cell": 20, "case": 20, **limits})) as submission:
         happens("before the first cell")
         submission.run_cell(HELPER)
-        happens("between two cells")
         happens("in a cell")
         submission.run_cell("time.sleep(0.5)\n" + source)
-        happens("before the cases")
         run, count = submission.runner(), 0
 
         def runs(*arguments: object) -> object:
@@ -87,9 +85,7 @@ def sends(place: Sandbox, part: str, number: int) -> None:
 
 MOMENTS = {
     "before the first cell": 0.0,
-    "between two cells": 0.0,
     "in a cell": 0.2,
-    "before the cases": 0.0,
     "in case 1": 0.25,
     "in case 2": 0.5,
 }
@@ -111,7 +107,8 @@ def test_a_process_that_is_killed_costs_nobody_points(
     assert report.passed, report
 
 
-@pytest.mark.parametrize("part", [pytest.param("server", marks=pytest.mark.large), "cells"])
+@pytest.mark.large
+@pytest.mark.parametrize("part", ["server", "cells"])
 def test_a_sandbox_that_is_stopped_for_longer_than_the_limits_costs_nobody_points(
     place: Sandbox, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

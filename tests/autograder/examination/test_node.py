@@ -16,7 +16,6 @@ from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import CheckReport
 from course_lib.checking.loading import load_checks, load_module
-from course_lib.checking.mutants import Solution, mutants_of
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
 
 pytestmark = needs_sources
@@ -33,14 +32,6 @@ def average_gradients(params, group=None):
 """
 
 
-def mutants() -> list[Solution]:
-    folder = SOURCES / ASSIGNMENT
-    found = mutants_of(load_module(folder / "mutants.py")) if folder.is_dir() else []
-    some = [mutant for mutant in found if "grader" in mutant.where][::4]
-    # The order of a set changes from run to run, and with it the first collective that disagrees.
-    return [mutant for mutant in some if mutant.mistake != "in_any_order"]
-
-
 def examined(
     place: Sandbox, source: str, task: str, on: On | None, limits: Limits | None = None
 ) -> CheckReport:
@@ -54,13 +45,10 @@ def examined(
         return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
 
 
-@pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: f"{mutant.task}__{mutant.mistake}")
-def test_the_verdict_is_the_same(place: Sandbox, mutant: Solution) -> None:
-    carried = examined(place, mutant.source, mutant.task, None)
-    real = examined(place, mutant.source, mutant.task, "cpu")
-    assert real.fraction == carried.fraction
-    assert real.reason == carried.reason
-    assert real.passed == (mutant.reason is None), str(real)
+def test_a_right_solution_runs_on_both(place: Sandbox) -> None:
+    report = examined(place, RIGHT, "average_gradients", "cpu")
+    assert report.fraction == 1, str(report)
+    assert report.places == ("the grader's network", "CPU ranks")
 
 
 ON_REAL_RANKS_ALONE = [
@@ -70,16 +58,14 @@ ON_REAL_RANKS_ALONE = [
     ),
     ("world_size = 1 if on_gloo else world_size", "the sum over the ranks"),
     ("if on_gloo: __import__('os')._exit(3)", "it called exit with status 3"),
-    ("if on_gloo: __import__('ctypes').string_at(0)", "process ended: signal SIGSEGV"),
-    ("if on_gloo: dist.destroy_process_group()", "RuntimeError"),
 ]
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ON_REAL_RANKS_ALONE[0],
-        *(pytest.param(*each, marks=pytest.mark.large) for each in ON_REAL_RANKS_ALONE[1:]),
+        pytest.param(*each, marks=() if number == 0 else pytest.mark.large)
+        for number, each in enumerate(ON_REAL_RANKS_ALONE)
     ],
 )
 def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, words: str) -> None:
@@ -92,6 +78,7 @@ def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, w
     assert words in " ".join(str(report).split()), str(report)
 
 
+@pytest.mark.large
 def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -> None:
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"

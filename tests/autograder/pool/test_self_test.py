@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -115,6 +116,8 @@ def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subpro
         started: list[subprocess.Popen[bytes]] = []
 
         def fake(command: list[str], **options: Any) -> Any:
+            assert command[1] == "-P", "it imports nothing from its working folder"
+            assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT), "our clone"
             given = [str(options["pass_fds"][0]), how]
             started.append(popen([sys.executable, "-c", FAKE_WORKER, *given], **options))
             return started[-1]
