@@ -24,7 +24,7 @@ COMMANDS = {
     "status": "show how many submissions are graded, outdated, failed and booked",
     "regrade": "grade again after you mended a check, and compare the points; or explain one grade",
     "feedback": "write the page that each student reads about their submission",
-    "report": "show how the class did: points per task, frequent reasons, predictions",
+    "report": "show how the class did: points per task, frequent reasons",
     "export": "write grades as CSV for Canvas, Moodle, or a spreadsheet",
     "sources": "write each student's own code as a .py file, for programs that find copies",
 }

@@ -49,7 +49,7 @@ class Places:
 
     @property
     def record(self) -> Path:
-        """The file with each student's digest and lateness."""
+        """The file with each student's digest and time."""
         return self.data / "collected" / f"{self.assignment}.json"
 
     def was_graded(self, student: str) -> bool:
@@ -76,9 +76,9 @@ class Record:
         """Return when the submission that counts was handed in for the last time, if known."""
         return read_stamp(str(self._taken.get(student, {}).get("handed_in", "")))
 
-    def keep(self, student: str, sha256: str, late: int, at: datetime | None) -> None:
+    def keep(self, student: str, sha256: str, at: datetime | None) -> None:
         """Remember the submission that counts now."""
-        entry = {"sha256": sha256, "days_late": late, "handed_in": stamp(at) if at else ""}
+        entry = {"sha256": sha256, "handed_in": stamp(at) if at else ""}
         if self._taken.get(student) == entry:
             return
         self._taken[student] = entry
@@ -96,7 +96,7 @@ def digest_of(files: dict[str, bytes]) -> str:
 
 def place(
     places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
-    late: int, at: datetime | None,
+    at: datetime | None,
 ) -> str:  # fmt: skip
     """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
 
@@ -106,7 +106,6 @@ def place(
         student: the student's id.
         files: name → content, without ``timestamp.txt``.
         when: the time; None if it is unknown, and then the submission counts as the latest.
-        late: the number of days late, for the record.
         at: the time that decides which is the latest; `when` is earlier if the same was handed in
             before.
 
@@ -117,7 +116,7 @@ def place(
         before = _time_of(target)
         if when is not None and before != when:
             (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
-        record.keep(student, sha256, late, at)
+        record.keep(student, sha256, at)
         return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
     if known:
         before = record.at(student) or _time_of(target)
@@ -135,7 +134,7 @@ def place(
         else:
             target.rename(kept)
         _write(target, files, when)
-        record.keep(student, sha256, late, at)
+        record.keep(student, sha256, at)
         done = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
         return done + (
             "; the earlier one was GRADED already, so grade again"
@@ -143,7 +142,7 @@ def place(
             else ""
         )
     _write(target, files, when)
-    record.keep(student, sha256, late, at)
+    record.keep(student, sha256, at)
     return NEW
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -84,7 +84,6 @@ def collect(
     file_times: bool = False,
     retime: bool = False,
     write: bool = True,
-    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Collected:
     """Collect an assignment's submissions.
 
@@ -99,7 +98,6 @@ def collect(
         file_times: use the files' modification times if nothing else gives a time.
         retime: correct the times of what was collected before, because its time zone was wrong.
         write: False to change nothing and only report what would be done.
-        progress: called with the number of submissions read so far, and their total.
 
     Raises:
         SourceError: nothing can be collected from this source.
@@ -123,13 +121,12 @@ def collect(
     ours = gathered.format in ("exchange", "folder")
     by_student = _by_student(gathered, students, collected)
     record = Record(places.record)
-    for done, (student, hand_ins) in enumerate(sorted(by_student.items()), 1):
+    for student, hand_ins in sorted(by_student.items()):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         for hand_in, each in vetted:
             each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
         until = own_due.get(student, due)
         collected.rows += _take(places, record, student, vetted, until, collected, write, retime)
-        progress(done, len(by_student))
     here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
     for student in students.students:
         if student not in here:
@@ -325,7 +322,7 @@ def _take(
         is_last = each is good[-1][1]
         what = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
-            what = place(places, record, student, each.files, hand_in.when, late, at)
+            what = place(places, record, student, each.files, hand_in.when, at)
         elif write:
             keep_aside(places, student, each.files, hand_in.when)
         elif is_last and record.digest(student) == sha256:

@@ -8,7 +8,6 @@ path that its name in an archive gives.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from autograder.collection.collecting import Collected, Row, collect
@@ -37,7 +36,7 @@ examples:
   autograder collect 02_data_parallel_sgd ~/Downloads/submissions.zip --roster canvas_grades.csv
   autograder collect 02_data_parallel_sgd COMP4901Y-hw2.zip --roster worksheet.csv \\
       --due "2026-11-20 23:59" --timezone Asia/Hong_Kong
-  autograder collect 02_data_parallel_sgd handed_in/ --dry-run --all"""
+  autograder collect 02_data_parallel_sgd handed_in/ --dry-run"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only print what would be done; change nothing"
     )
-    parser.add_argument(
-        "--all", action="store_true", help="print every submission, not only those with remarks"
-    )
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -103,23 +99,16 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         file_times=arguments.file_times,
         retime=bool(arguments.timezone),
         write=write,
-        progress=_progress,
     )
     if due and write:
         book_due(load_config(root), arguments.assignment, due)
-    _report(root, arguments.assignment, collected, write, arguments.all)
+    _report(root, arguments.assignment, collected, write)
     return int(any(not each.path for each in collected.refused))
 
 
-def _progress(done: int, of: int) -> None:
-    if sys.stderr.isatty():
-        line = f"reading {done} of {of} …" if done < of else ""
-        print(f"\r{line:30}\r", end="", file=sys.stderr, flush=True)
-
-
-def _report(root: Path, assignment: str, collected: Collected, write: bool, all: bool) -> None:
+def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
     rows = sorted(collected.rows, key=lambda row: row.student)
-    shown_rows = [row for row in rows if all or row.notes or row.late or row.what not in _ORDINARY]
+    shown_rows = [row for row in rows if row.notes or row.late or row.what not in _ORDINARY]
     if shown_rows:
         header = ("student", "what", "handed in", "days late", "notes")
         print(format_rows(header, [row.cells(collected.zone) for row in shown_rows]) + "\n")
@@ -127,7 +116,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool, all:
         cells = [(each.who, each.path, each.why) for each in collected.refused]
         print(format_rows(("refused from", "file", "reason"), cells) + "\n")
     print(_summary(collected))
-    if collected.missing and (all or len(collected.missing) <= 20):
+    if collected.missing and len(collected.missing) <= 20:
         print(f"no submission from: {', '.join(collected.missing)}")
     if not write:
         print("nothing was changed (--dry-run)")

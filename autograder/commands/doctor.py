@@ -1,9 +1,8 @@
-"""``autograder doctor``: test what grading needs: a sandbox, a limit on memory, right grades."""
+"""``autograder doctor``: test what grading needs: a sandbox, and right grades."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from autograder.errors import SandboxUnavailable
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import KnownSolutions, SelfTest
 from autograder.sandbox.bubblewrap import probe
-from autograder.sandbox.memory import MemoryGroup
 from autograder.sandbox.sandbox import Sandbox
 from autograder.settings import Settings
 from course_lib.installed import find_course
@@ -24,13 +22,6 @@ DESCRIPTION = (
     "are known. Say what to do if not. Exit status: 0 if grading works, else 1."
 )
 
-_SETTINGS = {
-    "kernel.unprivileged_userns_clone": ("0", "1"),
-    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
-    "user.max_user_namespaces": ("0", "10000"),
-}
-"""Kernel settings: the value that forbids user namespaces, and one that allows them."""
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options: none."""
@@ -39,36 +30,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
     wrong = []
-    for finding in findings((namespaces, bubblewrap, control_groups, graded)):
+    for finding in findings((bubblewrap, graded)):
         print(text_of(finding), flush=True)
         wrong += [] if finding.fine or finding.needed_for == "nothing" else [finding.name]
     print(f"\nGrading does not work: {', '.join(wrong)}." if wrong else "\nGrading works here.")
     return int(bool(wrong))
 
 
-def namespaces() -> Finding:
-    """Test whether the kernel lets ordinary users create user namespaces; root needs none."""
-    if sys.platform != "linux":
-        advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"
-        return Finding("namespaces", f"there are none on {sys.platform}", advice)
-    for name, (forbids, allows) in _SETTINGS.items():
-        path = Path("/proc/sys", *name.split("."))
-        try:
-            value = path.read_text().strip()
-        except OSError:
-            continue
-        if value == forbids:
-            advice = f"ask the administrator to run: sysctl -w {name}={allows}"
-            if os.geteuid() == 0:
-                return Finding("namespaces", f"{name} is {value}, which does not matter for root")
-            return Finding("namespaces", f"{name} is {value}", advice)
-    return Finding("namespaces", "the kernel lets users create them")
-
-
 def bubblewrap() -> Finding:
     """Start a sandbox, as the autograder does, and test whether it has what grading needs."""
     if sys.platform != "linux":
-        return Finding("sandbox", "only on Linux", "see namespaces above")
+        advice = "grade on Linux, in WSL 2 or in a Linux container; everything else works here"
+        return Finding("sandbox", f"there is none on {sys.platform}", advice)
     try:
         started = f"it starts, with {probe()}"
         with Sandbox() as sandbox:
@@ -79,22 +52,11 @@ def bubblewrap() -> Finding:
         return Finding("sandbox", " ".join(error.reason.split()), advice)
 
 
-def control_groups() -> Finding:
-    """Test whether the kernel can limit a submission's memory; otherwise the grader watches it."""
-    if sys.platform != "linux":
-        return Finding("control groups", "only on Linux", "see namespaces above", "nothing")
-    group = MemoryGroup.make(limit=2**30, processes=10)
-    if group is None:
-        return Finding("control groups", "not available: the grader watches the memory instead")
-    group.close()
-    return Finding("control groups", "they limit the memory of a submission")
-
-
 def graded() -> Finding:
     """Grade solutions whose points are known, as the autograder does before it grades a class."""
     name = "graded"
     if sys.platform != "linux":
-        return Finding(name, "only on Linux", "see namespaces above")
+        return Finding(name, "only on Linux", "see sandbox above")
     sources = sorted(path.parent for path in find_course().glob("instructor/*/hidden.py"))
     if not sources:
         return Finding(name, "not tested: this copy of the course has no hidden cases")

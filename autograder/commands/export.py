@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from autograder.collection.roster import kept_roster, read_roster
+from autograder.collection.roster import kept_roster
 from autograder.collection.times import course_zone
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
@@ -33,7 +33,6 @@ def export(
     *,
     fill: Path | None = None,
     title: str = "",
-    roster: Path | None = None,
     zero: bool = False,
     tasks: bool = False,
 ) -> tuple[str, str, list[Grade]]:
@@ -45,8 +44,7 @@ def export(
 
     """
     config, data = load_config(root), Folders.at(root).data
-    students = read_roster(roster) if roster else kept_roster(data)
-    grades = read_grades(config, data, students, assignments)
+    grades = read_grades(config, data, kept_roster(data), assignments)
     if not grades:
         raise CommandFailed("the gradebook has no students yet: run autograder grade first")
     if fill:
@@ -64,7 +62,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fill in this file: Canvas's grade export, or Moodle's grading worksheet",
     )
     parser.add_argument("--title", default="", help="title of the assignment's column in Canvas")
-    parser.add_argument("--roster", type=Path, metavar="CSV", help="class list, as for collect")
     parser.add_argument(
         "--zero",
         action="store_true",
@@ -86,7 +83,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         (arguments.assignment,) if arguments.assignment else (),
         fill=arguments.fill,
         title=arguments.title,
-        roster=arguments.roster,
         zero=arguments.zero,
         tasks=arguments.tasks,
     )

@@ -26,7 +26,6 @@ give --zip and the zip of submissions that you collected. The pages are then pac
 whose file names tell the system the student of each page."""
 EXAMPLES = """\
 examples:
-  autograder feedback
   autograder feedback 02_data_parallel_sgd
   autograder feedback 02_data_parallel_sgd --student ada
   autograder feedback 02_data_parallel_sgd --zip submissions.zip
@@ -39,8 +38,8 @@ UPLOAD = {
 }
 
 
-def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, list[str]]:
-    """Write the pages; return assignment → students whose page could not be written.
+def feedback(root: Path, assignment: str, student: str = "*") -> list[str]:
+    """Write an assignment's pages; return the students whose page could not be written.
 
     Raises:
         CommandFailed: nothing was graded.
@@ -48,24 +47,23 @@ def feedback(root: Path, assignment: str = "", student: str = "*") -> dict[str, 
     """
     config = load_config(root)
     data = Folders.at(root).data
-    graded = sorted((data / "autograded").glob(f"{student}/{assignment or '*'}"))
+    graded = sorted((data / "autograded").glob(f"{student}/{assignment}"))
     if not graded:
         whose = "no submission" if student == "*" else f"no submission from {student}"
         raise CommandFailed(
-            f"{whose}{f' of {assignment}' if assignment else ''} has been graded yet: first run "
-            f"autograder grade {assignment or 'ASSIGNMENT'}"
+            f"{whose} of {assignment} has been graded yet: first run autograder grade {assignment}"
         )
     api = NbGraderAPI(config=config)
-    missing: dict[str, list[str]] = {folder.name: [] for folder in graded}
+    missing = []
     progress = Progress("writing feedback", len(graded))
     for folder in graded:
-        name, whose = folder.name, folder.parent.name
+        whose = folder.parent.name
         # One by one: nbgrader stops at the first submission that it cannot convert.
-        outcome = api.generate_feedback(name, whose, force=True)
+        outcome = api.generate_feedback(assignment, whose, force=True)
         wanted = {path.stem for path in folder.glob("*.ipynb")}
-        written = {path.stem for path in (data / "feedback" / whose / name).glob("*.html")}
+        written = {path.stem for path in (data / "feedback" / whose / assignment).glob("*.html")}
         if not outcome["success"] or wanted - written:
-            missing[name].append(whose)
+            missing.append(whose)
         progress.step()
     return missing
 
@@ -137,9 +135,7 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "assignment", nargs="?", default="", help="the assignment's name (default: all)"
-    )
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     parser.add_argument("--student", default="*", help="one student's id (default: all)")
     parser.add_argument(
         "--zip",
@@ -156,19 +152,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     warnings.filterwarnings("ignore", module="nbgrader.api")
-    if (arguments.source or arguments.release) and not arguments.assignment:
-        raise CommandFailed("--zip and --release need ASSIGNMENT")
-    missing = feedback(root, arguments.assignment, arguments.student)
-    packed = pack(root, arguments.assignment, arguments.source) if arguments.source else None
-    unreached = release(root, arguments.assignment, arguments.student) if arguments.release else []
+    name = arguments.assignment
+    missing = feedback(root, name, arguments.student)
+    packed = pack(root, name, arguments.source) if arguments.source else None
+    unreached = release(root, name, arguments.student) if arguments.release else []
     folder = Folders.at(root).data / "feedback"
-    for name, students in missing.items():
-        pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
-        print(f"{name}: {counted(pages, 'page')} in {folder}")
-        if students:
-            print(
-                f"  no page could be written for: {', '.join(students)}; grade these students again"
-            )
+    pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
+    print(f"{name}: {counted(pages, 'page')} in {folder}")
+    if missing:
+        print(f"  no page could be written for: {', '.join(missing)}; grade these students again")
     if unreached:
         print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
         print(f"  hand their pages out from {folder}")
@@ -180,4 +172,4 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
             print(f"  left out, because {arguments.source} does not have them: {', '.join(others)}")
             print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")
-    return int(any(missing.values()))
+    return int(bool(missing))

@@ -12,8 +12,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course import Folders, load_config
-from autograder.errors import CommandFailed
+from autograder.course import load_config
 from autograder.pool import phases
 from autograder.settings import Settings
 
@@ -28,11 +27,7 @@ DESCRIPTION = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "assignment",
-        nargs="?",
-        help="the assignment's name (default: the only one with submissions)",
-    )
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     add_choices(parser)
 
 
@@ -66,36 +61,21 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def choices(root: Path, arguments: argparse.Namespace) -> tuple[str, Settings, int]:
-    """Return assignment, settings and jobs.
-
-    Raises:
-        CommandFailed: no assignment was named, and not exactly one has submissions.
-
-    """
-    config = load_config(root)
-    settings = Settings.of(config)
+def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
+    """Return the settings and the number of jobs."""
+    settings = Settings.of(load_config(root))
     if arguments.on:
         settings = replace(settings, on=arguments.on)
-    assignment = arguments.assignment
-    if not assignment:
-        submitted = Folders.of(config.CourseDirectory).submitted
-        there = sorted({path.name for path in submitted.glob("*/*") if path.is_dir()})
-        if not there:
-            raise CommandFailed("no assignment has submissions: run autograder collect first")
-        if len(there) > 1:
-            raise CommandFailed(f"name one of the assignments with submissions: {', '.join(there)}")
-        (assignment,) = there
     jobs = arguments.jobs
     if settings.on == "gpu" and jobs > 1:
         print("on GPUs, one submission is graded at a time: --jobs is ignored")
         jobs = 1
-    return assignment, settings, jobs
+    return settings, jobs
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
-    assignment, settings, jobs = choices(root, arguments)
+    assignment, (settings, jobs) = arguments.assignment, choices(root, arguments)
     outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
     unbooked = phases.book_class(root, assignment, arguments.student, settings)
     status = phases.report(outcomes)

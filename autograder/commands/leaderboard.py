@@ -89,16 +89,11 @@ def board(entries: Sequence[Entry]) -> Table:
         if e.note:
             rows.append(("", e.name, "", "", "", "", e.note, ""))
             continue
-        honours = {
-            "fewest bytes": e.sent == min(each.sent for each in timed),
-            "fewest rounds": e.rounds == min(each.rounds for each in timed),
-            "least computing": e.computed == min(each.computed for each in timed),
-        }
         rows.append(
             (
                 *(1 + times.index(e.seconds), e.name),
                 *(f"{1e3 * e.seconds:.3f}", f"{1e3 * e.computed:.3f}", e.sent, e.rounds),
-                ", ".join(name for name, has in honours.items() if has),
+                "",
                 bar(e.seconds / timed[-1].seconds),
             )
         )

@@ -23,7 +23,7 @@ DESCRIPTION = (
     "before you say so. The inputs are drawn from the same seeds as before. A submission whose "
     "points were not booked counts as graded for the first time, not as changed. With --one, "
     "examine one student again with the inputs of the verdict: print every case, also hidden ones "
-    "in full, draw a timeline, and book nothing. This output is for instructors only."
+    "in full, and book nothing. This output is for instructors only."
 )
 
 
@@ -94,11 +94,7 @@ def table(found: Sequence[Change]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "assignment",
-        nargs="?",
-        help="the assignment's name (default: the only one with submissions)",
-    )
+    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--all", action="store_true", help="grade every submission again")
     which.add_argument(
@@ -112,7 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Regrade for the command line; return the exit status."""
-    assignment, settings, jobs = grade.choices(root, arguments)
+    assignment, (settings, jobs) = arguments.assignment, grade.choices(root, arguments)
     if arguments.one:
         try:
             return int(not _one_student.explain(root, assignment, arguments.one))

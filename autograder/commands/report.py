@@ -2,8 +2,7 @@
 
 For each task, the report shows its points, how many of the class have all of them, the median
 time of its check, and the most frequent reasons for failures. Reasons that differ only in numbers
-count as the same reason. Predictions are read from the output in the students' own notebooks.
-Predictions give no points, so nobody has a reason to forge them.
+count as the same reason.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import mean, median
-
-import nbformat
 
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders
@@ -25,26 +22,24 @@ from autograder.errors import CommandFailed
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
-from autograder.pool.class_list import handed_in, students
+from autograder.pool.class_list import students
 from autograder.tables import Row, Table, bar, printable
 from autograder.web_page import web_page
 
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
-frequent reasons for failures with the students who got them, the time of each check, and what
-students predicted. The points are those that were last booked from checks. The same report is
-written as a page, grading/report/ASSIGNMENT.html. It names students, so never hand it out. The
-command changes no grades."""
+frequent reasons for failures with the students who got them, and the time of each check. The
+points are those that were last booked from checks. The same report is written as a page,
+grading/report/ASSIGNMENT.html. It names students, so never hand it out. The command changes no
+grades."""
 EXAMPLES = """\
 examples:
   autograder report 02_data_parallel_sgd"""
 
 
 MOST = 10
-"""Number of reasons that are listed for a task, and of guesses for a question."""
+"""Number of reasons that are listed for a task."""
 _BINS = 10
-_SCORED = re.compile(r"^(?P<question>.{1,200}): (?P<actual>[^:;]+); you predicted (?P<guess>.+): ")
-"""The line that `course_lib.checking.predictions.Prediction` shows for a guess after its run."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +61,13 @@ class ClassReport:
         return web_page(f"{self.assignment}: the class", body)
 
 
-def class_report(
-    assignment: str,
-    verdicts: Mapping[str, Sequence[Verdict]],
-    notebooks: Mapping[str, Sequence[Path]],
-) -> ClassReport:
+def class_report(assignment: str, verdicts: Mapping[str, Sequence[Verdict]]) -> ClassReport:
     """Return the report.
 
     Args:
         assignment: its name.
         verdicts: student → the verdicts that count, one for each notebook. No verdicts mean that
             the submission is not graded yet.
-        notebooks: student → the submitted notebooks, which show the predictions.
 
     """
     graded = {student: found for student, found in verdicts.items() if found}
@@ -114,12 +104,6 @@ def class_report(
                 ("task", "students", "who", "reason"),
                 [row for task, found in checks.items() for row in _reasons(task, found)],
                 "No task failed.",
-            ),
-            Table(
-                "What students predicted",
-                ("question", "right answer", "guesses (number of students)"),
-                _guesses(path for student in graded for path in notebooks.get(student, ())),
-                "No submitted notebook shows a scored prediction.",
             ),
             Table(
                 "What was unusual in notebooks",
@@ -166,36 +150,6 @@ def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
     return [(task, len(each), tuple(sorted(s for s, _ in each)), each[0][1]) for each in frequent]
 
 
-def _guesses(notebooks: Iterable[Path]) -> list[Row]:
-    answers: dict[str, Counter[str]] = {}
-    guesses: dict[str, Counter[str]] = {}
-    for path in notebooks:
-        for line in _shown(path):
-            if scored := _SCORED.match(line):
-                question = scored["question"]
-                answers.setdefault(question, Counter())[scored["actual"]] += 1
-                guesses.setdefault(question, Counter())[scored["guess"]] += 1
-    return [
-        (
-            question,
-            answers[question].most_common(1)[0][0],
-            ", ".join(f"{guess} ({count})" for guess, count in found.most_common(MOST)),
-        )
-        for question, found in guesses.items()
-    ]
-
-
-def _shown(path: Path) -> set[str]:
-    """Return the lines that a notebook's cells show, each once; none if it cannot be read."""
-    try:
-        cells = nbformat.read(path, as_version=4).cells
-        outputs = [each for cell in cells for each in cell.get("outputs", ())]
-        texts = [str(o.get("data", {}).get("text/plain", o.get("text", ""))) for o in outputs]
-    except Exception:  # a damaged notebook may raise anything, and grading says so elsewhere
-        return set()
-    return {line for text in texts for line in text.splitlines()}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
@@ -207,11 +161,10 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     roster = kept_roster(folders.data)
     there = [s for s in students(folders, name) if not roster or s in roster.students]
     left = sorted(set(students(folders, name)) - set(there))
-    notebooks = {student: handed_in(folders, name, student) for student in there}
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
         raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")
-    report = class_report(name, verdicts, notebooks)
+    report = class_report(name, verdicts)
     page = folders.data / "report" / f"{name}.html"
     write_whole(page, report.as_page())
     print(report.as_text())

@@ -20,7 +20,6 @@ from typing import Any, Literal
 from autograder.examination._channel import Channel, wait_at_most
 from autograder.examination.budget import LOOK_EVERY, Deadline
 from autograder.examination.fabric import Answers, Bounds, ExaminersFabric, ProtocolError
-from autograder.examination.gpus import alone_on
 from autograder.sandbox.sandbox import Cell, Sandbox
 from course_lib.checking.cases import Case
 from course_lib.limits import MAX_TEXT
@@ -96,7 +95,6 @@ class CaseRanks:
         self._work = [whole if rank in (only_on or [rank]) else without for rank in range(k)]
         self._channels: list[Channel] = []
         self._cells: list[Cell] = []
-        self._kept = contextlib.ExitStack()
         self._fabric: ExaminersFabric | None = None
         words = "case" if on is None else f"case on {on.upper()} ranks"
         if on is None:
@@ -125,7 +123,6 @@ class CaseRanks:
             "devices": list(chosen.devices),
             "environment": chosen.environment,
         }
-        self._kept.enter_context(alone_on(chosen.devices))
         run = "autograder.inside.node:serve_node"
         return self._sandbox.cell(run, config, ends, gpu=on == "gpu")
 
@@ -141,7 +138,6 @@ class CaseRanks:
         for channel in self._channels:
             channel.close()
         self._sandbox.kill(self._cells)
-        self._kept.close()
 
     @property
     def trace(self) -> Trace | None:

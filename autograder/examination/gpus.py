@@ -1,12 +1,8 @@
-"""Show GPUs to student code in the sandbox, and let only one grader at a time use each GPU."""
+"""Show GPUs to student code in the sandbox."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,23 +77,3 @@ def gpu_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str,
         for name, value in environment.items()
         if name in _NAMES or name.startswith("NVIDIA_")
     }
-
-
-@contextlib.contextmanager
-def alone_on(devices: Sequence[str]) -> Iterator[None]:
-    """Lock the GPUs among `devices` (``cuda:0``) so that no other grader on this machine uses them.
-
-    Two cases on one GPU at the same time would compete for its memory and slow each other down.
-    A case that waits here has started no rank yet, so none of the student's time passes.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    numbers = sorted({int(each.partition(":")[2] or 0) for each in devices if "cuda" in each})
-    with contextlib.ExitStack() as held:
-        for number in numbers:
-            name = visible[number].strip() if number < len(visible) and visible[0] else str(number)
-            path = Path(tempfile.gettempdir(), f"sgd-to-ddp-gpu-{name.replace('/', '-')}.lock")
-            if not path.exists():
-                path.touch()
-            lock = held.enter_context(path.open())  # read only: another user may own the file
-            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file releases the lock
-        yield

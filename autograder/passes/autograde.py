@@ -15,7 +15,7 @@ from pathlib import Path
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Enum, Float, Unicode
+from traitlets import Enum, Float
 
 from autograder.examination.verdict import verdict_path
 from autograder.passes.examine import blank_verdict
@@ -52,11 +52,6 @@ class Examine(NbGraderPreprocessor):
         help="If a solution passes on the simulated network, run it again on real ranks: 'cpu' "
         "(gloo) or 'gpu'. A solution that fails there fails. Default: no second run.",
     ).tag(config=True)
-    seed = Unicode(
-        "",
-        help="Draw the cases' inputs from this seed. Default: a secret seed, which the verdict "
-        "records.",
-    ).tag(config=True)
 
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
@@ -75,7 +70,7 @@ class Examine(NbGraderPreprocessor):
         if key not in _tests:
             _tests[key] = SelfTest(*key)
         for attempt in range(1, ATTEMPTS + 1):
-            verdict = blank_verdict(nb, folders, path, settings, self.seed)
+            verdict = blank_verdict(nb, folders, path, settings)
             try:
                 _tests[key].examine(nb, verdict, self.log)
                 break

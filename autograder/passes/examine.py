@@ -73,9 +73,7 @@ def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
         raise SystemExit(f"nbgrader autograde: {error}") from None
 
 
-def blank_verdict(
-    nb: NotebookNode, folders: Folders, path: Path, settings: Settings, seed: str = ""
-) -> Verdict:
+def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Settings) -> Verdict:
     """Return the verdict on a rebuilt notebook, before anything of it is run.
 
     Args:
@@ -83,19 +81,16 @@ def blank_verdict(
         folders: the course's folders.
         path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
         settings: how it is to be examined.
-        seed: the seed of the inputs; by default, the seed for this code of this student.
 
     """
     student, assignment, notebook = path.parents[1].name, path.parent.name, path.stem
     digest = source_digest([cell.source for cell in nb.cells if cell.cell_type == "code"])
-    if not seed:
-        secret = assignment_secret(folders.data, assignment)
-        seed = submission_seed(secret, student, notebook, digest)
+    secret = assignment_secret(folders.data, assignment)
     return Verdict(
         assignment=assignment,
         student=student,
         notebook=notebook,
-        seed=seed,
+        seed=submission_seed(secret, student, notebook, digest),
         source_sha256=digest,
         versions=versions(),
         notes=[*repair.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],

@@ -10,8 +10,7 @@ import nbformat
 import pytest
 
 from autograder.commands import demo as demo_module
-from autograder.commands.demo import ASSIGNMENT, Made, Result, demo
-from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.commands.demo import ASSIGNMENT, Result, demo
 from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
 from tests.helpers.whole_class import TASKS, leave_little
 
@@ -40,7 +39,7 @@ def results(course: Path) -> dict[str, Result]:
     said: list[str] = []
     make = demo_module.make_submissions
 
-    def some(source: Path, released: Path) -> dict[str, Made]:
+    def some(source: Path, released: Path) -> dict[str, nbformat.NotebookNode]:
         made = make(source, released)
         assert len(made) == 6
         return {name: made[name] for name in SCORES}
@@ -55,30 +54,6 @@ def results(course: Path) -> dict[str, Result]:
 def test_the_scores_are_right(results: dict[str, Result]) -> None:
     assert {name: row.score for name, row in results.items()} == SCORES
     assert {row.max_score for row in results.values()} == {5}
-
-
-@pytest.mark.parametrize(
-    ("score", "reason", "wrong", "words"),
-    [
-        (4, "", {}, []),
-        (0, "a sum", {"t": "a sum"}, []),
-        (3, "a sum", {}, ["t got 3 of 4, but the solution is right (reason: a sum)"]),
-        (4, "", {"t": "a sum"}, ["t got 4 of 4, but the solution is wrong"]),
-        (
-            0,
-            "late",
-            {"t": "a sum"},
-            ["t got 0 of 4 because 'late', but the reason must contain 'a sum'"],
-        ),
-        (4, "", {"u": "a sum"}, ["not graded: u"]),
-    ],
-)
-def test_what_must_come_of_a_submission(
-    score: float, reason: str, wrong: dict[str, str], words: list[str]
-) -> None:
-    verdict = Verdict("02", "ada", "02", "5eed", "0")
-    verdict.checks.append(CheckVerdict("02/t", score, 4, reason, []))
-    assert Made(nbformat.v4.new_notebook(), wrong).unexpected(verdict) == words
 
 
 def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:

@@ -40,21 +40,7 @@ def test_without_solutions_it_says_what_was_not_tried(
     assert found.fine and ("not tested" in found.summary or sys.platform != "linux")
 
 
-@pytest.mark.parametrize("root", [True, False])
-def test_forbidden_namespaces_are_named_with_the_setting(
-    monkeypatch: pytest.MonkeyPatch, root: bool
-) -> None:
-    monkeypatch.setattr(doctor.sys, "platform", "linux")
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0 if root else 1000)
-    monkeypatch.setattr(
-        Path, "read_text", lambda path: "0\n" if "max_user" in path.name else "none\n"
-    )
-    found = doctor.namespaces()
-    assert found.fine == root and "user.max_user_namespaces is 0" in found.summary
-    assert root or found.advice.endswith("user.max_user_namespaces=10000")
-
-
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(platform="darwin"))
-    for look in (doctor.namespaces, doctor.bubblewrap, doctor.control_groups):
+    for look in (doctor.bubblewrap, doctor.graded):
         assert not look().fine

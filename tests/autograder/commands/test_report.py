@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 from autograder.commands.report import class_report
@@ -34,8 +32,8 @@ def test_it_counts_students_and_groups_reasons() -> None:
         "eve": [],
     }
     verdicts["ada"][0].notes.append("cell 4 was joined")
-    report = class_report("a", verdicts, {})
-    tasks, points, reasons, _, notes = report.tables
+    report = class_report("a", verdicts)
+    tasks, points, reasons, notes = report.tables
     assert "3 graded" in report.summary and "median 2" in report.summary
     assert "not graded yet: eve" in report.summary
     ring, tree = tasks.rows
@@ -55,34 +53,14 @@ def test_visible_reasons_come_before_hidden_ones() -> None:
             {"name": "v", "passed": False, "hidden": False, "reason": "visible words"},
         ],
     )
-    report = class_report("a", {"ada": [verdict("ada", mixed)]}, {})
+    report = class_report("a", {"ada": [verdict("ada", mixed)]})
     assert [row[-1] for row in report.tables[2].rows] == ["visible words"]
-
-
-def test_predictions_are_read_from_what_notebooks_show(tmp_path: Path) -> None:
-    from course_lib.checking.predictions import Prediction
-
-    notebooks = {}
-    for student, guess in (("ada", 3), ("ming", 4), ("noor", 4)):
-        output = nbformat.v4.new_output(
-            "execute_result", {"text/plain": repr(Prediction("bytes: sent", guess).score(3))}
-        )
-        cell = nbformat.v4.new_code_cell("guess.score(3)", outputs=[output])
-        path = tmp_path / f"{student}.ipynb"
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
-        notebooks[student] = [path]
-    (tmp_path / "eve.ipynb").write_text("no notebook")
-    notebooks["eve"] = [tmp_path / "eve.ipynb"]
-    report = class_report(
-        "a", {name: [verdict(name, check("t", 4))] for name in notebooks}, notebooks
-    )
-    assert report.tables[3].rows == [("bytes: sent", "3", "4 (2), 3 (1)")]
 
 
 @pytest.mark.parametrize("student", ["<script>alert(1)</script>", "x\u202ey"])
 def test_no_text_of_a_student_is_markup(student: str) -> None:
     reason = "got <img src=x onerror=alert(1)> & more"
-    report = class_report("a", {student: [verdict(student, check("ring", 0, reason))]}, {})
+    report = class_report("a", {student: [verdict(student, check("ring", 0, reason))]})
     page = report.as_page()
     assert "<script" not in page and "<img" not in page and "&lt;img" in page
     assert "default-src 'none'" in page
