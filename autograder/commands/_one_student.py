@@ -13,6 +13,7 @@ from autograder.course import Folders, find_sources
 from autograder.examination.verdict import Verdict, checks_digest, source_digest
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.passes.rebuild import rebuilt
+from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
 
@@ -22,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 def explain(root: Path, assignment: str, student: str) -> bool:
     """Examine a student's graded notebooks again, and print every case; book nothing.
 
-    Return whether all points are the same.
+    Draw the timeline of the first visible case that failed. Return whether all points are the same.
 
     Raises:
         NothingToGrade: the student has no verdict, or the code that it is about no longer exists.
@@ -45,6 +46,13 @@ def explain(root: Path, assignment: str, student: str) -> bool:
         )
         examine_notebook(_notebook(folders, old), Exam.of(sources / assignment), new, _LOG)
         print(_explained(old, new))
+        for check in new.checks:
+            png, _ = timeline_of(check)
+            if png:
+                path = folders.data / "verdicts" / assignment / student / f"{old.notebook}.png"
+                path.write_bytes(png)
+                print(f"Timeline of {check.task}, case {check.trace['case']!r}: {path}")
+                break
         same &= [c.score for c in old.checks] == [c.score for c in new.checks]
     return same
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,11 @@ from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
 
 DESCRIPTION = (
-    "Grade again and show old and new points side by side: who gains, who loses. Nothing is booked "
-    "before you say so. The inputs are drawn from the same seeds as before. A submission whose "
-    "points were not booked counts as graded for the first time, not as changed. With --one, "
-    "examine one student again with the inputs of the verdict: print every case, also hidden ones "
-    "in full, and book nothing. This output is for instructors only."
+    "Grade again and show old and new points side by side: who gains, who loses. Nothing is "
+    "booked: autograder grade does that. The inputs are drawn from the same seeds as before. A "
+    "submission whose points were not booked counts as graded for the first time, not as changed. "
+    "With --one, examine one student again with the inputs of the verdict: print every case, also "
+    "hidden ones in full, draw a timeline, and book nothing. This output is for instructors only."
 )
 
 
@@ -122,15 +121,5 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     status = phases.report(outcomes)
     folders = Folders.at(root)
     print(f"\n{table(changes(folders, assignment, outcomes))}\n")
-    if not _agreed():
-        print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
-        return status
-    unbooked = phases.book_class(root, assignment, arguments.student, settings)
-    return 1 if unbooked else status
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        print("There is no terminal to ask whether to book the new points. ", end="")
-        return False
-    return input("Book the new points? [y/N] ").strip().lower() in ("y", "yes")
+    print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
+    return status

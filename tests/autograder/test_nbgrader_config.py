@@ -49,15 +49,3 @@ def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(cou
     grading = course / "grading"
     assert {grading / "gradebook.db", grading / "grades.csv"} <= made
     assert [path for path in made if not path.is_relative_to(grading)] == []
-
-
-def test_submissions_from_elsewhere_are_unpacked_below_grading(course: Path) -> None:
-    archive = course / "grading/downloaded" / ASSIGNMENT / "archive"
-    archive.mkdir(parents=True)
-    notebook = course / "instructor" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-    shutil.copy(notebook, archive / f"ada_{ASSIGNMENT}.ipynb")
-    before = {path.name for path in course.iterdir()}
-    pattern = r".*/(?P<student_id>\w+?)_(?P<file_id>02.*)"
-    nbgrader(course, "zip_collect", ASSIGNMENT, f"--FileNameCollectorPlugin.named_regexp={pattern}")
-    assert (course / "grading/submitted/ada" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb").is_file()
-    assert {path.name for path in course.iterdir()} == before

@@ -154,15 +154,6 @@ def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: B
         assert len(html) < 3_000_000, "ten megabytes were printed"
 
 
-@needs_sources
-@needs_browser
-def test_nothing_runs_in_feedback(pages: dict[str, Path], beacons: Beacons, tmp_path: Path) -> None:
-    dom = browse(pages["eve"].as_uri(), tmp_path / "profile")
-    assert f"{MARK}=" not in dom.partition(">")[0] + dom.partition("<head")[0]
-    assert "My answer, 中文, reads <strong>well</strong>" in dom
-    assert beacons.seen == []
-
-
 @pytest.fixture
 def formgrader(course: Path) -> Iterator[str]:
     with socket.socket() as free:

@@ -346,7 +346,6 @@ LIES: dict[str, tuple[Check, str, str]] = {
         )
     },
     "noise at the start": (EXCHANGED, NOISY.format("b'garbage of many bytes'"), NOT_READ),
-    "half a frame at the start": (EXCHANGED, NOISY.format("b'DDPv' * 99"), NOT_READ),
     **{
         f"a silent watch: {answer}": (EFFECTS, SILENT.replace("{}", answer), "")
         for answer in ("[]", "{}")

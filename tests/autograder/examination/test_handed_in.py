@@ -149,12 +149,6 @@ HONEST = {
         "while True:\n    try:\n        if os.fork() == 0: time.sleep(1000)\n"
         "    except OSError: break",
     ),
-    "a full disk": honest(
-        RIGHT,
-        "for folder in ('/tmp', '/dev/shm'):\n    try:\n"
-        "        for i in range(99): open(f'{folder}/{i}', 'wb').write(bytes(60 << 20))\n"
-        "    except OSError: pass",
-    ),
     "ranks kill all in reach": honest(
         "for pid in (-1, *range(2, 400)):\n        try: os.kill(pid, signal.SIGKILL)\n"
         "        except OSError: pass\n    return right(x)"
@@ -195,11 +189,7 @@ ENDS = {
     "a circle of waiting": loses(
         "dist.recv(x, src=1 - dist.get_rank())", r"Rank 0 waits in recv from rank 1 \(12 B\)"
     ),
-    "sleeps": loses("time.sleep(60)", STUCK),
     "an endless loop": loses("while True: pass", STUCK),
-    "a rank forks without end": loses(
-        "while True:\n        try: os.fork() or time.sleep(99)\n        except OSError: pass", STUCK
-    ),
     "no group is left": loses("right(x); dist.destroy_process_group(); return x", "was destroyed"),
     "no wait": loses("dist.all_reduce(x, async_op=True); return x", "never waits for the handle"),
 }
@@ -313,14 +303,6 @@ BOMBS = {
     "questions": bomb(
         "lines(0)\n    work = dist.irecv(x, other)\n    while True: work.is_completed()",
         r"sent [\d,]+ requests to the network",
-    ),
-    "groups": bomb(
-        "lines(0)\n    for i in range(60_000): dist.new_group([0, 1])",
-        r"it would have started [\d,]+ operations; the limit for a rank is",
-    ),
-    "tensors without numbers": bomb(
-        "big = torch.empty(1 << 47, device='meta')\n    dist.all_reduce(big)\n    return x",
-        "on the device meta has no values",
     ),
     "large answers": bomb("return torch.zeros(20_000_000)", "an answer that cannot be read"),
     "a key that is long, with many items": bomb(
