@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C import _functorch
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking import Case, Given, Wrong, equals
@@ -208,7 +208,7 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
         def note(_: nn.Module, arguments: Any) -> None:
             nonlocal passes
             passes += 1
-            if not is_functorch_wrapped_tensor(rows := arguments[0]):
+            if not _functorch.is_functorch_wrapped_tensor(rows := arguments[0]):
                 seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
 
         module = scaled_model(mine["weights"], mine["scale"], mine["frozen"])

@@ -293,9 +293,9 @@ def _vector(x: Tensor) -> Tensor:
 
 
 def _with_scale(exponent: Tensor, codes: Tensor) -> Tensor:
-    unit = torch.full((), 257.0, dtype=torch.float32, device=codes.device)
-    scale = torch.ldexp(unit, exponent)
-    return torch.cat([scale.reshape(1).view(torch.uint8), codes])
+    # A vector: older versions of PyTorch take a scalar to the default dtype.
+    unit = torch.full((1,), 257.0, dtype=torch.float32, device=codes.device)
+    return torch.cat([torch.ldexp(unit, exponent).view(torch.uint8), codes])
 
 
 def _scale(wire: Tensor) -> Tensor:

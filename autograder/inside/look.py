@@ -17,11 +17,15 @@ from autograder.inside.scratch import HOME
 from course_lib.ranks.wire import send
 
 _ENOUGH = 3
+_OF_TORCH = "torch.distributed.nn.jit.instantiator"
+"""In older versions of PyTorch, a module that makes a folder of its own when it is imported."""
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Send the first paths that cannot be read, and the problem with `HOME`."""
-    hidden = [path for path in sorted(set(_needed())) if not _readable(path)]
+    made_here = getattr(sys.modules.get(_OF_TORCH), "INSTANTIATED_TEMPLATE_DIR_PATH", None)
+    needed = sorted(path for path in set(_needed()) if not made_here or made_here not in path)
+    hidden = [path for path in needed if not _readable(path)]
     problems = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
         send(channel, problems)
