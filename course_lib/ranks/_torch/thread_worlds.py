@@ -108,6 +108,8 @@ def thread_worlds() -> Iterator[None]:
                 stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
         stack.enter_context(_replaced(distributed_c10d, "_new_group_with_tag", _new_group))
+        helper = "_new_process_group_helper"
+        stack.enter_context(_replaced(distributed_c10d, helper, _new_process_group))
         stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
@@ -169,6 +171,30 @@ def _new_group(before: Any) -> Any:
         return before(ranks, timeout, asked, *more, **named)
 
     return new_group
+
+
+def _new_process_group(before: Any) -> Any:
+    """Wrap what makes a group: releases up to 2.12 do not ask the first group to make others.
+
+    There the ranks have not met for the new group, and one that does not make it went unnoticed.
+    """
+
+    @functools.wraps(before)
+    def new_process_group(
+        size: int,
+        rank: int,
+        ranks: Any,
+        backend: Any,
+        store: Any,
+        name: str,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        if _local.context is not None and ranks:
+            distributed_c10d._get_default_group().meet(tuple(ranks), name)  # type: ignore[attr-defined]
+        return before(size, rank, ranks, backend, store, name, *more, **named)
+
+    return new_process_group
 
 
 def _rendezvous(before: Any) -> Any:

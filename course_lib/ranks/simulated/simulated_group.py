@@ -108,8 +108,18 @@ class SimulatedProcessGroup(PythonGroup):
         **_: Any,  # releases after 2.13 also pass the backend; it is always this one
     ) -> SimulatedProcessGroup | None:
         """Make a group. PyTorch calls this in ``dist.new_group``, on every rank."""
+        self.meet(members := tuple(ranks), group_name)
         context = here()
-        members = tuple(ranks)
+        if context.rank not in members:
+            return None
+        group: SimulatedProcessGroup = context.create(members, group_name)
+        if group_desc:
+            group._set_group_desc(group_desc)
+        return group
+
+    def meet(self, members: tuple[int, ...], group_name: str) -> None:
+        """Meet the other ranks that make this group."""
+        context = here()
         # If only its members make a group, its name is a hash and not a number.
         of_all = group_name.isdecimal()
         context.endpoint.post(
@@ -125,12 +135,6 @@ class SimulatedProcessGroup(PythonGroup):
                 made=group_name,
             )
         )
-        if context.rank not in members:
-            return None
-        group: SimulatedProcessGroup = context.create(members, group_name)
-        if group_desc:
-            group._set_group_desc(group_desc)
-        return group
 
     def _collective(
         self, collective: Collective, arguments: tuple[Any, ...], options: Any
