@@ -64,7 +64,7 @@ LONG = (
     "test_surroundings.py",
     "test_random_calls.py",
     "test_rebuild.py",
-    "test_early.py",
+    "test_what_is_loaded.py",
     "test_reports.py",
     "test_cards.py",
     "test_local.py",

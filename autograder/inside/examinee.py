@@ -38,7 +38,7 @@ from course_lib.learner.no_display import without_display
 from course_lib.ranks.calls import cell_sources, install_sources
 from course_lib.ranks.explain.failure import Failure, describe
 from course_lib.ranks.for_graders import (
-    WIDE,
+    NEEDED,
     collapse,
     lone_rank,
     redirect_output,
@@ -299,7 +299,7 @@ def main() -> None:
     # Children look for this file's functions under the module's name, not under __main__.
     sys.modules["autograder.inside.examinee"] = sys.modules["__main__"]
     gc.disable()
-    for name in (*WIDE, "course_lib.checking.on_ranks.given", "autograder.inside.node"):
+    for name in (*NEEDED, "course_lib.checking.on_ranks.given", "autograder.inside.node"):
         importlib.import_module(name)
     warm_up()
     gc.collect()

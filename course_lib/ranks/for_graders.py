@@ -13,7 +13,7 @@ from course_lib._later import later
 
 if TYPE_CHECKING:
     from course_lib.ranks.processes.fork_client import (
-        WIDE,
+        NEEDED,
         ForkServer,
         ForkServerError,
         end_soon,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from course_lib.ranks.simulated.operation import NEW_GROUP, Operation, check_operation
 
 __all__ = [
+    "NEEDED",
     "NEW_GROUP",
-    "WIDE",
     "Fabric",
     "ForkServer",
     "ForkServerError",
@@ -56,7 +56,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "WIDE ForkServer ForkServerError end_soon preload": "processes.fork_client",
+        "NEEDED ForkServer ForkServerError end_soon preload": "processes.fork_client",
         "collapse serve": "processes.fork_server",
         "redirect_output": "processes.worker",
         "Fabric Phase": "simulated.fabric",

@@ -30,16 +30,8 @@ class Placement:
     @property
     def threads(self) -> int:
         """Threads per rank: the cores of this machine, divided among the ranks."""
-        return max(1, _cores() // len(self.devices))
-
-    @property
-    def core_each(self) -> bool:
-        """Whether the machine has a core for every rank."""
-        return len(self.devices) <= _cores()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return max(1, cores // len(self.devices))
 
 
 def place(world_size: int, on: str) -> Placement:

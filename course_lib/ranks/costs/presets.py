@@ -33,9 +33,6 @@ ETHERNET_100 = Network(_RDMA, 100 * _GBIT)
 """100 Gb/s Ethernet, with RDMA. IEEE 802.3ba (2010)."""
 ETHERNET_400 = Network(_RDMA, 400 * _GBIT)
 """400 Gb/s Ethernet, with RDMA. IEEE 802.3bs (2017)."""
-DGX_H100 = Network(_RDMA, 400 * _GBIT, node_size=8, inside=NVLINK_4)
-"""Nodes of 8 GPUs with NVLink inside and one 400 Gb/s adapter per GPU between them.
-NVIDIA, DGX H100 data sheet."""
 
 A100 = Device(flops=312e12, memory_bandwidth=2.039e12)
 """A100 80 GB SXM, dense bfloat16. NVIDIA, A100 data sheet."""

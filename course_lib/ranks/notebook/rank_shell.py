@@ -52,15 +52,7 @@ class RankShell:
 
     def system(self, command: str) -> None:
         """Run a shell command; the rank prints the command's output."""
-        with subprocess.Popen(
-            self._filled_in(command),
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
+        with self._started(command) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
@@ -72,21 +64,13 @@ class RankShell:
 
     def getoutput(self, command: str, split: bool = True) -> Any:
         """Return the output of a shell command: its lines, or one text."""
-        done = subprocess.run(
-            self._filled_in(command),
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        with self._started(command) as process:
+            text = process.communicate()[0]
         if not split:
-            return done.stdout
+            return text
         from IPython.utils.text import SList
 
-        return SList(done.stdout.splitlines())
+        return SList(text.splitlines())
 
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
@@ -114,6 +98,17 @@ class RankShell:
         finally:
             kind = "Virtual" if is_simulated() else "Wall"
             print(f"{kind} time: {_seconds(clock() - start)}")
+
+    def _started(self, command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._filled_in(command),
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
 
     def _filled_in(self, command: str) -> str:
         """Return a command in which ``{x}`` and ``$x`` are replaced by the rank's variables."""

@@ -27,10 +27,8 @@ from course_lib.ranks.stopping import uninterrupted
 _UNREADABLE = "the process that starts the ranks sent an unreadable answer. Run the call again"
 _MAX_ANSWER = 1 << 16
 
-NARROW = ("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker")
-"""Modules that a rank needs in any case."""
-
-SOON = (
+NEEDED = (
+    *("torch", "torch.distributed", "cloudpickle", "course_lib.ranks.processes.worker"),
     "torch.fx.experimental.symbolic_shapes",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
@@ -39,10 +37,8 @@ SOON = (
     "torch.optim.adamw",
     "torch.distributed.device_mesh",
 )
-"""Modules that a rank would otherwise import in its first training step, which would take seconds.
-They are in an order in which each takes a part of that time."""
-
-WIDE = (*NARROW, *SOON)
+"""Modules that a rank needs in any case, and those that its first training step would otherwise
+import, which would take seconds."""
 
 LATER = (
     "matplotlib.pyplot",
@@ -75,7 +71,7 @@ class ForkServer:
     Args:
         start: starts the process, for example in a sandbox. Its argument is the number of the
             socket that the process must inherit. By default it starts this Python, which loads the
-            modules of `NARROW` first, those of `SOON` soon, and those of `LATER` later.
+            modules of `NEEDED` first, and those of `LATER` when it has nothing to do.
         start_timeout: seconds to wait until the server is ready.
         wait: whether to wait for that here; else the first `fork` waits.
 
@@ -132,14 +128,9 @@ class ForkServer:
                 with suppress(OSError):  # the server has ended; the next `fork` reports it
                     wire.send(self.socket, {"load": new})
 
-    def fork(
-        self, function: str, config: dict[str, Any], fds: Sequence[int], early: bool = False
-    ) -> int:
-        """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid.
-
-        If `early`, the fork does not wait for the modules `SOON`: the child imports what it needs.
-        """
-        request = {"fork": function, "config": config, "fds": len(fds), "early": early}
+    def fork(self, function: str, config: dict[str, Any], fds: Sequence[int]) -> int:
+        """Fork a child that runs ``module:function`` with `fds` and `config`; return its pid."""
+        request = {"fork": function, "config": config, "fds": len(fds)}
         self.wait_until_ready()
         # An interrupt between the request and its answer would lose the child's pid.
         with self._lock, uninterrupted():
@@ -329,9 +320,7 @@ def _launch(fd: int) -> subprocess.Popen[bytes]:
             "-m",
             "course_lib.ranks.processes.fork_server",
             str(fd),
-            *NARROW,
-            "--",
-            *SOON,
+            *NEEDED,
             "--",
             *LATER,
         ],

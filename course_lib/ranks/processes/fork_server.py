@@ -8,7 +8,6 @@ It runs only the code of this file. Its parent talks to it over a socket, in val
 
                                                                ← {"ready": 100}
     → {"fork": "module:function", "config": {…}, "fds": 3}  with 3 descriptors     ← {"pid": 123}
-      or {…, "early": true}, to fork without waiting for the modules that a rank needs soon
     → {"signal": 9, "pids": [123, …]}
     → {"load": ["module", …]}
     → {"ping": 7, "of": [123, …]}                ← {"pong": 7, "running": [123]}
@@ -19,10 +18,9 @@ killed cannot clean up. So a process that outlives all ranks, Python's resource 
 their semaphores and shared memory, such as those of spawned DataLoader workers, and removes them
 in the end.
 
-Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… [-- MODULE… [-- MODULE…]]``.
-FD is the socket. The first modules are loaded before any fork. The second are loaded soon, and in
-any case before a fork that is not early. The third are loaded later, after a second without a
-request.
+Start: ``python -P -m course_lib.ranks.processes.fork_server FD MODULE… -- MODULE…``. FD is the
+socket. The first modules are loaded before any fork. The others are loaded one by one, each after a
+second without a request.
 """
 
 from __future__ import annotations
@@ -48,11 +46,8 @@ _MAX_REQUEST = 1 << 20
 _MAX_FDS = 64
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
-_MOMENT = 0.05
-"""Seconds without a request after which the modules needed soon are loaded."""
 _IDLE = 1.0
-"""Seconds without a request after which the rest is loaded. The modules needed soon also wait so
-long after an early fork."""
+"""Seconds without a request after which one more of the later modules is loaded."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -70,20 +65,17 @@ def die_with_parent(parent: int) -> None:
 
 def serve(
     control: socket.socket,
-    soon: Sequence[str] = (),
     later: Sequence[str] = (),
     fork_process: Callable[[], int] = os.fork,
     gathers: bool = False,
 ) -> None:
     """Answer requests on `control` until it closes; then end every child.
 
-    The modules `soon` are loaded one by one, and requests are answered in between; a fork that is
-    not early first loads all of them. The modules `later` are loaded one by one, each after `_IDLE`
-    seconds without a request. After that, if `gathers`, memory is gathered in huge pages as soon as
-    no child shares it. `fork_process` forks as `os.fork` does.
+    The modules `later` are loaded one by one, each after `_IDLE` seconds without a request. After
+    that, if `gathers`, memory is gathered in huge pages as soon as no child shares it.
+    `fork_process` forks as `os.fork` does.
     """
-    needed, waiting = list(soon), list(later)
-    pause = _MOMENT
+    waiting = list(later)
     children: set[int] = set()
     reader, held = wire.Reader(_MAX_REQUEST), list[int]()
     wake_read, wake_write = os.pipe()
@@ -96,11 +88,6 @@ def serve(
     selector.register(wake_read, selectors.EVENT_READ)
 
     def fork(request: dict[str, Any], fds: list[int]) -> None:
-        nonlocal pause
-        # An early child may need the processor now, and more early forks may follow.
-        pause = _IDLE
-        while needed and not request.get("early"):
-            _load_ahead(needed.pop(0))
         server = os.getpid()
         pid = fork_process()
         if pid == 0:
@@ -122,13 +109,9 @@ def serve(
         wire.send(control, {"ready": os.getpid()})
         while True:
             rests = not waiting and (bool(children) or not gathers)
-            limit = pause if needed else None if rests else _IDLE
-            ready = [key.fileobj for key, _ in selector.select(limit)]
-            if not ready and needed:
-                _load_ahead(needed.pop(0))
-                pause = 0.0
-            elif not ready and waiting:
-                _load_ahead(waiting.pop(0))
+            ready = [key.fileobj for key, _ in selector.select(None if rests else _IDLE)]
+            if not ready and waiting:
+                _load(waiting.pop(0))
             elif not ready:
                 collapse()
                 gathers = False
@@ -148,7 +131,7 @@ def serve(
                         running = [pid for pid in request["of"] if _is_running(pid)]
                         wire.send(control, {"pong": request["ping"], "running": running})
                     for name in request.get("load", ()):
-                        _load_ahead(name)
+                        _load(name)
                     # Signal only children that were not reaped: their pids cannot be reused yet.
                     for pid in children.intersection(request.get("pids", ())):
                         _signal(pid, request["signal"])
@@ -241,18 +224,13 @@ def main() -> None:
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
     _start_tracker()
-    lists: list[list[str]] = [[]]
-    for name in sys.argv[2:]:
-        if name == "--":
-            lists.append([])
-        else:
-            lists[-1].append(name)
-    first, soon, later = [*lists, [], []][:3]
-    for name in first:
+    names = sys.argv[2:]
+    border = names.index("--")
+    for name in names[:border]:
         _load(name)
         if select.select([control], [], [], 0)[0]:  # no request can come yet: the parent has ended
             return
-    serve(control, soon, later, gathers=True)
+    serve(control, names[border + 1 :], gathers=True)
 
 
 def _start_tracker() -> None:
@@ -272,21 +250,18 @@ def _start_tracker() -> None:
             os.environ["PYTHONWARNINGS"] = before
 
 
-def _load_ahead(name: str) -> None:
-    """Import a module that ranks may need; it may be missing, as IPython on a bare machine."""
-    with suppress(Exception):  # the rank that needs it will report what is wrong
-        _load(name)
-
-
 def _load(name: str) -> None:
     """Import a module without the garbage collector, which would find nothing to free.
+
+    It may be missing, as IPython on a bare machine: the rank that needs it reports what is wrong.
 
     The module's objects are frozen, so the children's collectors do not touch them either, and
     their memory remains shared.
     """
     gc.disable()
     try:
-        importlib.import_module(name)
+        with suppress(Exception):
+            importlib.import_module(name)
     finally:
         gc.freeze()
         gc.enable()

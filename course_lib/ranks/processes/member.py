@@ -74,7 +74,6 @@ def fork_member(
     *,
     rank: int = 0,
     on_gpu: bool = False,
-    early: bool = False,
 ) -> Member:
     """Fork a process that runs ``module:function``, with a pipe, an output and a file for stacks.
 
@@ -86,7 +85,6 @@ def fork_member(
         printer: takes what it prints.
         rank: its rank.
         on_gpu: whether it uses a GPU.
-        early: see `ForkServer.fork`.
 
     """
     ours, theirs = socket.socketpair()
@@ -95,7 +93,7 @@ def fork_member(
     named = {"pipe": theirs.fileno(), "output": write, "dump": dump, **fds}
     try:
         config = {**config, "fds": list(named)}
-        pid = server.fork(function, config, list(named.values()), early)
+        pid = server.fork(function, config, list(named.values()))
     except BaseException:
         ours.close()
         os.close(read)

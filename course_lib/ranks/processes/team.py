@@ -209,8 +209,6 @@ class Team:
             self._printer,
             rank=rank,
             on_gpu=device != "cpu",
-            # If each rank has its own core, it imports as fast by itself and need not wait.
-            early=self.placement.core_each,
         )
         self.members.append(member)
         self._poll.register(member.output, select.POLLIN)

@@ -34,7 +34,7 @@ def make(folder: str) -> None:
 def test_semaphores_of_killed_ranks_are_removed_in_the_end(
     k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SOON", ()), ("LATER", ()), ("_server", None)):
+    for name, value in (("NEEDED", fork_client.NEEDED[:4]), ("LATER", ()), ("_server", None)):
         monkeypatch.setattr(fork_client, name, value)
     try:
         with Ranks(k, on="cpu", timeout=60) as ranks, pytest.raises(RanksError) as caught:

@@ -1,4 +1,4 @@
-"""Ranks that somebody waits for are forked before everything is loaded, and are no worse for it."""
+"""What the fork server loads before and after the first ranks, and an import that is not ended."""
 
 import os
 import sys
@@ -11,22 +11,18 @@ import pytest
 import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks
-from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes import fork_client, team
 from tests.helpers import ROOT
 
-FIRST, NEEDED, SLOW = "first_helper", "needed_helper", "slow_helper"
+FIRST, LAST, SLOW = "first_helper", "last_helper", "slow_helper"
 
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a fork server of this test's own load a module of this test soon; return its folder."""
-    for name in (FIRST, NEEDED):
-        (tmp_path / f"{name}.py").write_text("import os\nLOADED_BY = os.getpid()\n")
+    """Let a fork server of this test's own find two modules of this test; return their folder."""
+    for name in (FIRST, LAST):
+        (tmp_path / f"{name}.py").touch()
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(fork_client, "NARROW", (*fork_client.NARROW, FIRST))
-    monkeypatch.setattr(fork_client, "SOON", (NEEDED,))
-    monkeypatch.setattr(fork_client, "LATER", ())
     monkeypatch.setattr(fork_client, "_server", None)
     yield tmp_path
     fork_client.shared_server().close()
@@ -34,36 +30,20 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def loaded() -> tuple[bool, bool]:
     """Return which of the two modules this rank had when it began."""
-    return FIRST in sys.modules, NEEDED in sys.modules
-
-
-def loaded_by_another(name: str) -> bool:
-    """Import a module; return whether it was there when the rank began."""
-    import importlib
-
-    return bool(os.getpid() != importlib.import_module(name).LOADED_BY)
-
-
-@pytest.mark.parametrize("core_each", [True, False])
-def test_who_has_a_core_of_its_own_does_not_wait_for_what_is_needed_soon(
-    modules: Path, monkeypatch: pytest.MonkeyPatch, core_each: bool
-) -> None:
-    monkeypatch.setattr(Placement, "core_each", core_each)
-    with Ranks(3, on="cpu", timeout=60) as ranks:
-        assert ranks.run(loaded) == [(True, not core_each)] * 3
-        assert ranks.run(loaded_by_another, NEEDED) == [not core_each] * 3
+    return FIRST in sys.modules, LAST in sys.modules
 
 
 def test_a_machine_without_what_few_ranks_need_has_ranks(
     modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one with a GPU and PyTorch, and without IPython."""
-    monkeypatch.setattr(fork_client, "SOON", ("no_such_module", NEEDED))
-    monkeypatch.setattr(fork_client, "LATER", ("neither_this_one",))
+    needed = (*fork_client.NEEDED[:4], "no_such_module", FIRST)
+    monkeypatch.setattr(fork_client, "NEEDED", needed)
+    monkeypatch.setattr(fork_client, "LATER", ("neither_this_one", LAST))
     with Ranks(2, on="cpu", timeout=60) as ranks:
         server = fork_client.shared_server()
-        time.sleep(3)  # the server has nothing to do, and loads what may be needed
-        assert ranks.run(dist.get_rank) == [0, 1]
+        assert ranks.run(loaded) == [(True, False)] * 2
+        time.sleep(4)  # the server has nothing to do, and loads what may be needed
     with Ranks(2, on="cpu", timeout=60) as ranks:
         assert ranks.run(loaded) == [(True, True)] * 2
         assert fork_client.shared_server() is server
