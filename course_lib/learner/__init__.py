@@ -8,7 +8,7 @@ The commands, one file each:
 
 - `start`: puts a copy of an assignment on the desk
 - `check`: runs all checks of the copy in a fresh process; `_notebook_process` is that process
-- `progress`: shows points, predictions and time so far
+- `progress`: shows points, predictions and guesses so far
 - `solution`: shows the solution, after asking whether the student is sure
 - `lab`: opens JupyterLab on the desk
 - `doctor`: says whether this machine has what the course needs, and if not, what to do
@@ -23,3 +23,7 @@ The commands share these modules:
 
 Nothing here needs nbgrader.
 """
+
+
+class CannotGoOn(Exception):
+    """A command cannot go on; the message says why, and what to do."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import sys
 from collections.abc import Sequence
 
 from course_lib._later import without
+from course_lib.learner import CannotGoOn
 
 COMMANDS = {
     "start": "make your own copy of an assignment",
     "check": "run your copy's cells and checks from the top, and count the points",
-    "progress": "show your points, predictions and time so far",
+    "progress": "show your points and predictions so far",
     "solution": "ask whether you are sure, and show the solution of a task",
     "lab": "open JupyterLab on your copies",
     "doctor": "check whether this machine has what the course needs",
@@ -45,10 +45,6 @@ def main(words: Sequence[str] | None = None) -> int:
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION
                 module.add_options(command)
-        if words[:1] and not words[0].startswith("-") and words[0] not in COMMANDS:
-            near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}"
-            parser.error(f"there is no command {words[0]!r}: {meant}")
         arguments, more = parser.parse_known_args(words)
         if arguments.command is None:
             parser.print_help()
@@ -61,14 +57,17 @@ def main(words: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         _say(f"the package {error.name!r} is missing: the installation is incomplete", words)
         return 2
+    except CannotGoOn as error:
+        print(f"course {words[0]}: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            about += (
-                "; free some space, or choose another folder, with --desk for your copies or with "
-                "TMPDIR for temporary files"
-            )
-        _say(about, words)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _say(
+            f"{about}. {'Free some space, or choose' if is_full else 'Choose'} another folder, "
+            "with --desk for your copies or with TMPDIR for temporary files",
+            words,
+        )
         return 2
     except KeyboardInterrupt:
         print("\ncourse: interrupted; no process is left running", file=sys.stderr)

@@ -10,11 +10,8 @@ import nbformat
 
 from course_lib.diary import find_desk
 from course_lib.installed import SHARED
+from course_lib.learner import CannotGoOn
 from course_lib.learner.what_counts import is_check, role
-
-
-class Unknown(LookupError):
-    """There is no such assignment or task; the message lists the ones that exist."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,14 @@ def find(course: Path, said: str) -> str:
     """Return the assignment that `said` means: `said` is its name, number, topic, or part of it.
 
     Raises:
-        Unknown: `said` fits no assignment, or more than one.
+        CannotGoOn: `said` fits no assignment, or more than one.
 
     """
     known = names(course)
     if "lectures" in Path(said).parts:
-        raise Unknown(f"{said} is a lecture, which gives no points. Give the name of an assignment")
+        raise CannotGoOn(
+            f"{said} is a lecture, which gives no points. Give the name of an assignment"
+        )
     said = Path(said).name.removesuffix(".ipynb").lower()
     if said.isdigit():
         said = f"{int(said):02}"
@@ -65,7 +64,7 @@ def find(course: Path, said: str) -> str:
     close = close or difflib.get_close_matches(said, known, n=3, cutoff=0.5)
     every = f"the assignments are {', '.join(known)}"
     advice = f"did you mean {' or '.join(close)}?" if close else every
-    raise Unknown(f"there is no assignment {said!r}: {advice}")
+    raise CannotGoOn(f"there is no assignment {said!r}: {advice}")
 
 
 def notebook_of(folder: Path, name: str) -> Path:
@@ -77,7 +76,7 @@ def read(notebook: Path) -> nbformat.NotebookNode:
     """Return a notebook in nbformat's newest format.
 
     Raises:
-        Unknown: the file is not a notebook; the message names it.
+        CannotGoOn: the file is not a notebook; the message names it.
 
     """
     try:
@@ -86,7 +85,7 @@ def read(notebook: Path) -> nbformat.NotebookNode:
         )
         return found
     except Exception as error:  # nbformat raises errors of any type on a damaged file
-        raise Unknown(
+        raise CannotGoOn(
             f"{notebook} is not a valid notebook any more: rename it, then run `course start` to "
             "get a good copy"
         ) from error

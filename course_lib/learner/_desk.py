@@ -7,14 +7,13 @@ on the desk it is …                     then …
 ======================================  =============================================
 missing                                 it is handed out: delete a file to start over
 as it was handed out                    it becomes the new version
-the same, but it was run                the new version comes, the old is name.old.ipynb
-changed                                 it stays, the new version is name.new.ipynb
+changed, or run                         it stays, the new version is name.new.ipynb
 damaged, not a notebook any more        it stays, a good copy is name.new.ipynb
 ======================================  =============================================
 
 "Changed" means that the words differ from those of every version handed out; see `notebooks`.
-If a new version has the same words, it keeps the outputs. A version is put next to the student's
-file only once: if the student deletes it, it does not come back.
+A version is put next to the student's file only if its words are other ones, and only once: if the
+student deletes it, it does not come back.
 
 The desk, ``work/``, holds copies of lectures and assignments, apart from the course's own files;
 git ignores it. Lectures come without outputs, so that none gives away a prediction.
@@ -25,15 +24,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import unquote
 
 from course_lib.diary import FOLDER
 from course_lib.installed import PACKAGE
-from course_lib.learner.notebooks import cleared, digest, has_outputs, with_outputs_of, words
+from course_lib.learner.notebooks import cleared, digest, has_outputs, words
 
 WORKED_IN = ("lectures", "assignments")
 READ_ONLY = ("course_lib", "docs", "benchmarks")
@@ -101,16 +101,12 @@ def _hand_out(desk: Path, path: str, content: bytes, record: Record) -> list[str
         notes = [f"{path} cannot be read. It stays, and a good copy is beside it: {name}"]
     elif record.given == digest(content) or theirs == content:
         pass
-    elif written == words(path, content):
-        put(desk, target, with_outputs_of(content, theirs), is_read_only(path))
-    elif written not in record.words:
-        name = _lay_beside(desk, path, content, record)
-        notes = [f"{path} has your changes, so it stays. The new version is beside it: {name}"]
-    else:
-        if has_outputs(path, theirs):
-            name = put_aside(desk, path)
-            notes = [f"{path} has a new version. Your copy, with its outputs, is now {name}"]
+    elif _is_as_handed_out(path, theirs, record):
         put(desk, target, content, is_read_only(path))
+    elif written != words(path, content):
+        name = _lay_beside(desk, path, content, record)
+        what = "outputs" if written in record.words else "changes"
+        notes = [f"{path} has your {what}, so it stays. The new version is beside it: {name}"]
     record.given = digest(content)
     return notes
 
@@ -181,7 +177,7 @@ def handouts(course: Path) -> dict[str, bytes | None]:
     for name, content in found.items():
         if name.endswith(".ipynb") and content:
             for link in links(content):
-                target = _normal(PurePosixPath(name).parent / link)
+                target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
                 if target.split("/")[0] in READ_ONLY and (place := _place_of(course, target)):
                     linked[target] = place.read_bytes()
     return found | linked
@@ -206,17 +202,6 @@ def links(notebook: bytes) -> Iterator[str]:
                 target = unquote((markdown or html).partition("#")[0])
                 if target and not _ELSEWHERE.match(target):
                     yield target
-
-
-def _normal(path: PurePosixPath) -> str:
-    """Return a path without its ``..``, as a browser does; symbolic links are not followed."""
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and parts and parts[-1] != "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
 
 
 def _content(path: Path) -> bytes | None:

@@ -24,7 +24,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from course_lib.installed import find_course
-from course_lib.learner import _course
+from course_lib.learner import CannotGoOn, _course
 from course_lib.learner._course import Task
 from course_lib.learner.start import add_desk, desk_of
 from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild, role
@@ -63,20 +63,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the copy; return the exit status."""
     course = find_course()
-    try:
-        name = _course.find(course, arguments.assignment)
-        given = Path(arguments.assignment)
-        here = given.suffix == ".ipynb" and given.is_file()
-        notebook = given if here else _course.notebook_of(desk_of(arguments, course), name)
-        if not notebook.is_file():
-            print(f"You have no copy of {name} yet. Make one: course start {name}", file=sys.stderr)
-            return 2
-        tasks = _course.tasks(course, name)
-        chosen = _chosen(tasks, arguments.tasks)
-        status, outcomes, notes = check_notebook(course, name, notebook, chosen)
-    except _course.Unknown as error:
-        print(f"course check: {error}", file=sys.stderr)
-        return 2
+    name = _course.find(course, arguments.assignment)
+    given = Path(arguments.assignment)
+    here = given.suffix == ".ipynb" and given.is_file()
+    notebook = given if here else _course.notebook_of(desk_of(arguments, course), name)
+    if not notebook.is_file():
+        raise CannotGoOn(f"you have no copy of {name} yet. Make one: course start {name}")
+    tasks = _course.tasks(course, name)
+    chosen = _chosen(tasks, arguments.tasks)
+    status, outcomes, notes = check_notebook(course, name, notebook, chosen)
     if status:
         return status
     print(summary(name, tasks, outcomes))
@@ -91,7 +86,7 @@ def check_notebook(
     """Return the exit status of the run, the outcome of each check, and notes on the notebook.
 
     Raises:
-        Unknown: the file is not a notebook.
+        CannotGoOn: the file is not a notebook.
 
     """
     released = _course.read(_course.notebook_of(course, name))
@@ -115,7 +110,7 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     if wrong:
         names = ", ".join(task.name for task in checked)
         message = f"no check belongs to {', '.join(sorted(wrong))}"
-        raise _course.Unknown(f"{message}. The tasks with a check are: {names}")
+        raise CannotGoOn(f"{message}. The tasks with a check are: {names}")
     return [task for task in checked if not said or task.name in said]
 
 

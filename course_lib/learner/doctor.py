@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from course_lib.installed import PACKAGE, find_course
+from course_lib.installed import find_course
 from course_lib.learner._course import default_desk
 
 DESCRIPTION = (
@@ -36,7 +35,6 @@ SECONDS = 60.0
 """The time that ranks may take to start and to add up a tensor."""
 NAME = "sgd-to-ddp"
 COMPLETE = "complete the installation: `make .venv/ready`, or `pip install -e .` in the course"
-_DEPENDENCY = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Finding:
         return not self.advice
 
 
-Look = Callable[[], Finding | Iterator[Finding]]
+Look = Callable[[], Finding]
 """A test of the machine."""
 
 
@@ -88,8 +86,9 @@ def findings(looks: Iterable[Look] | None = None) -> Iterator[Finding]:
     for look in LOOKS if looks is None else looks:
         name = look.__name__.replace("_", " ")
         try:
-            found = look()
-            yield from [found] if isinstance(found, Finding) else found
+            yield look()
+        except ImportError as error:
+            yield Finding(name, str(error).splitlines()[0], COMPLETE)
         except Exception as error:
             summary = f"the test itself failed: {type(error).__name__}: {error}"
             yield Finding(name, summary, "please report this, with what course doctor prints")
@@ -119,80 +118,50 @@ def python() -> Finding:
 
 def packages() -> Finding:
     """Test whether the packages in pyproject.toml are installed and new enough."""
+    from packaging.requirements import Requirement
+
     try:
-        asked = metadata.requires(NAME) or []
+        asked = [Requirement(line) for line in metadata.requires(NAME) or []]
     except metadata.PackageNotFoundError:
         summary = f"the course is not installed in {sys.prefix}"
         return Finding("packages", summary, COMPLETE)
     wrong, count = [], 0
-    for name, bound in (found.groups() for line in asked if (found := _DEPENDENCY.match(line))):
+    for each in asked:
+        if each.marker is not None:  # of an extra, or only for grading
+            continue
         count += 1
         try:
-            version = metadata.version(name)
+            version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{name} is missing")
+            wrong.append(f"{each.name} is missing")
             continue
-        if _numbers(version) < _numbers(bound):
-            wrong.append(f"{name} is {version}, but the course needs {bound}")
+        if not each.specifier.contains(version, prereleases=True):
+            wrong.append(f"{each.name} is {version}, but the course needs {each.specifier}")
     if wrong:
         return Finding("packages", "; ".join(wrong), COMPLETE)
     return Finding("packages", f"all {count} packages that the course needs are installed")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+def torch_and_gpus() -> Finding:
+    """Test PyTorch: its version, whether it can run ranks, and which GPUs it sees."""
+    import torch
+    import torch.distributed as dist
 
-
-def course() -> Finding:
-    """Test whether the lectures, assignments and solutions are there."""
-    folder = find_course()
-    if not (folder / "lectures" / "00_start_here.ipynb").is_file():
-        advice = "install from a clone with `pip install -e .`, or from a wheel of the course"
-        return Finding("course", f"there are no lectures in {folder}", advice)
-    where = "a checkout" if folder == PACKAGE.parent else "installed"
-    kept = "with" if (folder / "instructor").is_dir() else "without"
-    return Finding("course", f"{folder} ({where}, {kept} solutions)")
-
-
-def torch_build() -> Finding:
-    """Test PyTorch: its version, what it was built for, and whether it can run ranks."""
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-        summary = "is missing" if missing else f"does not load: {str(error).splitlines()[0]}"
-        return Finding("PyTorch", summary, COMPLETE)
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
     summary = f"{torch.__version__}, built for {built}"
     if not (dist.is_available() and dist.is_gloo_available()):
         return Finding("PyTorch", f"{summary}, without gloo", f"install another build; {COMPLETE}")
-    has_driver = any(Path("/dev").glob("nvidia[0-9]*"))
-    if has_driver and not torch.version.cuda:
-        advice = "to use the GPUs, install PyPI's torch, which has CUDA: see pip in the README"
-        return Finding("PyTorch", f"{summary}, but this machine has GPUs", advice, "nothing")
-    if torch.version.cuda and not has_driver:
-        summary += "; there is no NVIDIA GPU, so the CUDA part only uses disk space"
-    return Finding("PyTorch", summary)
-
-
-def kernels() -> Iterator[Finding]:
-    """Test whether JupyterLab has the kernel that notebooks name, and the multi-rank one."""
-    try:
-        from jupyter_client.kernelspec import KernelSpecManager
-    except ImportError:
-        yield Finding("kernels", "jupyter_client is missing", COMPLETE)
-        return
-    kernelspecs = KernelSpecManager().find_kernel_specs()
-    if "python3" not in kernelspecs:
-        yield Finding("kernels", "the kernel python3 is missing", COMPLETE)
-    elif "data-parallel" not in kernelspecs:
-        advice = "use %load_ext course_lib in a notebook, or install the course again"
-        yield Finding(
-            "kernels", "python3 is there, but not the multi-rank kernel", advice, "nothing"
-        )
-    else:
-        yield Finding("kernels", "python3, and Data Parallel (multi-rank)")
+    if count := torch.cuda.device_count():
+        names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
+        return Finding("PyTorch", f"{summary}; GPUs: {count} ({names})")
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return Finding("PyTorch", f"{summary}; no GPU, and none is needed: ranks run on the CPU")
+    advice = (
+        "update NVIDIA's driver, or correct CUDA_VISIBLE_DEVICES"
+        if torch.version.cuda
+        else "to use the GPUs, install PyPI's torch, which has CUDA: see pip in the README"
+    )
+    return Finding("PyTorch", f"{summary}; it sees no GPU of this machine", advice, "nothing")
 
 
 # The machine --------------------------------------------------------------------------------
@@ -248,24 +217,6 @@ def disk() -> Finding:
     return Finding("disk", ", ".join(said))
 
 
-def gpus() -> Finding:
-    """Test the GPUs, NCCL, and whether ranks can share a GPU."""
-    try:
-        import torch
-
-        from course_lib.ranks.placement import nccl_version, share
-    except ImportError:
-        return Finding("GPUs", "PyTorch is missing", "see PyTorch above")
-    count = torch.cuda.device_count()
-    if not count:
-        if any(Path("/dev").glob("nvidia[0-9]*")) and torch.version.cuda:
-            advice = "update NVIDIA's driver, or correct CUDA_VISIBLE_DEVICES"
-            return Finding("GPUs", "the machine has GPUs, but PyTorch sees none", advice, "nothing")
-        return Finding("GPUs", "none, and none is needed: ranks run as processes on the CPU")
-    names = ", ".join(sorted({torch.cuda.get_device_name(each) for each in range(count)}))
-    return Finding("GPUs", f"{count}: {names}; {share(2 * count, count, nccl_version()).why}")
-
-
 def simulated() -> Finding:
     """Start four simulated ranks."""
     return _try("simulated", "simulated ranks")
@@ -277,13 +228,11 @@ def real() -> Finding:
 
 
 def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
-    try:
-        import torch
+    import torch
 
-        from course_lib.ranks import Ranks
-        from course_lib.ranks.explain.errors import RanksError
-    except ImportError as error:
-        return Finding(name, f"{error.name} is missing", "see packages above")
+    from course_lib.ranks import Ranks
+    from course_lib.ranks.explain.errors import RanksError
+
     size = 4 if on == "simulated" else 2
     start = time.monotonic()
     try:
@@ -312,7 +261,4 @@ def _sum() -> Any:
     return tensor
 
 
-LOOKS: tuple[Look, ...] = (
-    *(python, packages, torch_build, course, memory, disk),
-    *(gpus, simulated, real, kernels),
-)
+LOOKS: tuple[Look, ...] = (python, packages, torch_and_gpus, memory, disk, simulated, real)

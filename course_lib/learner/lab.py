@@ -13,6 +13,7 @@ from typing import NoReturn
 from jupyter_core.paths import jupyter_config_dir, jupyter_runtime_dir
 
 from course_lib.installed import find_course
+from course_lib.learner import CannotGoOn
 from course_lib.learner._desk import refresh
 from course_lib.learner.notebooks import has_outputs
 from course_lib.learner.start import add_desk, desk_of
@@ -34,51 +35,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replace this process by JupyterLab; return the exit status if that is not possible."""
+    """Replace this process by JupyterLab."""
     course = find_course()
     desk = desk_of(arguments, course)
     if not (course / "lectures").is_dir():
-        _say(
+        raise CannotGoOn(
             f"there are no lectures in {course}. In the folder that you cloned, run: "
             "pip install -e ."
         )
-        return 2
-    try:
-        for note in refresh(course, desk):
-            print(f"course lab: {note}", flush=True)
-    except OSError as error:
-        _say(
-            f"{error.strerror}: {error.filename}. Make {desk} writable, or choose another "
-            "folder with --desk."
-        )
-        return 1
-    try:
-        open_lab(desk, arguments.more)
-    except NoHome as error:
-        _say(str(error))
-        return 1
-
-
-def _say(problem: str) -> None:
-    print(f"course lab: {problem}", file=sys.stderr)
-
-
-class NoHome(OSError):
-    """JupyterLab cannot write its own files; the message says what to do."""
+    for note in refresh(course, desk):
+        print(f"course lab: {note}", flush=True)
+    open_lab(desk, arguments.more)
 
 
 def open_lab(desk: Path, options: Sequence[str] = ()) -> NoReturn:
     """Replace this process by JupyterLab, with `options` for its command line.
 
     Raises:
-        NoHome: JupyterLab could not write its own files.
+        CannotGoOn: JupyterLab could not write its own files.
 
     """
     folder = Path(jupyter_runtime_dir())
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(folder, os.W_OK):
-        raise NoHome(
+        raise CannotGoOn(
             f"JupyterLab must write to {folder}, but has no permission. Give JupyterLab another "
             "home folder: make lab HOME=/a/folder/of/yours. `course doctor` checks the rest"
         )

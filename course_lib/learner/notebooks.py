@@ -63,18 +63,6 @@ def has_outputs(path: str, content: bytes) -> bool:
     return any(cell.get("outputs") for cell in notebook["cells"]) if notebook else False
 
 
-def with_outputs_of(new: bytes, ran: bytes) -> bytes:
-    """Return the notebook `new` with the outputs of `ran`, which has the same words."""
-    notebook, old = _parse(new), _parse(ran)
-    if notebook is None or old is None:
-        return new
-    for cell, before in zip(_written(notebook), _written(old), strict=True):
-        if cell["cell_type"] == "code" and isinstance(before.get("outputs"), list):
-            cell["outputs"] = before["outputs"]
-            cell["execution_count"] = before.get("execution_count")
-    return f"{json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True)}\n".encode()
-
-
 def _parse(content: bytes) -> Cell | None:
     """Return a notebook as JSON, or None if it is not a notebook."""
     try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from course_lib.installed import find_course
 from course_lib.learner import _course
 from course_lib.learner._course import default_desk
 from course_lib.learner._desk import put_aside, refresh
-from course_lib.learner.notebooks import words
 
 DESCRIPTION = (
     "Make your own copy of an assignment, in work/. Your work is never overwritten. If both you "
@@ -49,11 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Hand out the assignment; return the exit status."""
     course = find_course()
     desk = desk_of(arguments, course)
-    try:
-        name = _course.find(course, arguments.assignment)
-    except _course.Unknown as error:
-        print(f"course start: {error}", file=sys.stderr)
-        return 2
+    name = _course.find(course, arguments.assignment)
     notebook = _course.notebook_of(desk, name)
     path = notebook.relative_to(desk).as_posix()
     if arguments.over and os.path.lexists(notebook):
@@ -65,23 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     fresh = not os.path.lexists(notebook)
     for note in refresh(course, desk):
         print(note)
-    number = arguments.assignment.zfill(2)
-    for other in (course / "lectures").glob(f"{number}_*.ipynb"):
-        if other.stem != name:
-            print(f"{name} is no exercise on lecture {other.stem}, which has no assignment.")
     lecture = desk / "lectures" / f"{name}.ipynb"
-    print(f"{'Handed out' if fresh else _begun(course, notebook, path)}: {notebook}")
+    stays = "Handed out before, so your copy stays as it is (--over starts over)"
+    print(f"{'Handed out' if fresh else stays}: {notebook}")
     if lecture.is_file():
         print(f"It builds on the lecture: {lecture}")
     print(f"\nTo open JupyterLab:     course lab\nTo check your answers:  course check {name}")
     return 0
-
-
-def _begun(course: Path, notebook: Path, path: str) -> str:
-    """Return the message about a copy that already existed."""
-    if words(path, notebook.read_bytes()) == words(path, (course / path).read_bytes()):
-        return "Handed out already"
-    return "You have started already, so your copy stays as it is (--over starts over)"
 
 
 def confirm(question: str) -> bool:

@@ -41,21 +41,17 @@ from course_lib.ranks.explain.failure import Failure, rank_error
             "Ranks 0, 1 raised ValueError: no  (Cell In[3], line 2)",
             "Rank 2 raised ValueError: no  (Cell In[3], line 2)",
         ),
-        ("Ranks 0, 1 raised ValueError: no", "Ranks 0-3, 5 raised ValueError: no"),
         (
             "Nobody goes on. Rank 0 waits in recv from rank 1 (8 B). Rank 1 waits in recv from "
             "rank 0 (8 B).",
             "Nobody goes on. Rank 0 waits in recv from rank 2 (1.5 KiB). Rank 1 waits in recv from "
             "rank 0 (1.5 KiB). Rank 2 waits in recv from rank 1 (1.5 KiB).",
         ),
-        ("It waits: rank 0 → rank 1 → rank 0.", "It waits: rank 0 → rank 2 → rank 1 → rank 0."),
-        ("rank 0 waits in recv from rank 1 (8 B)", "rank 0 waits in recv from rank 1"),
         ("the ranks need 44.06 µs, expected 44.03 µs", "the ranks need 1.2 ms, expected 1 ms"),
         (
             "rank 0: tensor has dtype torch.float32, expected torch.bfloat16",
             "rank 1: tensor has dtype torch.float32, expected torch.float64",
         ),
-        ("This equals X: it is transposed.", "This equals X: it is strided."),
     ],
 )
 def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str) -> None:
@@ -68,7 +64,6 @@ def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str
         ("rank 0: loss: expected 1, got 2", "rank 0: gradient: expected 1, got 2"),
         ("rank 0 calls 1 × all_reduce, 8 B", "rank 0 calls 1 × broadcast, 8 B"),
         ("expected 1, got 2. This equals the sum.", "expected 1, got 2"),
-        ("rank 0 waits in recv from rank 1", "rank 0 waits in send to rank 1"),
     ],
 )
 def test_other_words_are_another_cause(one: str, other: str) -> None:
@@ -201,12 +196,10 @@ def test_what_a_passed_case_rules_out_is_not_named() -> None:
             [looks(sum="S.", mean=""), looks(sum="S."), looks(sum="", mean="M."), looks(mean="")],
             ["", "", "", ""],
         ),
-        ([looks("Else.", sum="S."), looks(sum="", mean="M.")], ["Else.", "M."]),
         # A hint that all cases have is better than one that explains some.
         ([looks("Step 1.", sum="S."), looks("Step 2.", sum="")], ["Step 1.", "Step 2."]),
         # A mistake need not explain a case that it could not explain.
         ([looks(sum="S."), looks(mean="M."), looks("Else.")], ["S.", "M.", "Else."]),
-        ([], []),
     ],
 )
 def test_a_mistake_is_named_if_it_explains_what_it_could(
@@ -219,28 +212,6 @@ def test_a_mistake_with_numbers_in_its_words_is_one_mistake() -> None:
     first = Wrong("no", known={"chunk 1 of 2": "This is chunk 1.", "zero": "This is zero."})
     second = Wrong("no", known={"chunk 2 of 3": "This is chunk 2.", "zero": ""})
     assert agreed([first, second]) == ["This is chunk 1.", "This is chunk 2."]
-
-
-def test_a_report_tells_one_story() -> None:
-    """One rank's sum is its mean; two ranks tell them apart."""
-    check = task(
-        "total",
-        inputs=lambda case, _: [{"x": float(case.parameters["x"])}],
-        program=lambda function, mine, given: {"total": function(mine["x"])},
-        judges=[
-            equals(
-                lambda case, inputs, me: {"total": 3 * inputs[0]["x"] + 1},
-                {
-                    "zero": lambda case, inputs, me: {"total": 0.0},
-                    "twice": lambda case, inputs, me: {"total": 2 * inputs[0]["x"]},
-                },
-            )
-        ],
-        cases=[Case(f"x = {x}", 1, {"x": x}) for x in (0, 1, 2)],
-    )
-    with LocalRunner(lambda x: 2 * x) as runner:
-        report = run_check("t/total", check, runner, seed="1")
-    assert [r.reason.partition(". ")[2] for r in report.results] == ["This equals twice."] * 3
 
 
 def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
@@ -287,11 +258,8 @@ GROUPS = Form(layout="strided", dtype="float64", groups=((0, 1), (2, 3)))
             PLAIN,
             "",  # either may be the reason
         ),
-        ([TRANSPOSED, *PLAIN[:1]], [PLAIN[1], PLAIN[1]], ""),  # one that failed is plain
         ([TRANSPOSED, STRIDED], [*PLAIN, replace(STRIDED, name="c (strided)")], ""),
-        ([TRANSPOSED], PLAIN, ""),
         ([TRANSPOSED, replace(TRANSPOSED, name="a (transposed), after ‘plain’")], PLAIN, ""),
-        ([TRANSPOSED, STRIDED], PLAIN[:1], ""),
         # Its tensors have one dimension: they are contiguous, and its name does not say otherwise.
         ([TRANSPOSED, replace(STRIDED, name="b (float64)")], PLAIN, ""),
     ],

@@ -92,19 +92,6 @@ def test_a_neighbours_answers_and_guesses_earn_little() -> None:
     assert mean(copied) <= 1 / 3 and mean(guessed) <= 1 / 5
 
 
-@pytest.mark.large
-@each_task
-def test_students_who_wrote_the_same_or_other_code_are_asked_other_things(
-    folder: Path, check: Defence
-) -> None:
-    ada, bob = (questions(folder, check, student) for student in ("ada", "bob"))
-    assert not {q.text for q in ada} & {q.text for q in bob}
-    for each in mutants_in(folder):
-        if each.task == check.of and each.reason is None:
-            others = questions(folder, check, "ada", solution=each.function)
-            assert [(q.text, q.right) for q in others] != [(q.text, q.right) for q in ada]
-
-
 @each_task
 def test_two_students_have_different_cases(folder: Path, check: Defence) -> None:
     def drawn(seed: int) -> Case:

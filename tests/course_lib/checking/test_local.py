@@ -156,6 +156,7 @@ def test_where_nobody_reads_along_there_is_the_report_alone(capsys: Any) -> None
     assert (out, told) == (f"{report}\n", "")
 
 
+@pytest.mark.large
 def test_a_notebook_shows_one_output_that_becomes_the_report() -> None:
     define = """
 import torch.distributed as dist

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
@@ -47,32 +46,12 @@ def clears_gradients(right: Wrapped) -> Wrapped:
     return evaluate
 
 
-def takes_a_step(right: Wrapped) -> Wrapped:
-    def evaluate(model: Any, *rest: Any, **group: Any) -> Any:
-        told = right(model, *rest, **group)
-        with torch.no_grad():
-            next(model.parameters()).add_(1)
-        return told
-
-    return evaluate
-
-
 def counts_its_calls(right: Wrapped) -> Wrapped:
     calls: list[int] = []
 
     def assign_buckets(*arguments: Any) -> Any:
         calls.append(1)
         return right(*arguments)[len(calls) % 2 :]
-
-    return assign_buckets
-
-
-def makes_gradients(right: Wrapped) -> Wrapped:
-    def assign_buckets(params: Any, *caps: Any) -> Any:
-        params = list(params)
-        for param in params:
-            param.grad = torch.zeros_like(param)
-        return right(params, *caps)
 
     return assign_buckets
 
@@ -99,35 +78,18 @@ ODD = [
         gives(None),
         "my_batches returns NoneType, expected a list",
     ),
-    ("04_pytorch_ddp", "evaluate", gives(0.5), "evaluate returns 0.5, not a pair"),
     ("04_pytorch_ddp", "evaluate", clears_gradients, "evaluate changes the gradients"),
-    ("04_pytorch_ddp", "evaluate", takes_a_step, "evaluate changes parameters or buffers"),
     ("05_bucketing_and_overlap", "assign_buckets", counts_its_calls, "it keeps something from"),
-    (
-        "05_bucketing_and_overlap",
-        "assign_buckets",
-        makes_gradients,
-        "assign_buckets changes .grad",
-    ),
     (
         *("05_bucketing_and_overlap", "data_parallel", gives((None, nullcontext))),
         "finish is NoneType, expected a function",
     ),
-    ("05_bucketing_and_overlap", "sync_batch_norm", gives(None), "returns NoneType, expected one"),
-    ("06_compression", "with_feedback", gives(lambda x, key: None), "send returns NoneType"),
-    ("07_asynchronous_training", "async_server", gives(None), "expected two functions (pull,"),
     ("09_sharding_the_model", "column_parallel", gives(len), "expected an nn.Module"),
     (
         "09_sharding_the_model",
         "sharded_optimizer",
         freezes,
         "step() changes requires_grad of a parameter",
-    ),
-    (
-        "09_sharding_the_model",
-        "pipeline_schedule",
-        gives(3),
-        "expected a list that holds a list of steps",
     ),
 ]
 

@@ -59,30 +59,29 @@ def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         return "0.1" if name == "matplotlib" else real(name)
 
     monkeypatch.setattr(doctor.metadata, "version", version)
-    found = doctor.packages()
-    assert "cloudpickle is missing" in found.summary and "matplotlib is 0.1" in found.summary
-    assert "make" in found.advice and "pip install" in found.advice
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert doctor.torch_build().advice and doctor.simulated().advice and doctor.gpus().advice
+    packages, *others = doctor.findings([doctor.packages, doctor.torch_and_gpus, doctor.simulated])
+    assert "cloudpickle is missing" in packages.summary and "matplotlib is 0.1" in packages.summary
+    assert "make" in packages.advice and "pip install" in packages.advice
+    assert all("torch" in each.summary and each.advice == packages.advice for each in others)
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "driver", "fine", "words"),
+    ("cuda", "driver", "words"),
     [
-        ("2.13.0+cpu", None, False, True, "built for the CPU"),
-        ("2.13.0", "13.0", False, True, "only uses disk space"),
-        ("2.13.0+cpu", None, True, False, "but this machine has GPUs"),
-        ("2.13.0", "13.0", True, True, "CUDA 13.0"),
+        (None, False, "no GPU, and none is needed"),
+        (None, True, "install PyPI's torch"),
+        ("13.0", True, "update NVIDIA's driver"),
     ],
 )
-def test_the_build_of_torch_is_held_against_the_gpus(
-    monkeypatch: pytest.MonkeyPatch, version: str, cuda: Any, driver: bool, fine: bool, words: str
+def test_gpus_that_torch_does_not_see_cost_no_more_than_speed(
+    monkeypatch: pytest.MonkeyPatch, cuda: Any, driver: bool, words: str
 ) -> None:
     import torch
 
-    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([path] if driver else []))
-    found = doctor.torch_build()
-    assert found.fine == fine and words in found.summary
-    assert found.fine or found.needed_for == "nothing"
+    found = doctor.torch_and_gpus()
+    assert words in found.summary + found.advice
+    assert found.fine is not driver and (found.fine or found.needed_for == "nothing")

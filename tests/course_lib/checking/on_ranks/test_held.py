@@ -34,13 +34,6 @@ def in_a_method_of_its_class(x: torch.Tensor) -> Any:
     return Layer()
 
 
-def in_a_class(x: torch.Tensor) -> Any:
-    class Layer(nn.Module):
-        whole = x
-
-    return Layer()
-
-
 def in_a_submodule(x: torch.Tensor) -> Any:
     linear = nn.Linear(1, 1)
     linear.weight = nn.Parameter(x)
@@ -61,7 +54,6 @@ HOLDERS = [
     in_a_closure,
     in_an_attribute,
     in_a_method_of_its_class,
-    in_a_class,
     in_a_submodule,
     in_arguments_kept_for_later,
     in_a_circle,

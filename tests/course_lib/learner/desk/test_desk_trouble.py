@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.learner import CannotGoOn
 from course_lib.learner.__main__ import main
 from course_lib.learner._desk import refresh
-from course_lib.learner.lab import NoHome
 from tests.helpers.desk_files import CHECKS, HANDED_OUT, LECTURE, notebook, sources, there, write
 
 DAMAGED = [
-    *("", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "<<<<<<< HEAD", "[" * 100_000),
+    *("", "[]", '{"cells": 1}', '{"cells": [1]}', "<<<<<<< HEAD", "[" * 100_000),
     '{"cells": [{"cell_type": "code", "source": {}}]}',
 ]
 
@@ -71,9 +71,9 @@ def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["lab", "--desk", str(tmp_path / "file/desk")]) == 1
+    assert main(["lab", "--desk", str(tmp_path / "file/desk")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Not a directory" in line and "another folder with --desk" in line
+    assert "Not a directory" in line and "another folder, with --desk" in line
 
 
 def test_the_command_says_what_a_student_should_know(
@@ -83,7 +83,7 @@ def test_the_command_says_what_a_student_should_know(
 
     def open_lab(desk: Path, _: object) -> None:
         opened.append(desk)
-        raise NoHome
+        raise CannotGoOn("stop")
 
     monkeypatch.setattr("course_lib.learner.lab.open_lab", open_lab)
     monkeypatch.setattr("course_lib.learner.lab.find_course", lambda: course)
