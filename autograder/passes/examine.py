@@ -141,7 +141,11 @@ class Exam:
                 sandbox.close()
             _warm.clear()
             sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
-            sandbox.make_ready()
+            try:
+                sandbox.make_ready()
+            except BaseException:
+                sandbox.close()
+                raise
             _warm[key] = sandbox
         return _warm[key]
 
