@@ -1,6 +1,6 @@
 """Asynchronous SGD: a server that keeps the weights, and workers that do not wait for one another.
 
-One rank serves, the others work:
+Rank 0 serves, the others work:
 
     >>> from course_lib.asynchronous import ParameterServer, serve
     >>> if dist.get_rank() == 0:
@@ -49,6 +49,7 @@ from torch import Tensor
 from course_lib.collectives import place_in, start_recv, start_send
 from course_lib.local_sgd import flatten, trained, unflatten
 
+_SERVER = 0  # its rank
 _JOIN, _PUSH, _LEAVE = range(3)
 _OVER = -1  # sent instead of a version: there are no more weights
 _HEADER = 2  # numbers before the gradient: what the message is, and the version it is for
@@ -71,26 +72,22 @@ class ParameterServer:
 
     Args:
         params: the parameters of this worker's model, with the shapes and dtypes of the server's.
-        server: the rank that calls `serve`.
 
     As a context manager it tells the server when training ends early, also because of an error. The
     server then does not wait for this worker.
 
-    Raises ValueError if this rank is the server, or if `server` is not a rank.
+    Raises ValueError on rank 0, the server.
 
     """
 
-    def __init__(self, params: Iterable[Tensor], server: int = 0) -> None:
-        rank, world_size = place_in(None)
-        if not 0 <= server < world_size:
-            raise ValueError(f"server must be a rank, 0 to {world_size - 1}, got {server}")
-        if rank == server:
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        rank, _ = place_in(None)
+        if rank == _SERVER:
             raise ValueError(
                 f"rank {rank} is the server, so it cannot be a worker: call serve(optimizer, "
                 "updates) on it, and make a ParameterServer on the other ranks only"
             )
         self.params = list(params)
-        self.server = server
         self.version = 0
         self._asked = self._over = self._has_weights = False
 
@@ -104,7 +101,7 @@ class ParameterServer:
         if not self._asked:
             self._send(_JOIN)
         answer = torch.empty_like(_message(self.params))
-        dist.recv(answer, self.server)
+        dist.recv(answer, _SERVER)
         self._asked = False
         self.version = int(answer[1])
         self._over = self.version == _OVER
@@ -133,7 +130,7 @@ class ParameterServer:
         if kind == _PUSH:
             found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
             message[_HEADER:] = flatten(found)
-        dist.send(message, self.server)
+        dist.send(message, _SERVER)
         self._asked = kind != _LEAVE
 
     def __enter__(self) -> "ParameterServer":
@@ -158,6 +155,8 @@ def serve(
 ) -> list[Update]:
     """Serve all other ranks until the optimizer has taken `updates` steps; return the history.
 
+    Rank 0 calls it, and no other rank.
+
     Args:
         optimizer: the optimizer of the server's model, which holds the current weights.
         updates: steps to take.
@@ -172,8 +171,8 @@ def serve(
     that training cannot go on.
 
     """
-    rank, world_size = place_in(None)
-    workers = [each for each in range(world_size) if each != rank]
+    _, world_size = place_in(None)
+    workers = list(range(1, world_size))
     if updates < 0 or not workers:
         raise ValueError(
             "at least 2 ranks are needed (a server and one or more workers), and updates must be 0 "
@@ -187,20 +186,24 @@ def serve(
         raise ValueError(
             f"wait_for must be 1 to {len(workers)}, the number of workers; got {wait_for}"
         )
-    server = _Server(optimizer, updates, workers)
-    server.bound, server.wait_for = bound, wait_for
-    server.staleness_aware, server.after_update = staleness_aware, after_update
+    server = _Server(optimizer, updates, workers, bound, wait_for, staleness_aware, after_update)
     return server.run()
 
 
 class _Server:
-    bound: int | None = None
-    wait_for: int | None = None
-    staleness_aware = False
-    after_update: Callable[[int], None] | None = None
-
-    def __init__(self, optimizer: torch.optim.Optimizer, updates: int, workers: list[int]) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        updates: int,
+        workers: list[int],
+        bound: int | None,
+        wait_for: int | None,
+        staleness_aware: bool,
+        after_update: Callable[[int], None] | None,
+    ) -> None:
         self.optimizer, self.updates = optimizer, updates
+        self.bound, self.wait_for = bound, wait_for
+        self.staleness_aware, self.after_update = staleness_aware, after_update
         self.params = trained(optimizer)
         self.version = 0
         self.history: list[Update] = []

@@ -23,16 +23,11 @@ Backward takes the same way in the other direction. With T tokens of n bytes on 
 spread routes, a rank sends about kTn (K-1)/K bytes in each of the four all-to-alls of a step. As
 routers do not spread tokens evenly, it first sends E numbers: how many tokens go to each expert.
 
-**Capacity.** A popular expert makes all ranks wait. With a capacity factor c, an expert takes at
-most C = ceil(c k T / E) tokens *of each rank*: the first ones. Dropped tokens add nothing to y.
-Without a capacity nothing is dropped, and the result is the same as in one process.
-
 N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer", ICLR 2017; D. Lepikhin et al., "GShard", ICLR 2021; W. Fedus et al., "Switch Transformers",
 JMLR 2022.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +39,7 @@ from course_lib.sharding import shard_bounds
 
 
 class Routes(NamedTuple):
-    """The routes of tokens to experts, sorted by expert, then by token; one row per kept route."""
+    """The routes of tokens to experts, sorted by expert, then by token; one row per route."""
 
     tokens: Tensor
     """Positions in x, (R,)."""
@@ -54,26 +49,16 @@ class Routes(NamedTuple):
     """How many tokens go to each expert, (E,) integers."""
 
 
-def route(scores: Tensor, top_k: int, capacity_factor: float | None = None) -> Routes:
+def route(scores: Tensor, top_k: int) -> Routes:
     """Return the routes of the tokens for which a router gave `scores`, of shape (T, E).
 
-    The p_e of the k chosen experts are not scaled to add up to 1. With a `capacity_factor`, routes
-    beyond an expert's capacity are dropped.
+    The p_e of the k chosen experts are not scaled to add up to 1.
     """
-    tokens, experts = scores.shape
     weights, chosen = scores.softmax(-1).topk(top_k)
     chosen, order = chosen.flatten().sort(stable=True)
     weights = weights.flatten()[order]
-    token_of = order // top_k
-    counts = torch.bincount(chosen, minlength=experts)
-    if capacity_factor is not None:
-        capacity = math.ceil(capacity_factor * top_k * tokens / experts)
-        place = (
-            torch.arange(len(chosen), device=chosen.device) - (counts.cumsum(0) - counts)[chosen]
-        )
-        kept = place < capacity
-        token_of, weights, counts = token_of[kept], weights[kept], counts.clamp(max=capacity)
-    return Routes(token_of, weights, counts)
+    counts = torch.bincount(chosen, minlength=scores.shape[1])
+    return Routes(order // top_k, weights, counts)
 
 
 def mixture_of_experts(
@@ -81,17 +66,16 @@ def mixture_of_experts(
     router: nn.Module,
     experts: Sequence[nn.Module],
     top_k: int = 1,
-    capacity_factor: float | None = None,
 ) -> Tensor:
     """Return y, of the shape of `x`, (T, width): the layer in one process, expert by expert."""
-    routes = route(router(x), top_k, capacity_factor)
+    routes = route(router(x), top_k)
     parts = torch.split(x[routes.tokens], routes.counts.tolist())
     answers = [expert(part) for expert, part in zip(experts, parts, strict=True)]
     return _weighted_sum(torch.cat(answers), routes, len(x))
 
 
 def _weighted_sum(answers: Tensor, routes: Routes, tokens: int) -> Tensor:
-    """Return Σ p_e answer for each token; zeros for a token whose routes were all dropped."""
+    """Return Σ p_e answer for each token."""
     weighted = answers * routes.weights[:, None]
     return weighted.new_zeros(tokens, answers.shape[1]).index_add(0, routes.tokens, weighted)
 
@@ -145,7 +129,6 @@ class ExpertParallel(nn.Module):
         experts: all E experts, from (R, width) to (R, width), also for R = 0. Rank r keeps those of
             `shard_bounds(E, K, r)`, named by their index in the list; others may be on ``meta``.
         top_k: k, how many experts process a token.
-        capacity_factor: c; `None`: nothing is dropped.
         group: the ranks that share the experts. Each has different tokens, maybe more or fewer.
 
     Every rank must call forward and backward, even without tokens: the others wait for it.
@@ -160,7 +143,6 @@ class ExpertParallel(nn.Module):
         experts: Sequence[nn.Module],
         *,
         top_k: int = 1,
-        capacity_factor: float | None = None,
         group: Group = None,
     ) -> None:
         super().__init__()
@@ -175,13 +157,12 @@ class ExpertParallel(nn.Module):
         ]
         self.router = router
         self.experts = nn.ModuleDict({str(e): experts[e] for e in range(*self._bounds[rank])})
-        self.rank, self.group = rank, group
-        self.top_k, self.capacity_factor = top_k, capacity_factor
+        self.rank, self.group, self.top_k = rank, group, top_k
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y for `x`, this rank's tokens; both have the shape (…, width)."""
         tokens = x.reshape(-1, x.shape[-1])
-        routes = route(self.router(tokens), self.top_k, self.capacity_factor)
+        routes = route(self.router(tokens), self.top_k)
         sent = [int(routes.counts[start:stop].sum()) for start, stop in self._bounds]
         here = self._counts_for_me(routes.counts)
         received = [sum(counts) for counts in here]

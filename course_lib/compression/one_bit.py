@@ -20,13 +20,11 @@ and other Gradient Compression Schemes", ICML 2019.
 
 from collections.abc import Hashable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from course_lib.compression.bits import (
     choose_by_bits,
-    for_numpy,
     pack_bits,
     packed_bytes,
     table_by_byte,
@@ -98,8 +96,7 @@ class OneBit(CompressorInPlace):
             wire[:_SCALE] = scale.view(torch.uint8)
             fused.encode_bits(exact, scale, wire[_SCALE:], residual is not None)
         elif x.numel():
-            signs_of = _signs_with_numpy if for_numpy(x) else _signs_with_torch
-            total = signs_of(x, residual, wire[_SCALE:])
+            total = _write_signs(x, residual, wire[_SCALE:])
             wire[:_SCALE] = total.div_(x.numel()).view(torch.uint8)
         return Payload(wire, like.shape, like.dtype)
 
@@ -109,32 +106,13 @@ class OneBit(CompressorInPlace):
         return wire[_SCALE + at.start // 8 : _SCALE + packed_bytes(at.stop, 1)]
 
 
-def _signs_with_torch(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tensor:
+def _write_signs(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tensor:
     """Add x to the residual, write the signs, and return the sum of the absolute values."""
     total = torch.zeros(1, device=x.device)
     for at in in_cache(x, _PIECE):
         exact = x[at] if residual is None else residual[at].add_(x[at])
         signs[at.start // 8 : packed_bytes(at.stop, 1)] = pack_bits(exact.signbit(), 1)
         total += exact.abs().sum()
-    return total
-
-
-@np.errstate(all="ignore")
-def _signs_with_numpy(x: Tensor, residual: Tensor | None, signs: Tensor) -> Tensor:
-    """As `_signs_with_torch`, bit for bit, but a view of a piece costs a tenth of torch's."""
-    numbers, packed, work_space = x.numpy(), signs.numpy(), _work_space(x)
-    left = None if residual is None else residual.numpy()
-    absolute, total = work_space.numpy(), torch.zeros(1)
-    below = np.empty(len(absolute), bool)
-    for at in in_cache(x, _PIECE):
-        exact = numbers[at]
-        if left is not None:
-            exact = np.add(left[at], exact, out=left[at])
-        length = len(exact)
-        np.abs(exact, out=absolute[:length])
-        total += work_space[:length].sum()  # torch's own, so that the scale is the same
-        bits = np.packbits(np.signbit(exact, out=below[:length]), bitorder="little")
-        packed[at.start // 8 :][: len(bits)] = bits
     return total
 
 

@@ -27,11 +27,9 @@ Optimizers via Block-wise Quantization", ICLR 2022.
 
 from collections.abc import Hashable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.compression.bits import for_numpy
 from course_lib.compression.payload import (
     CompressorInPlace,
     Payload,
@@ -114,14 +112,12 @@ class Uniform8Bit(CompressorInPlace):
         fused = None if self.stochastic else kernels_for(x)
         if fused is not None:
             fused.encode_bytes(x.contiguous(), residual, scales, codes, self.block, SMALLEST)
-        elif for_numpy(x):
-            self._encode_with_numpy(x, residual, scales, codes)
         else:
-            self._encode_with_torch(x, residual, scales, codes)
+            self._encode_in_pieces(x, residual, scales, codes)
         wire[numel:] = scales.view(torch.uint8)
         return Payload(wire, like.shape, like.dtype)
 
-    def _encode_with_torch(
+    def _encode_in_pieces(
         self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
     ) -> None:
         work_space = torch.empty_like(x[: self.block] if x.device.type == "cpu" else x)
@@ -140,27 +136,6 @@ class Uniform8Bit(CompressorInPlace):
             self._round(work, codes[at].view(rows, -1))
             if residual is not None:
                 exact.sub_(work.mul_(scale))
-
-    @np.errstate(all="ignore")
-    def _encode_with_numpy(
-        self, x: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor
-    ) -> None:
-        """As `_encode_with_torch`, bit for bit, in half of the time."""
-        numbers, steps = x.numpy(), scales.numpy()
-        left = None if residual is None else residual.numpy()
-        work_space = x.new_empty(min(self.block, x.numel()))
-        for at, block, _ in self._pieces(x):
-            exact = numbers[at]
-            if left is not None:
-                exact = np.add(left[at], exact, out=left[at])
-            steps[block] = abs(max(-exact.min(), exact.max())) / np.float32(LARGEST)
-            scale = steps[block]
-            inverse = np.float32(0) if scale < SMALLEST else np.float32(1) / scale
-            work = work_space[: len(exact)]
-            scaled = np.multiply(exact, inverse, out=work.numpy())
-            self._round(work, codes[at])
-            if left is not None:
-                exact -= np.multiply(scaled, scale, out=scaled)
 
     def _round(self, scaled: Tensor, codes: Tensor) -> None:
         """Round `scaled` in place, and write its bytes to `codes`.

@@ -39,9 +39,7 @@ def weights_held(shape: Shape, **sizes: int) -> tuple[float, float]:
         whole += (w + 1) * shape.experts  # the router
     else:
         cut, whole = cut + mlp, whole + mlp_whole
-    ends = (shape.words + shape.length + 2) * w
-    if not shape.tied or pipeline > 1:  # if tied over two ranks, both have a copy
-        ends += shape.words * w
+    ends = (2 * shape.words + shape.length + 2) * w
     dense = shape.layers * (cut / tensor + whole) + ends
     experts = shape.layers * shape.experts * (mlp / tensor + mlp_whole) / expert
     return dense / pipeline, experts / pipeline
@@ -64,8 +62,6 @@ def traffic(
     counts = 8 * shape.experts * micro_batches  # 8 bytes each
     sent["expert"] = layers * (4 * asked * n + counts) * (expert - 1) / expert
     sent["pipeline"] = 2 * n * (pipeline - 1) / pipeline
-    if shape.tied and pipeline > 1:  # the gradient of one copy, and the sum back
-        sent["pipeline"] += 2 * shape.words * shape.width * itemsize / pipeline
     if not shape.experts:
         sent["expert"] = 0.0
     dense, experts = weights_held(shape, **sizes)

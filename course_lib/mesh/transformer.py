@@ -38,8 +38,6 @@ class Shape(NamedTuple):
     experts: int = 0
     """E, the number of experts that replace the MLP in every block; 0: none."""
     top_k: int = 1
-    tied: bool = False
-    """Whether the readout's weights are the embedding's."""
 
 
 class Embedding(nn.Module):
@@ -135,10 +133,9 @@ class Readout(nn.Module):
 
 def transformer(shape: Shape) -> nn.Sequential:
     """Return the model: an embedding, `shape.layers` blocks, a readout. Set the seed before."""
-    embedding, readout = Embedding(shape), Readout(shape)
-    if shape.tied:
-        readout.scores.weight = embedding.words.weight
-    return nn.Sequential(embedding, *(Block(shape) for _ in range(shape.layers)), readout)
+    return nn.Sequential(
+        Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Readout(shape)
+    )
 
 
 def next_word_loss(scores: Tensor, words: Tensor) -> Tensor:

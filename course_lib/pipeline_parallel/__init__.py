@@ -10,11 +10,10 @@ Read in this order:
 - `schedule`: the steps of each rank, in order, as data
 - `schedules`: GPipe, one forward one backward, interleaved, zero bubble
 - `simulation`: how long a schedule takes, how long ranks are idle, how many activations they hold
-- `validity`: checks for schedules that deadlock, lack a step or hold too much
+- `validity`: checks for schedules that deadlock or lack a step
 - `weight_gradients`: backward in two halves
 - `stage`: forward and backward of one part of the model
 - `messages`: activations and their gradients between neighbours
-- `tied`: a parameter that two ranks hold
 - `pipeline`: all of these together, an engine that executes any schedule
 """
 

@@ -27,7 +27,6 @@ from course_lib.collectives import Group, place_in
 from course_lib.pipeline_parallel.messages import Mailbox, directions, incoming, outgoing
 from course_lib.pipeline_parallel.schedule import Schedule, Work
 from course_lib.pipeline_parallel.stage import Stage
-from course_lib.pipeline_parallel.tied import find_tied, tied_gradients
 from course_lib.pipeline_parallel.validity import check_schedule
 
 
@@ -37,18 +36,16 @@ class Pipeline(nn.Module):
     Args:
         stages: all stages of the model, in order; `split_layers` makes them. Each takes a tensor
             and returns one. Only the stages of this rank are kept and used: the others may be on
-            the device ``meta``, where they take no memory. A parameter in stages of several ranks
-            is tied: it must have the same value on these ranks at first, and is kept equal.
+            the device ``meta``, where they take no memory.
         loss_fn: ``loss_fn(output, target)``, a mean over the examples.
         schedule: see `schedules`; one stage for each chunk of each rank of `group`.
         group: the ranks of the pipeline.
-        rematerialize: whether to keep only the inputs of stages, and run forward twice.
 
     The parameters are those of this rank's stages, named ``stages.1.…`` by their position in the
     model. All ranks' `state_dict` together are that of the model.
 
-    Raises ValueError if stages, schedule and group differ in number, and ScheduleError if the
-    schedule cannot be executed.
+    Raises ValueError if stages, schedule and group differ in number or two ranks would train one
+    parameter, and ScheduleError if the schedule cannot be executed.
 
     """
 
@@ -59,7 +56,6 @@ class Pipeline(nn.Module):
         schedule: Schedule,
         *,
         group: Group = None,
-        rematerialize: bool = False,
     ) -> None:
         super().__init__()
         rank, world_size = place_in(group)
@@ -73,8 +69,7 @@ class Pipeline(nn.Module):
         self._directions = directions(group)
         mine = range(rank, schedule.stages, world_size)
         self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in mine})
-        self._rematerialize = rematerialize
-        self._tied = find_tied(stages, schedule)
+        _refuse_shared(stages, schedule)
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._batch: dict[str, torch.Size] = {}
         self.peak_activations = 0
@@ -102,15 +97,13 @@ class Pipeline(nn.Module):
         self._losses: list[Tensor] = []
         halves = self.schedule.splits_backward
         self._stages = {  # new ones, so that nothing is left of a failed step
-            int(name): Stage(module, rematerialize=self._rematerialize, in_halves=halves)
-            for name, module in self.stages.items()
+            int(name): Stage(module, in_halves=halves) for name, module in self.stages.items()
         }
         mailbox = Mailbox(self.schedule, self.rank, self._shapes, device, self._directions)
         works = [self.schedule.work(self.rank, s) for s in self.schedule.steps[self.rank]]
-        with tied_gradients(self._tied, self.rank, self.group):
-            for work, following in zip(works, [*works[1:], None], strict=True):
-                self._execute(work, following, mailbox)
-            mailbox.finish()
+        for work, following in zip(works, [*works[1:], None], strict=True):
+            self._execute(work, following, mailbox)
+        mailbox.finish()
         return torch.stack(self._losses).sum() if self._losses else None
 
     def _execute(self, work: Work, following: Work | None, mailbox: Mailbox) -> None:
@@ -165,3 +158,16 @@ class Pipeline(nn.Module):
                 f"in the first step of this pipeline {name} had shape {tuple(known)}, now "
                 f"{tuple(batch.shape)}: make another Pipeline for this shape"
             )
+
+
+def _refuse_shared(stages: Sequence[nn.Module], schedule: Schedule) -> None:
+    """Raise ValueError if stages of two ranks train the same parameter: their copies would part."""
+    ranks: dict[nn.Parameter, int] = {}
+    for stage, module in enumerate(stages):
+        rank = schedule.rank_of(stage)
+        for name, param in module.named_parameters():
+            if param.requires_grad and ranks.setdefault(param, rank) != rank:
+                raise ValueError(
+                    f"'{name}' of stage {stage} is also a parameter of rank {ranks[param]}, so "
+                    "each rank would train its own copy: do not share it between ranks"
+                )

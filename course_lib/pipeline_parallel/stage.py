@@ -10,15 +10,11 @@ Autograd cannot follow a tensor to another rank. So a stage cuts the graph at bo
     gradient of x              ←  layers  ←  gradient of y
 
 Forward makes x the start of a separate graph, and keeps x and y. Backward continues from y with the
-gradient that arrived, and finds the gradient of x in ``x.grad``.
+gradient that arrived, and finds the gradient of x in ``x.grad``. All activations of the stage
+between x and y are kept until then.
 
-All activations of the stage between x and y are kept, too. *Rematerialisation* keeps only x and
-runs forward again when backward needs the rest. This needs memory for one micro-batch's activations
-instead of many, and about a third more arithmetic (F + F + B instead of F + B, with B = 2F). Random
-numbers, such as dropout's, are the same in both runs.
-
-T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Y. Huang et al., "GPipe:
-Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.
+Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+NeurIPS 2019.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +22,6 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
 from course_lib.sharding import shard_bounds
@@ -57,13 +52,11 @@ def split_layers(model: nn.Sequential, stages: int | Sequence[int]) -> list[nn.M
 class Stage:
     """A module, and the activations of micro-batches between their forward and backward.
 
-    With `rematerialize` only the inputs are kept. With `in_halves`, `backward` leaves the gradients
-    of weights to `backward_weights`.
+    With `in_halves`, `backward` leaves the gradients of weights to `backward_weights`.
     """
 
-    def __init__(self, module: nn.Module, *, rematerialize: bool, in_halves: bool) -> None:
+    def __init__(self, module: nn.Module, *, in_halves: bool) -> None:
         self.module = module
-        self._rematerialize = rematerialize
         self._in_halves = in_halves
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
         self._later: dict[int, LaterWeightGradients] = {}
@@ -76,13 +69,8 @@ class Stage:
         `x` must require a gradient if its gradient is needed.
         """
         later = LaterWeightGradients() if self._in_halves else None
-
-        def run(x: Tensor) -> Tensor:
-            with later or nullcontext():
-                y: Tensor = self.module(x)
-            return y
-
-        y = checkpoint(run, x, use_reentrant=False) if self._rematerialize else run(x)
+        with later or nullcontext():
+            y: Tensor = self.module(x)
         y = y if finish is None else finish(y)
         self._held[micro_batch] = x, y
         if later is not None:

@@ -1,4 +1,4 @@
-"""Checks for schedules that cannot work: missing steps, a deadlock, too many activations held.
+"""Checks for schedules that cannot work: missing steps, a deadlock.
 
     >>> from course_lib.pipeline_parallel import Schedule, Step, check_schedule
     >>> backward_first = (Step("B", 0), Step("F", 0))
@@ -13,28 +13,21 @@ As a schedule is data, all of this can be checked before anything runs.
 from collections import Counter
 
 from course_lib.pipeline_parallel.schedule import Schedule, Step, Work
-from course_lib.pipeline_parallel.simulation import peak_activations, simulate
+from course_lib.pipeline_parallel.simulation import simulate
 
 
 class ScheduleError(ValueError):
-    """A schedule cannot be executed, or not in the available memory."""
+    """A schedule cannot be executed."""
 
 
-def check_schedule(schedule: Schedule, max_activations: int | None = None) -> None:
-    """Check that every rank can do its steps and holds at most `max_activations` micro-batches.
+def check_schedule(schedule: Schedule) -> None:
+    """Check that every rank can do its steps.
 
-    Raises ScheduleError if a step is missing, occurs twice or does not belong to this pipeline, if
-    ranks wait for one another for ever, or if a rank holds more micro-batches (`peak_activations`)
-    than allowed.
+    Raises ScheduleError if a step is missing, occurs twice or does not belong to this pipeline, or
+    if ranks wait for one another for ever.
     """
     _check_steps(schedule)
     _check_progress(schedule)
-    for rank, peak in enumerate(peak_activations(schedule)):
-        if max_activations is not None and peak > max_activations:
-            raise ScheduleError(
-                f"{schedule.name}: rank {rank} holds the activations of {peak} micro-batches at "
-                f"once, but may hold only {max_activations}. Let this rank begin a backward earlier"
-            )
 
 
 def _check_steps(schedule: Schedule) -> None:

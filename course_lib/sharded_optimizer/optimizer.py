@@ -253,28 +253,20 @@ class ShardedOptimizer(Optimizer):
             return local_norms(params, norm_type)
         return gradient_norms(params, self.group, norm_type)
 
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the mean gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
 
         All ranks must call, after backward (and `GradScaler.unscale_`) and before step. Returns the
-        norm before. Raises RuntimeError if it is not finite and `error_if_nonfinite`.
+        norm before.
         """
         norms = self.gradient_norms(norm_type)
         params = self.averaged_parameters()
-        return clip_by_norms(params, norms, max_norm, norm_type, error_if_nonfinite)
+        return clip_by_norms(params, norms, max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the parameters and of this rank's pieces."""
         self._forget_means()
         super().zero_grad(set_to_none)
-
-    def local_tensors(self) -> list[Tensor]:
-        """Return the gradients and the state of this rank's pieces that currently exist."""
-        gradients = [piece.grad for piece in self._pieces if piece.grad is not None]
-        values = (value for state in self._local.state.values() for value in state.values())
-        return gradients + [v for v in values if isinstance(v, Tensor) and v.dim() > 0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, on every rank, as `optimizer_cls` has it in one process.

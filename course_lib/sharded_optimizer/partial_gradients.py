@@ -224,17 +224,11 @@ def clip_by_norms(
     norms: Tensor,
     max_norm: float,
     norm_type: float,
-    error_if_nonfinite: bool,
 ) -> Tensor:
     """Scale the gradients of `params` so that the norm of all `norms` is at most `max_norm`.
 
-    Returns the norm before. Raises RuntimeError if it is not finite and `error_if_nonfinite`.
+    Returns the norm before.
     """
     total: Tensor = torch.linalg.vector_norm(norms, norm_type).to(params[0].dtype)
-    if error_if_nonfinite and not total.isfinite():
-        raise RuntimeError(
-            f"the norm of order {norm_type} of all gradients is {total.item()}, on all ranks, so "
-            "the gradients cannot be clipped"
-        )
     torch.nn.utils.clip_grads_with_norm_(params, max_norm, total)
     return total

@@ -154,20 +154,6 @@ def test_backup_workers_let_the_slowest_come_too_late():
     assert all(each.applied for each in everyone)
 
 
-def test_all_workers_and_no_backup_is_synchronous_sgd():
-    _, weights = run(Ranks(4, on="simulated"), SPEEDS[4], 10, wait_for=3)
-    net = mlp()
-    optimizer = SGD(net.parameters(), LR)
-    for number in range(10):
-        optimizer.zero_grad()
-        x, y = (
-            torch.cat(each) for each in zip(*(batch(w, number) for w in (1, 2, 3)), strict=True)
-        )
-        mse_loss(net(x), y).backward()
-        optimizer.step()
-    torch.testing.assert_close(weights, flatten(list(net.parameters())), rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("on", ["simulated", "cpu"])
 @pytest.mark.parametrize("options", [{}, {"bound": 1}, {"wait_for": 2}])
 def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
@@ -182,7 +168,6 @@ def test_a_worker_that_leaves_does_not_stop_the_others(ranks_of, on, options):
         (4, {"wait_for": 3, "leave_after": 2}, "worker 1 left: .* 3 workers, and only 2"),
         (2, {"leave_after": 2}, "all workers left after 2 of 20 updates"),
         (1, {}, "got 1 ranks, updates=20"),
-        (2, {"bound": -1}, "bound=-1 must be 0 or more"),
         (3, {"bound": 1, "wait_for": 2}, "cannot be used together"),
         (3, {"wait_for": 3}, "wait_for must be 1 to 2, the number of workers; got 3"),
     ],
@@ -192,19 +177,12 @@ def test_what_cannot_go_on_is_named(ranks_of, k, options, why):
         ranks_of("simulated", k).run(train, [0.01] * (k - 1), 20, **options)
 
 
-def wrong_worker(server: int) -> None:
-    client = ParameterServer(mlp().parameters(), server)
-    client.push()
+def push_first() -> None:
+    ParameterServer(mlp().parameters()).push()
 
 
-@pytest.mark.parametrize(
-    ("server", "why"),
-    [
-        (0, "rank 0 is the server"),
-        (2, "server must be a rank, 0 to 1, got 2"),
-        (1, "call pull.. before each push"),
-    ],
-)
-def test_wrong_use_by_a_worker_is_named(ranks_of, server, why):
-    with pytest.raises(RankError, match=f"(?s){why}"):
-        ranks_of("simulated", 2).run(wrong_worker, server)
+def test_wrong_use_by_a_worker_is_named(ranks_of):
+    with pytest.raises(RankError, match="rank 0 is the server"):
+        ranks_of("simulated", 1).run(push_first)
+    with pytest.raises(RankError, match=r"call pull\(\) before each push"):
+        ranks_of("simulated", 2).run(lambda: dist.get_rank() and push_first())

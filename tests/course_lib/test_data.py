@@ -10,7 +10,7 @@ def sorted_rows(images: torch.Tensor, labels: torch.Tensor) -> list[list[float]]
     return sorted(torch.cat([images * 16, labels[:, None].float()], dim=1).tolist())
 
 
-@pytest.mark.parametrize("test_fraction", [0.0, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.2])
 def test_train_and_test_hold_every_digit_once(test_fraction):
     from sklearn.datasets import load_digits  # takes 2 s, of every worker if it stood at the top
 

@@ -1,14 +1,12 @@
 """The examples in docstrings, the lines behind `>>>`, do what they say.
 
 Those of the rungs run on two CPU ranks, the others here, in the notebook's place. The
-printed output of a line is compared with the docstring's. The promise of a comment, such as that
-every rank then holds the sum, is tested afterwards.
+printed output of a line is compared with the docstring's.
 """
 
 import ast
 import doctest
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ Names = dict[str, Any]
 # Parts that other parts call, and people do not.
 INSIDE = {
     *("ddp.reducer", "fully_sharded.unit"),
-    *("pipeline_parallel.messages", "pipeline_parallel.tied"),
+    "pipeline_parallel.messages",
     *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
     "sharded_optimizer.partial_gradients",
     "mesh.divide",
@@ -105,86 +103,14 @@ def run_lines(text: str, names: Names, name: str = "example") -> Names:
     return examples.globs
 
 
-def on_a_rank(name: str, text: str) -> dict[str, Any]:
-    """Run the examples on this rank; return what `AFTERWARDS` looks at."""
-    names = run_lines(text, usual_names(dist.get_rank(), name), name)
-    looked_at = ("gradient", "tensor", "incoming", "result", "chunk", "loss", "losses", "nbytes")
-    model = names["model"]
-    return {
-        **{key: names[key] for key in looked_at if key in names},
-        "weights": [param.detach() for param in model.parameters()],
-        "gradients": [param.grad for param in model.parameters()],
-        "wrapped": type(model).__module__,
-    }
-
-
-def sum_everywhere(*ranks: Names) -> bool:
-    return all(torch.equal(each["gradient"], gradient_of(0) + gradient_of(1)) for each in ranks)
-
-
-def chunks_then_sum(first: Names, second: Names) -> bool:
-    together = torch.cat([first["chunk"], second["chunk"]])
-    return torch.equal(together, first["gradient"]) and sum_everywhere(first, second)
-
-
-def alike(key: str) -> Callable[..., bool]:
-    def check(first: Names, second: Names) -> bool:
-        return all(map(torch.equal, first[key], second[key]))
-
-    return check
-
-
-def wrapped_by(package: str) -> Callable[..., bool]:
-    return lambda *ranks: all(each["wrapped"].startswith(package) for each in ranks)
-
-
-# Promises of the comments beside the examples: (names of rank 0, names of rank 1) → whether so.
-AFTERWARDS: dict[str, Callable[..., bool]] = {
-    "sgd": lambda first, _: len(first["losses"]) == 3,
-    "collectives": sum_everywhere,
-    "collectives.point_to_point": lambda first, second: (
-        torch.equal(first["incoming"], gradient_of(1))
-        and torch.equal(second["incoming"], gradient_of(0))
-    ),
-    "collectives.rooted": lambda *ranks: all(
-        torch.equal(each["tensor"], gradient_of(0)) for each in ranks
-    ),
-    "collectives.ring": chunks_then_sum,
-    "collectives.all_reduce": sum_everywhere,
-    "bucketing.size": lambda first, _: 1e6 < first["nbytes"] < 100e6,
-    "gradient_sync": alike("gradients"),
-    "ddp": wrapped_by("course_lib.ddp"),
-    "ddp.wrapper": alike("weights"),
-    "ddp.hooks": wrapped_by("course_lib.ddp"),
-    "ddp.minimal": alike("weights"),
-    "ddp.buffers": alike("weights"),
-    "ddp.uneven_inputs": alike("weights"),
-    "pipeline_parallel": lambda first, second: first["loss"] is None and second["loss"] > 0,
-    "pipeline_parallel.pipeline": lambda first, second: (
-        first["loss"] is None and second["loss"] > 0
-    ),
-    "pipeline_parallel.weight_gradients": lambda *ranks: all(
-        gradient is not None for each in ranks for gradient in each["gradients"]
-    ),
-    "compression.one_bit": lambda first, _: first["nbytes"] == 4 + 1,
-    "compression.uniform_8bit": lambda first, _: first["nbytes"] == 7 + 4,
-    "compression.qsgd": lambda first, _: first["nbytes"] == 4 + 4,
-    "compression.all_reduce": lambda first, second: torch.equal(
-        first["gradient"], second["gradient"]
-    ),
-    "compression.hook": wrapped_by("course_lib.ddp"),
-    "sharded_optimizer.optimizer": alike("weights"),
-    "fully_sharded": wrapped_by("course_lib.fully_sharded"),
-    "fully_sharded.wrapper": wrapped_by("course_lib.fully_sharded"),
-    "tensor_parallel": alike("result"),
-}
+def on_a_rank(name: str, text: str) -> None:
+    """Run the examples on this rank."""
+    run_lines(text, usual_names(dist.get_rank(), name), name)
 
 
 @pytest.mark.parametrize("name", OF_RUNGS)
 def test_the_examples_of_a_rung_do_what_they_say(ranks_of, name):
-    first, second = ranks_of("cpu", 2).run(on_a_rank, name, EXAMPLES[name])
-    promised = AFTERWARDS.get(name.removeprefix("course_lib."), lambda *_: True)
-    assert promised(first, second), f"{name}: a comment beside the example promises something else"
+    ranks_of("cpu", 2).run(on_a_rank, name, EXAMPLES[name])
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -10,7 +10,6 @@ from course_lib.ranks import RankError
 
 WIDTH, EXPERTS = 3, 5  # no K but 1 divides the experts
 WORLDS = [("simulated", k) for k in (1, 2, 3, 4)] + [("cpu", k) for k in (2, 3)]
-CASES = [(1, None), (2, None), (2, 1.0), (1, 0.5)]
 
 
 def parts() -> tuple[nn.Module, list[nn.Module]]:
@@ -28,8 +27,8 @@ def tokens_of(rank: int) -> torch.Tensor:
     return torch.randn((9, 14, 4, 0)[rank], WIDTH, generator=generator).double()
 
 
-def on_a_rank(top_k: int, capacity_factor: float | None) -> tuple:
-    layer = ExpertParallel(*parts(), top_k=top_k, capacity_factor=capacity_factor)
+def on_a_rank(top_k: int) -> tuple:
+    layer = ExpertParallel(*parts(), top_k=top_k)
     x = tokens_of(dist.get_rank()).requires_grad_()
     y = layer(x)
     y.square().sum().backward()
@@ -37,25 +36,19 @@ def on_a_rank(top_k: int, capacity_factor: float | None) -> tuple:
     return y.detach(), x.grad, {name: p.grad for name, p in layer.named_parameters()}
 
 
-@pytest.mark.parametrize(("top_k", "capacity_factor"), CASES)
+@pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, capacity_factor):
-    """Where tokens are dropped: of one process that takes each rank's tokens by themselves."""
+def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k):
     router, experts = parts()
     xs = [tokens_of(rank).requires_grad_() for rank in range(k)]
-    if capacity_factor is None:
-        whole = mixture_of_experts(torch.cat(xs), router, experts, top_k)
-        ys = whole.split([len(x) for x in xs])
-    else:
-        ys = [mixture_of_experts(x, router, experts, top_k, capacity_factor) for x in xs]
+    whole = mixture_of_experts(torch.cat(xs), router, experts, top_k)
+    ys = whole.split([len(x) for x in xs])
     (sum(y.square().sum() for y in ys) / k).backward()
     expected = {f"router.{name}": p.grad for name, p in router.named_parameters()}
     for e, expert in enumerate(experts):
         expected |= {f"experts.{e}.{name}": p.grad for name, p in expert.named_parameters()}
     seen = set()
-    for rank, (y, dx, gradients) in enumerate(
-        ranks_of(on, k).run(on_a_rank, top_k, capacity_factor)
-    ):
+    for rank, (y, dx, gradients) in enumerate(ranks_of(on, k).run(on_a_rank, top_k)):
         torch.testing.assert_close(y, ys[rank].detach())
         torch.testing.assert_close(dx, k * xs[rank].grad)  # of the rank's own loss
         for name, gradient in gradients.items():
@@ -63,17 +56,6 @@ def test_results_and_gradients_are_those_of_one_process(ranks_of, on, k, top_k, 
             torch.testing.assert_close(gradient, missing)
         seen |= gradients.keys()
     assert seen == expected.keys()
-
-
-def test_beyond_its_capacity_an_expert_takes_no_token():
-    scores = torch.zeros(10, 5)
-    scores[:, 3] = 9.0
-    scores[8:, 3] = -9.0
-    routes = route(scores, 1, capacity_factor=1.5)  # ceil(1.5 · 1 · 10 / 5) = 3
-    assert routes.tokens[routes.counts[:3].sum() :][:3].tolist() == [0, 1, 2]
-    assert routes.counts[3] == 3
-    assert int(routes.counts.sum()) == len(routes.tokens) == len(routes.weights)
-    assert int(route(scores, 1).counts[3]) == 8
 
 
 def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):

@@ -1,35 +1,19 @@
 """Shards partition their data; the sampler equals PyTorch's, index for index."""
 
-import itertools
-
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.data import digits
 from course_lib.sharding import ShardedSampler, shard, shard_bounds
 
 lengths, world_sizes = st.integers(0, 300), st.integers(1, 20)
 
 
 # --- shard_bounds and shard -----------------------------------------------------------------------
-
-
-@given(length=lengths, world_size=world_sizes)
-def test_shards_partition_the_range(length, world_size):
-    bounds = [shard_bounds(length, world_size, rank) for rank in range(world_size)]
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == length
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
-
-    sizes = [stop - start for start, stop in bounds]
-    quotient, remainder = divmod(length, world_size)
-    assert sizes == [quotient + 1] * remainder + [quotient] * (world_size - remainder)
 
 
 @given(length=lengths, world_size=world_sizes)
@@ -78,20 +62,6 @@ def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
     first = next(indices)
     long.set_epoch(1)
     assert [first, *indices] == expected == list(DistributedSampler(range(20_001), 2, 1, shuffle))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_data_loader_takes_it_in_place_of_torchs(world_size):
-    images = digits()[0]
-    for rank in range(world_size):
-        loaders = [
-            DataLoader(images, batch_size=100, sampler=sampler(images, world_size, rank, seed=3))
-            for sampler in (ShardedSampler, DistributedSampler)
-        ]
-        assert len(loaders[0]) == len(loaders[1])
-        for (x, y), (u, v) in zip(*loaders, strict=True):
-            assert torch.equal(x, u)
-            assert torch.equal(y, v)
 
 
 def test_rank_and_world_size_come_from_the_process_group():

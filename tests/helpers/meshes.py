@@ -25,9 +25,7 @@ DENSE = Shape(words=11, length=5, width=10, heads=5, hidden=13, layers=2)
 KINDS = {
     "dense": DENSE,
     "experts": DENSE._replace(experts=5, top_k=2),
-    "tied": DENSE._replace(tied=True),
     "frozen": DENSE._replace(experts=5),
-    "tied and frozen": DENSE._replace(tied=True, experts=5),
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.9),
@@ -43,19 +41,17 @@ class Case(NamedTuple):
     plan: str = "1f1b"
     dtype: torch.dtype = torch.float64
     micro_batches: int = 2
-    rematerialize: bool = False
 
 
 def whole_model(case: Case) -> nn.Sequential:
     torch.manual_seed(0)
     model = transformer(KINDS[case.kind])
-    if "frozen" in case.kind:
+    if case.kind == "frozen":
         model[1].feed_forward.experts[1].requires_grad_(False)
         model[2].attention.requires_grad_(False)
         model[2].norms[0].weight.requires_grad_(False)
         model[2].feed_forward.router.requires_grad_(False)
-        if case.kind == "frozen":
-            model[0].requires_grad_(False)
+        model[0].requires_grad_(False)
     return model.to(case.dtype)
 
 
@@ -80,7 +76,7 @@ def divided(case: Case, sizes: dict[str, int]) -> tuple[Any, Pipeline, Callable[
         plan = schedule(case.plan, mesh.sizes["pipeline"], case.micro_batches)
         return Pipeline(
             split_layers(model, plan.stages), next_word_loss, plan,
-            group=mesh["pipeline"], rematerialize=case.rematerialize,
+            group=mesh["pipeline"],
         )  # fmt: skip
 
     return mesh, build(whole_model(case)), build

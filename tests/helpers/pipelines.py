@@ -13,7 +13,7 @@ from course_lib.pipeline_parallel import (
 )
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_2"]
-MODELS = ["plain", "single", "frozen_first", "frozen_middle", "tied", "tied_and_frozen"]
+MODELS = ["plain", "single", "frozen_first", "frozen_middle"]
 BATCH = 12
 WIDTH = 5
 
@@ -48,15 +48,10 @@ def model(kind: str = "plain") -> nn.Sequential:
     """
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, WIDTH), *[Block() for _ in range(7)], nn.Linear(WIDTH, 2))
-    if kind.startswith("tied"):
-        for other in (3, 7):  # apart: on other ranks, or on the same
-            layers[other].up.weight = layers[1].up.weight
     if kind == "frozen_first":
         layers[:5].requires_grad_(False)
     if kind == "frozen_middle":
         layers[4:6].requires_grad_(False)
-    if kind == "tied_and_frozen":
-        layers[1].up.weight.requires_grad_(False)
     return layers if kind == "single" else layers.double()
 
 

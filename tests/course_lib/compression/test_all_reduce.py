@@ -11,7 +11,6 @@ from course_lib.collectives import ring_all_reduce
 from course_lib.compression import (
     Compressor,
     ErrorFeedback,
-    OneBit,
     Uniform8Bit,
     compressed_all_reduce,
 )
@@ -153,18 +152,3 @@ def test_in_a_group_and_with_strides(ranks_of, on: str) -> None:
         for rank in pair:
             torch.testing.assert_close(results[rank][0], exact, rtol=0, atol=0.1)
             assert torch.equal(results[rank][0], results[pair[0]][0])
-
-
-def refused() -> str:
-    group = dist.new_group([0, 1])
-    try:
-        compressed_all_reduce(torch.ones(3), OneBit(), group)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_outside_the_group(ranks_of) -> None:
-    inside, also, outside = ranks_of("simulated", 3).run(refused)
-    assert (inside, also) == ("", "")
-    assert "not a member" in outside

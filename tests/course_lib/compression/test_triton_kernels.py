@@ -57,10 +57,7 @@ def kernels(device: str) -> ModuleType:
 
 
 class Fused:
-    """A context in which the kernels are used, whatever the device is; with None, plain PyTorch.
-
-    Then NumPy does not take over either: test_payloads.py holds it against plain PyTorch.
-    """
+    """A context in which the kernels are used, whatever the device is; with None, plain PyTorch."""
 
     def __init__(self, kernels: ModuleType | None) -> None:
         self.calls = 0
@@ -69,11 +66,6 @@ class Fused:
             mock.patch.object(module, "kernels_for", self._which)
             for module in (uniform_8bit_module, one_bit_module)
         ]
-        if kernels is None:
-            self._patches += [
-                mock.patch.object(module, "for_numpy", lambda x: False)
-                for module in (uniform_8bit_module, one_bit_module)
-            ]
 
     def _which(self, x: Tensor) -> ModuleType | None:
         self.calls += 1

@@ -37,14 +37,14 @@ class Branches(nn.Module):
         return self.shared(self.branches[branch](x))
 
 
-def train_branches(ddp: type, per_rank: bool) -> list[Tensor]:
+def train_branches(ddp: type, per_rank: bool, option: str) -> list[Tensor]:
     net = Branches()
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP / 3, find_unused_parameters=True)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP / 3, **{option: True})
     optimizer = sgd(net)
     never = net.branches[3].weight.detach().clone()
     for step, (x, y) in enumerate(own_shards()):
         optimizer.zero_grad()
-        branch = (step + per_rank * dist.get_rank()) % 3
+        branch = (step * (option != "static_graph") + per_rank * dist.get_rank()) % 3
         mse_loss(wrapped(x, branch), y).backward()
         optimizer.step()
     # Neither weight decay nor momentum moves what nobody uses: its gradient stays None.
@@ -55,9 +55,11 @@ def train_branches(ddp: type, per_rank: bool) -> list[Tensor]:
 
 @ignore_torch_warnings
 @pytest.mark.parametrize("per_rank", [False, True])
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
 @pytest.mark.parametrize(("on", "k"), [*FEW, ("cpu", 3)])
-def test_a_branch_that_changes_with_the_step(ranks_of, on, k, per_rank):
-    compare(ranks_of(on, k), train_branches, per_rank)
+def test_branches_that_some_or_no_ranks_use(ranks_of, on, k, per_rank, option):
+    """With a static graph a rank uses the same branch in every step."""
+    compare(ranks_of(on, k), train_branches, per_rank, option)
 
 
 def leave_one_out(ddp: type) -> None:

@@ -85,7 +85,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+        torch.manual_seed(dist.get_rank())
         self.first = nn.Linear(6, 6).double()
         self.middle = nn.Linear(6, 6)
         self.tied = nn.Linear(6, 6).double()
@@ -113,28 +113,18 @@ def train_mixed(ddp: type) -> list[Tensor]:
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_mixed_dtypes_tied_and_frozen_parameters(ranks_of, on, k):
     ours, theirs = (ranks_of(on, k).run(train_mixed, ddp) for ddp in BOTH)
-    net = Mixed()
-    for x, y in batches():
-        net.zero_grad()
-        mse_loss(net(x), y).backward()
-        with torch.no_grad():
-            for p in net.parameters():
-                p -= 0.1 * (p.grad if p.grad is not None else torch.zeros_like(p))
     for replica in ours:
-        for tensor, first, other, alone in zip(
-            replica, ours[0], theirs[0], state_of(net), strict=True
-        ):
+        for tensor, first, other in zip(replica, ours[0], theirs[0], strict=True):
             assert torch.equal(tensor, first)
             torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(tensor, alone.double(), rtol=1e-5, atol=1e-6)
 
 
 # --- accumulation ---------------------------------------------------------------------------------
 
 
-def accumulate(ddp: type, set_to_none: bool, cap: float) -> list[Tensor]:
+def accumulate(ddp: type, set_to_none: bool) -> list[Tensor]:
     net = mlp(seed=dist.get_rank())
-    wrapped = ddp(net, bucket_cap_mb=cap)
+    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
     optimizer = sgd(net)
     micro = own_shards(steps=9)
     for first in range(0, 9, 3):
@@ -151,16 +141,7 @@ def accumulate(ddp: type, set_to_none: bool, cap: float) -> list[Tensor]:
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
-    state = compare(ranks_of(on, k), accumulate, set_to_none, SMALL_CAP)
-    net = mlp(seed=0)
-    optimizer = sgd(net)
-    for first in range(0, 9, 3):
-        optimizer.zero_grad()
-        for x, y in batches(steps=9)[first : first + 3]:
-            (mse_loss(net(x), y) / 3).backward()
-        optimizer.step()
-    for tensor, expected in zip(state, state_of(net), strict=True):
-        torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
+    compare(ranks_of(on, k), accumulate, set_to_none)
 
 
 def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
@@ -226,12 +207,3 @@ def gradients_are_in_the_buckets() -> bool:
 
 def test_gradients_are_views_into_the_buckets(ranks_of):
     assert ranks_of("simulated", 2).run(gradients_are_in_the_buckets) == [True, True]
-
-
-def state_names(ddp: type) -> list[str]:
-    return list(ddp(mlp()).state_dict())
-
-
-def test_state_dicts_have_pytorch_s_names(ranks_of):
-    ours, theirs = (ranks_of("simulated", 2).run(state_names, ddp)[0] for ddp in BOTH)
-    assert ours == theirs

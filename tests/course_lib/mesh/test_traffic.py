@@ -62,10 +62,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.large)])
 @pytest.mark.parametrize("sizes", LAYOUTS)
-def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes, tied):
-    k, shape = math.prod(sizes.values()), EVEN._replace(tied=tied)
+def test_bytes_and_weights_are_those_of_the_formulas(ranks_of, sizes):
+    k, shape = math.prod(sizes.values()), EVEN
     ranks = ranks_of("simulated", k)
     held = ranks.run(weights_then_two_steps, shape, sizes)
     assert sum(dense for dense, _ in held) / k == pytest.approx(weights_held(shape, **sizes)[0])

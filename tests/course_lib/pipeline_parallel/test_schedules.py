@@ -1,7 +1,5 @@
 """Schedules, on paper: complete, without deadlock, with the papers' bubbles and memory."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,6 @@ from course_lib.pipeline_parallel import (
     zero_bubble,
     zero_bubble_fraction,
 )
-from tests.helpers.pipelines import SCHEDULES, schedule
 
 RANKS = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 24)
@@ -54,7 +51,8 @@ def test_interleaved_has_a_vth_of_the_bubble(p, turns, v, forward, backward):
 @given(RANKS, MICRO_BATCHES)
 def test_zero_bubble_h1_has_a_third_of_it_in_the_same_memory(p, m):
     plan = zero_bubble(p, m)
-    check_schedule(plan, max_activations=p)
+    check_schedule(plan)
+    assert max(peak_activations(plan)) <= p
     if m >= p:
         same(simulate(plan).bubble, zero_bubble_fraction(p, m, 1.0, 2.0, 1.0))
         assert simulate(plan).makespan == pytest.approx(3 * m + p - 1)  # and not 3 (m + p - 1)
@@ -64,27 +62,9 @@ def test_zero_bubble_h1_has_a_third_of_it_in_the_same_memory(p, m):
 def test_zero_bubble_h2_never_waits_in_twice_the_memory(p, more):
     m = 2 * p - 1 + more
     plan = zero_bubble(p, m, 2)
-    check_schedule(plan, max_activations=2 * p - 1)
-    same(simulate(plan).steady_bubble, 0.0)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(RANKS, MICRO_BATCHES)
-def test_no_step_begins_before_what_it_needs_is_over(name, p, m):
-    m = m * p if name == "interleaved" else m
-    plan = schedule(name, p, m)
     check_schedule(plan)
-    run = simulate(plan)
-    actions = {"forward": "F", "backward": "BI", "weights' gradients": "W"}
-    times, rows = {}, [[span for span in run.spans if span[0] == rank] for rank in range(p)]
-    for rank, row in enumerate(rows):
-        for step, (_, lane, start, stop, label) in zip(plan.steps[rank], row, strict=True):
-            assert step.action in actions[lane]
-            assert label == step.label
-            times[plan.work(rank, step)] = start, stop
-        assert all(a[3] <= b[2] for a, b in pairwise(row))
-    for work, (start, _) in times.items():
-        assert all(times[needed][1] <= start for needed in plan.needs(work))
+    assert max(peak_activations(plan)) <= 2 * p - 1
+    same(simulate(plan).steady_bubble, 0.0)
 
 
 def test_what_interleaving_cannot_divide_is_refused():

@@ -49,58 +49,6 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, who):
             assert all(map(torch.equal, replica, results[0]))
 
 
-@pytest.mark.parametrize("who", WHO)
-def test_groups_have_their_own_options(ranks_of, who):
-    for name in OPTIMIZERS:
-        for replica in ranks_of("simulated", 3).run(train, name, who, True):
-            assert_equal(replica, weights(one_process(name, groups=True)[0]))
-
-
-def beside_pytorch(name: str) -> tuple[list[Tensor], list[Tensor]]:
-    # Here: its package warns of a deprecation, which our tests take for an error.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    cls, options = OPTIMIZERS[name]
-    found = []
-    for make in (ShardedOptimizer, ZeroRedundancyOptimizer):
-        net = Awkward()
-        optimizer: Any = make(net.parameters(), cls, **options)
-        run_steps(net, optimizer, batches(), average=True)
-        found.append(weights(net))
-    return found[0], found[1]
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_weights_equal_those_of_pytorchs_zero(ranks_of, k):
-    for name in OPTIMIZERS:
-        for ours, theirs in ranks_of("cpu", k).run(beside_pytorch, name):
-            assert_equal(ours, theirs)
-
-
-def tensors_of(who: Any) -> tuple[int, int]:
-    """Return how many numbers this rank holds before the first step, and before the second."""
-    param = nn.Parameter(torch.ones(10))
-    optimizer = ShardedOptimizer([param], torch.optim.Adam, gradients=who)
-    counts = []
-    for _ in range(2):
-        (param * (1 + dist.get_rank())).sum().backward()
-        counts.append(sum(tensor.numel() for tensor in optimizer.local_tensors()))
-        optimizer.step()
-        optimizer.zero_grad()
-    return counts[0], counts[1]
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_local_tensors_are_gradients_and_state_of_this_ranks_pieces(ranks_of, k):
-    """ZeRO-1 has no gradients of its own before the step; ZeRO-2 has a K-th of them."""
-    longest = -(-10 // k)  # pieces are equally long, but for the last
-    pieces = [min(longest, 10 - longest * rank) for rank in range(k)]
-    assert sum(pieces) == 10
-    ranks = ranks_of("simulated", k)
-    assert ranks.run(tensors_of, "local") == [(0, 2 * n) for n in pieces]
-    assert ranks.run(tensors_of, "sharded") == [(n, 3 * n) for n in pieces]
-
-
 def fewer_elements_than_ranks() -> Tensor:
     param = nn.Parameter(torch.ones(2))
     optimizer = ShardedOptimizer([param, nn.Parameter(torch.ones(0))], torch.optim.Adam, lr=0.5)

@@ -179,26 +179,6 @@ def test_a_linear_layer_is_the_whole_one_cut_up(ranks_of, k, rows, bias):
 # --- what is sent, and held -------------------------------------------------------------------
 
 
-def one_step(along_sequence: bool) -> int:
-    layer = Layer(True, along_sequence)
-    rank, k = place_in(None)
-    x = shard(data()[0], k, rank) if along_sequence else data()[0]
-    layer(x.clone().requires_grad_()).sum().backward()
-    return sum(p.numel() for p in layer.blocks.parameters() if p.dim() > 1)
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_a_layer_makes_four_all_reduces(ranks_of, k):
-    """Attention and MLP, forward and backward; each of tokens × batch × width numbers."""
-    ranks = ranks_of("simulated", k)
-    ranks.run(one_step, False)
-    activation = 8 * TOKENS * BATCH * WIDTH
-    for rank in range(k):
-        assert ranks.trace.calls(rank) == {"all_reduce": 4}
-        sizes = [e.bytes for e in ranks.trace.operations if e.rank == rank]
-        assert sizes == [activation] * 4
-
-
 def wrong(what: str) -> None:
     if what == "heads":
         ParallelAttention(8, 3)
