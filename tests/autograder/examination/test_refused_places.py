@@ -15,7 +15,9 @@ from autograder.sandbox import mounts
 from autograder.sandbox.mounts import Mount, prepare, python_mounts
 from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.user import make_sure_of_uids
+from autograder.settings import Settings
 from tests.helpers import ROOT
+from tests.helpers.course_folders import SOURCES, needs_sources
 
 
 @pytest.mark.parametrize("where", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
@@ -75,6 +77,22 @@ def test_a_file_that_hides_a_package_is_named(
     monkeypatch.setattr(sys, "argv", ["autograder", "grade"])
     assert main() == 2
     assert f"{tmp_path / 'torch.py'} hides the package torch" in capsys.readouterr().err
+
+
+@needs_sources
+def test_a_sandbox_that_is_not_ready_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Sandbox] = []
+
+    def look(sandbox: Sandbox) -> dict[str, list[str]]:
+        started.append(sandbox)
+        return {"hidden": ["/root/torch"]}
+
+    monkeypatch.setattr(Sandbox, "_look_from_a_cell", look)
+    monkeypatch.setattr(examine, "_warm", {})
+    exam = examine.Exam.of(SOURCES / "03_collectives")
+    with pytest.raises(SandboxUnavailable, match="may not read these files: /root/torch"):
+        exam.sandbox(Settings())
+    assert started[0]._server is None and started[0]._log is None
 
 
 def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
