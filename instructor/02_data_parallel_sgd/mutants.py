@@ -244,10 +244,10 @@ def shard_bounds__empty_ones_at_0(length, world_size, rank):
     return start, start + size + (rank < rest)
 
 
-# In the grader each rank has a store of its own, so this waits for ever.
+# In the grader and on simulated ranks each rank has a store of its own, where others set nothing.
 
 
-@fails("expected at least", ["simulated", "cpu"])
+@fails("expected at least", ["cpu"])
 def average_gradients__through_the_store(params, group=None):
     store = dist.distributed_c10d._get_default_store()
     members = dist.get_process_group_ranks(group or dist.group.WORLD)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class RankContext(ABC):
     """Returns the line of user code that is running."""
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """File name of a cell → its name for people."""
-    store: Any = field(default_factory=dist.HashStore)  # type: ignore[attr-defined]
-    """The default store; it also distinguishes this world from earlier ones."""
+    world: object = field(default_factory=object)
+    """Distinguishes this world from others that have groups of the same names."""
     works: Any = field(init=False)
     """The rank's operations that are not over."""
     handles: Any = field(init=False)
@@ -284,10 +285,13 @@ def join_world(context: RankContext, world: World | None = None) -> None:
 
 
 def _initialize(context: RankContext) -> None:
-    """Make the rank's default group."""
-    dist.init_process_group(
-        BACKEND, store=context.store, rank=context.rank, world_size=context.world_size
-    )
+    """Make the rank's default group, whose store is the rank's own.
+
+    No other rank can set a key there, so a wait for one ends at once, with an error.
+    """
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    store.set_timeout(timedelta(milliseconds=1))
+    dist.init_process_group(BACKEND, store=store, rank=context.rank, world_size=context.world_size)
 
 
 def leave_world() -> None:

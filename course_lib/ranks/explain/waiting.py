@@ -223,8 +223,6 @@ def _explain_ended(waiting: Mapping[int, Waiting]) -> str:
         if each.kind == "new_group":
             what = f"in dist.new_group, which {who} never called: every rank must call it for every"
             line = ("is", "are", f"{what} group.")
-        elif each.kind == "store":
-            line = ("waits", "wait", f"for a key of the store, which {who} never set.")
         elif each.kind == "recv":
             line = ("receives", "receive", f"from {who}, which ended without sending.")
         elif each.kind == "send":

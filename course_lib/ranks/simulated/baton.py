@@ -185,7 +185,3 @@ class ThreadEndpoint:
         self._baton.count_time(self._spend)
         self._spend(seconds)
         self.in_turn()  # a rank that sleeps in a loop may wait for another rank
-
-    def release(self, operation: Operation) -> None:
-        fabric = self._baton.fabric
-        fabric.release(operation, fabric.clock[self._rank])

@@ -24,7 +24,6 @@ from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.simulated.collectives import Collectives
 from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
-    STORE,
     Mismatch,
     Operation,
     event_of,
@@ -251,7 +250,7 @@ class Fabric:
 
     def late(self, operation: Operation) -> tuple[int, ...]:
         """Return the ranks that have yet to start what `operation` is part of."""
-        if operation.kind == STORE or (operation.kind == "recv" and operation.peer is None):
+        if operation.kind == "recv" and operation.peer is None:
             return tuple(member for member in operation.members if member != operation.rank)
         if operation.kind in ("send", "recv"):
             assert operation.peer is not None

@@ -27,7 +27,6 @@ from course_lib.ranks.simulated.fabric import Fabric, Phase
 from course_lib.ranks.simulated.handles import Misuse
 from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
-    STORE,
     Mismatch,
     Operation,
     stream_of,
@@ -73,8 +72,6 @@ def fabric_states(fabric: Fabric) -> list[RankState]:
 
 
 def _in_words(fabric: Fabric, operation: Operation) -> str:
-    if operation.kind == STORE:
-        return f"the store until a rank sets {operation.op}"
     made = fabric.made.get(operation.group, "")
     return operation_in_words(
         operation.kind,

@@ -23,8 +23,6 @@ from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"
 """Kind of the operation in which ranks together make a process group. It takes no time."""
-STORE = "store"
-"""Kind of a wait for keys of the default store."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +43,7 @@ class Operation:
     peer: int | None = None
     """The other rank, or the root, as a rank of the whole world; ``None`` in a recv: any rank."""
     op: str = ""
-    """Of a reduction, e.g. ``"sum"``; of a new group, its ranks; of the store, keys; else empty."""
+    """Of a reduction, e.g. ``"sum"``; of a new group, its ranks; else empty."""
     tag: int = 0
     where: str = ""
     """The line of the user's code."""

@@ -17,7 +17,6 @@ import torch
 from cloudpickle import cloudpickle as trackers
 
 from course_lib.ranks._torch.thread_worlds import World
-from course_lib.ranks.simulated.store import SimulatedStore
 
 _SEED = torch.Generator().initial_seed()
 
@@ -98,10 +97,9 @@ class PersonalState:
 
 
 class Worlds:
-    """The process groups and the store of K ranks, which stay between calls.
+    """The process groups of K ranks, which stay between calls.
 
     Attributes:
-        store: the store of all ranks.
         of_rank: per rank, its process groups.
         made: name of a group → the line on which it was made.
         classes: per rank, its copies of the notebook's classes.
@@ -109,7 +107,6 @@ class Worlds:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.store = SimulatedStore(world_size)
         self.made: dict[str, str] = {}
         self.classes = [Classes() for _ in range(world_size)]
         self.of_rank = [World() for _ in range(world_size)]

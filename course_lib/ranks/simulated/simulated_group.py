@@ -56,7 +56,7 @@ class SimulatedRank(RankContext):
 
     def create(self, members: tuple[int, ...], name: str) -> SimulatedProcessGroup:
         """Make a process group."""
-        return SimulatedProcessGroup(self.rank, members, name, self.store)
+        return SimulatedProcessGroup(self.rank, members, name, self.world)
 
 
 class SimulatedProcessGroup(PythonGroup):

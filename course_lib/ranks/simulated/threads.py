@@ -266,7 +266,7 @@ class Run:
             self.world_size,
             self.endpoints[rank],
             self.locate,
-            self.worlds.store,
+            self.worlds,
             watched=self.job.setting.misuse != "ignore",
             labels=self.labels,
         )
