@@ -11,13 +11,12 @@ in their bytes. So the advantage of a ring shows on a network (`predicted_vs_mea
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from machine import BusyElsewhere, arguments, publish, sentence
+from machine import arguments, publish, sentence
 
 from course_lib.collectives import (
     central_all_reduce,
@@ -102,11 +101,9 @@ def main() -> None:
     options = parser.parse_args()
     measured = {}
     for world_size in options.world_sizes:
-        busy = BusyElsewhere()
         with Ranks(world_size, on="cpu", metered=False) as ranks:
             sizes = [size for size in SIZES if size <= options.largest]
             measured[world_size] = ranks.run(measure, sizes, options.rounds)[0]
-            print(f"K = {world_size}: others used {100 * busy.share():.0f} %", file=sys.stderr)
     text = "\n\n".join(
         [
             "# All-reduces beside gloo's",

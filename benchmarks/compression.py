@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import BusyElsewhere, arguments, publish, sentence
+from machine import arguments, publish, sentence
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional as F
@@ -211,10 +210,7 @@ def training(rounds: int) -> tuple[list[str], dict[str, list[float]]]:
 def main() -> None:
     """Print both tables; with ``--write``, also to ``benchmarks/results/compression.*``."""
     options = arguments(__doc__, rounds=7).parse_args()
-    busy = BusyElsewhere()
     coded, series = codecs(options.rounds)
-    coding = busy.share()
-    print(f"codecs: others used {100 * coding:.0f} %", file=sys.stderr)
     by_sorting = statistics.median(
         a / b
         for a, b in zip(series["torch.topk 1 % (s)"], series["top-k 1 %: encode (s)"], strict=True)
@@ -226,22 +222,19 @@ def main() -> None:
         "",
         f"`torch.topk`, which sorts, takes {by_sorting:.1f} times as long as our top-k.",
     ]
-    busy.start()
     trained, more = training(max(options.rounds // 3, 1))
-    exchanging = busy.share()
-    print(f"training: others used {100 * exchanging:.0f} %", file=sys.stderr)
     text = "\n".join(
         [
             "# The cost of compression, and its gain",
             "",
             f"A bucket of 25 MiB, float32, one thread, CPU seconds; medians of {options.rounds} "
-            f"rounds, while others used {100 * coding:.0f} % of the machine.",
+            "rounds.",
             sentence("python benchmarks/compression.py"),
             "",
             *coded,
             "",
             "1.1 million parameters, 4 CPU ranks, an emulated link of 100 MB/s; SGD until the loss "
-            f"on held-back digits is below {LOSS}. Others used {100 * exchanging:.0f} % meanwhile.",
+            f"on held-back digits is below {LOSS}.",
             "",
             "| hook | steps | seconds | ÷ PyTorch's fp16 | ms per step | of these, link |",
             "|---|---|---|---|---|---|",

@@ -9,44 +9,35 @@ the solution's points.
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import itertools
-import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from machine import BusyElsewhere, arguments, publish, sentence
+from machine import arguments, publish, sentence
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.course import Folders, handed_out, load_config
-from autograder.examination.verdict import Verdict
-from autograder.passes.examine import masked_from
 from autograder.pool.book import book
 from autograder.pool.class_list import Books, standing, students
-from autograder.sandbox.sandbox import Sandbox
 from autograder.settings import Settings
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
-from course_lib.ranks.for_graders import ForkServer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "instructor" / ASSIGNMENT
 FILE = f"{ASSIGNMENT}.ipynb"
-TARGET, SANDBOX, BOOKING = 5.0, 0.15, 0.5
+TARGET, BOOKING = 5.0, 0.5
 WRONG = ("sum", "gathers_on_one_rank")
-STARTS = 40
 
 
 def run(root: Path, *command: str) -> float:
@@ -117,11 +108,6 @@ def fresh(root: Path) -> None:
         shutil.rmtree(root / "grading" / name, ignore_errors=True)
 
 
-def graded(root: Path) -> list[Verdict]:
-    """Return the verdicts of the class."""
-    return [Verdict.read(path) for path in (root / "grading/verdicts").glob("*/*/*.json")]
-
-
 def booking(root: Path) -> list[float]:
     """Return the seconds that booking takes for each submission of a graded class."""
     config = load_config(root)
@@ -138,120 +124,34 @@ def booking(root: Path) -> list[float]:
     return [end - start for start, end in itertools.pairwise(ticks)]
 
 
-def life_seconds(fork: Callable[[Sequence[int]], Callable[[], None]]) -> tuple[float, float]:
-    """Return the seconds from the request for a process to its first message, and to its end."""
-    pairs = [socket.socketpair() for _ in range(2)]
-    start = time.monotonic()
-    end = fork([theirs.fileno() for _, theirs in pairs])
-    for _, theirs in pairs:
-        theirs.close()
-    pairs[0][0].recv(64)
-    stands = time.monotonic() - start
-    end()
-    gone = time.monotonic() - start
-    for ours, _ in pairs:
-        ours.close()
-    return stands, gone
-
-
-Lives = list[tuple[float, float]]
-
-
-def process_seconds() -> tuple[Lives, Lives]:
-    """Return `life_seconds` of cells, and of forks of the same server outside, alternately."""
-    run_, config = "autograder.inside.examinee:serve_rank", {"rank": 0, "world_size": 1}
-
-    def launch(fd: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "autograder.inside.examinee", str(fd)]
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        return subprocess.Popen(command, pass_fds=[fd], env={**os.environ, **one_thread})
-
-    def in_cell(fds: Sequence[int]) -> Callable[[], None]:
-        return place.cell(run_, config, fds).close
-
-    def bare(fds: Sequence[int]) -> Callable[[], None]:
-        pid = server.fork(run_, config, fds)
-        return lambda: server.kill([pid])
-
-    masked = masked_from(load_module(SOURCE / "hidden.py", handed_out(SOURCE)).MASKED)
-    with contextlib.closing(ForkServer(launch)) as server, Sandbox(masked) as place:
-        place.warm()
-        pairs = [(life_seconds(in_cell), life_seconds(bare)) for _ in range(STARTS)]
-    cells, forks = zip(*pairs, strict=True)
-    return list(cells), list(forks)
-
-
-def cells_of_a_submission() -> int:
-    """Return the number of processes for one submission: its notebook, and each case's ranks."""
-    checks = load_module(handed_out(SOURCE) / "checks.py").CHECKS
-    hidden = load_module(SOURCE / "hidden.py", handed_out(SOURCE)).HIDDEN
-    cases = [c for name, check in checks.items() for c in (*check.cases, *hidden.get(name, ()))]
-    return 1 + sum(case.world_size for case in cases)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """More facts for the table: both classes, the examination, and the machine."""
-
-    count: int
-    size: int
-    seconds: float
-    others: str
-
-
 def report(
-    facts: Facts,
-    ours: list[float],
-    stock: list[float],
-    booked: list[float],
-    in_cells: Lives,
-    forks: Lives,
-    *,
-    write: bool,
+    ours: list[float], stock: list[float], booked: list[float], options: argparse.Namespace
 ) -> None:
-    """Print the table and the series; also write them if `write`."""
-    cells = cells_of_a_submission()
+    """Print the table and the series; with ``--write``, also write them."""
     ratios = [theirs / mine for theirs, mine in zip(stock, ours, strict=True)]
-    # Compare neighbours in time, so that a machine that becomes busier does not matter.
-    more = [cell[1] - bare[1] for cell, bare in zip(in_cells, forks, strict=True)]
-    share = cells * max(0.0, statistics.median(more)) / facts.seconds
-    (cell, cell_gone), (bare, bare_gone) = (
-        [1000 * statistics.median(each) for each in zip(*lives, strict=True)]
-        for lives in (in_cells, forks)
-    )
     mine, theirs = statistics.median(ours), statistics.median(stock)
     markdown = f"""# Grading a class, beside stock nbgrader
 
-{sentence("python benchmarks/grading.py --write")} {facts.others}
+{sentence("python benchmarks/grading.py --write")}
 
 | | submissions per minute | seconds each |
 |---|---|---|
 | `autograder grade`, one per core, booking included | {60 / mine:.1f} | {mine:.2f} |
 | stock nbgrader, `mp.spawn` in each test cell | {60 / theirs:.2f} | {theirs:.1f} |
 
-Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had {facts.count}
-submissions; stock nbgrader graded {facts.size} of them in a round. Assignment {ASSIGNMENT}.
+Ratio: **{statistics.median(ratios):.1f}** (target at least {TARGET:g}). The class had
+{options.class_size} submissions; stock nbgrader graded {options.stock_size} of them in a round.
+Assignment {ASSIGNMENT}.
 
 Booking: {statistics.median(booked):.2f} s each (target at most {BOOKING:g}).
-
-Sandbox: a cell is ready after {cell:.0f} ms and gone after {cell_gone:.0f} ms. A fork of the same
-server without a sandbox is ready after {bare:.0f} ms and gone after {bare_gone:.0f} ms. Cells and
-forks were measured in pairs: the median difference is {1000 * statistics.median(more):.0f} ms. A
-submission has {cells} cells and takes {facts.seconds:.2f} s in its worker. *Derived*, as if cells
-were made one after the other: the sandbox costs **{100 * share:.0f} %** of this time (target at
-most {100 * SANDBOX:g} %).
 """
     series = {
         "a submission, autograder grade (s)": ours,
         "a submission, stock nbgrader with mp.spawn (s)": stock,
         "stock nbgrader / autograder grade (ratio)": ratios,
         "booking of a submission (s)": booked,
-        "a cell of the sandbox stands (ms)": [1000 * stands for stands, _ in in_cells],
-        "a fork of the same server stands outside (ms)": [1000 * stands for stands, _ in forks],
-        "a cell more than a fork outside, until gone (ms)": [1000 * each for each in more],
-        "sandbox, share of a submission (ratio)": [share],
     }
-    publish("grading", markdown, series, write)
+    publish("grading", markdown, series, options.write)
 
 
 def main() -> None:
@@ -266,7 +166,6 @@ def main() -> None:
     ours: list[float] = []
     stock: list[float] = []
     booked: list[float] = []
-    busy = BusyElsewhere()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         folder.chmod(0o755)
@@ -280,12 +179,7 @@ def main() -> None:
             command = (sys.executable, "-m", "autograder", "grade", ASSIGNMENT)
             ours.append(run(folder / "ours", *command) / count)
             booked += booking(folder / "ours")
-        verdicts = graded(folder / "ours")
-        seconds = statistics.median(verdict.seconds for verdict in verdicts)
-        in_cells, forks = process_seconds()
-        others = f"Others used {100 * busy.share():.0f} % of the machine meanwhile."
-    facts = Facts(count, options.stock_size, seconds, others)
-    report(facts, ours, stock, booked, in_cells, forks, write=options.write)
+    report(ours, stock, booked, options)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,8 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,56 +81,6 @@ def one_line_each(machine: Mapping[str, Any], summaries: Mapping[str, Mapping[st
 
     lines = ",\n  ".join(line(name, each) for name, each in summaries.items())
     return f'{{\n {line("machine", machine)},\n "series": {{\n  {lines}\n }}\n}}\n'
-
-
-class BusyElsewhere:
-    """Measures the share of the machine that others used since `start`: 0 to 1."""
-
-    def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Start a new measurement."""
-        self._began = time.monotonic(), _system_busy(), _own_busy()
-
-    def share(self) -> float:
-        """Return the share; 0 if the system does not report it."""
-        began, system, own = self._began
-        elapsed = (time.monotonic() - began) * (os.cpu_count() or 1)
-        foreign = (_system_busy() - system) - (_own_busy() - own)
-        return max(0.0, foreign / elapsed) if elapsed > 0 else 0.0
-
-
-def _system_busy() -> float:
-    try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, words)
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_busy() -> float:
-    """Return the CPU seconds of this process and its descendants, including ended ones."""
-    ours = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        usage = resource.getrusage(who)
-        ours += usage.ru_utime + usage.ru_stime
-    ticks = 0
-    for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, after_name[11:15]))
-    return ours + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the descendants of the process `pid`; none if the system does not report them."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                yield child
-                yield from descendants(child)
 
 
 def _processor() -> str:

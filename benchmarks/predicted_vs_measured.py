@@ -16,7 +16,6 @@ and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(al
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from machine import RESULTS, BusyElsewhere, arguments, publish, sentence
+from machine import RESULTS, arguments, publish, sentence
 from torch import nn
 
 from course_lib.bucketing import assign_buckets, overlapped_time
@@ -39,7 +38,6 @@ from course_lib.ranks.trace.trace import Trace
 
 WIDTH, LAYERS, BATCH = 320, 20, 768
 BUCKET_MB = 2.0
-MOST_BUSY = 0.1
 STRATEGIES = ("no communication", "per parameter", "flat", "bucketed, overlapped")
 Times = dict[str, tuple[float, float]]
 """Strategy → (measured, predicted) seconds."""
@@ -160,23 +158,15 @@ def one_round(case: Case, steps: int) -> tuple[Times, float, dict[str, Trace]]:
 def measure(
     case: Case, rounds: int, steps: int
 ) -> tuple[list[Times], list[float], dict[str, Trace]]:
-    """Return the rounds in which no other program used the machine, their slowdowns, and traces."""
-    kept: list[Times] = []
-    slowdowns = []
-    for tries in itertools.count(1):
-        busy = BusyElsewhere()
+    """Return the times of all rounds, their slowdowns, and the last round's traces."""
+    every, slowdowns = [], []
+    for _ in range(rounds):
         times, slowdown, traces = one_round(case, steps)
-        others = busy.share()
         pairs = ", ".join(f"{1e3 * r:.0f} / {1e3 * s:.0f} ms" for r, s in times.values())
-        print(f"measured / predicted: {pairs}; others used {100 * others:.0f} %", file=sys.stderr)
-        if others > MOST_BUSY and tries < 3 * rounds:
-            print("the machine was busy: this round does not count", file=sys.stderr)
-            continue
-        kept.append(times)
+        print(f"measured / predicted: {pairs}", file=sys.stderr)
+        every.append(times)
         slowdowns.append(slowdown)
-        if len(kept) == rounds:
-            break
-    return kept, slowdowns, traces
+    return every, slowdowns, traces
 
 
 def table(case: Case, rounds: list[Times], slowdown: float) -> str:

@@ -8,14 +8,13 @@ can be compared at the end.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import BusyElsewhere, arguments
+from machine import arguments
 from models import MODELS
 from torch import Tensor, nn
 
@@ -89,13 +88,10 @@ def every_case(
         for model in options.models:
             times: Series = {}
             cpu: Series = {}
-            busy = BusyElsewhere()
             for _ in range(sets):
                 with Ranks(world_size, on="cpu", metered=False) as ranks:
                     results = ranks.run(measure, model, options.rounds)
                 for whole, part in zip((times, cpu), results[0][:2], strict=True):
                     for variant, seconds in part.items():
                         whole.setdefault(variant, []).extend(seconds)
-            others = 100 * busy.share()
-            print(f"K = {world_size}, {model}: others used {others:.0f} %", file=sys.stderr)
             yield f"{model}, K = {world_size}", times, cpu, [each[2:] for each in results]

@@ -143,17 +143,6 @@ def write_notebook(desk: Path, name: str, *sources: str) -> str:
     return name
 
 
-def test_lecture_00_runs_from_top_to_bottom(page: Browser, lab: str) -> None:
-    open_notebook(page, lab, "lectures/00_start_here.ipynb")
-    ran = run_all(page)
-    assert all(cell["count"] for cell in ran)
-    for cell in ran:
-        failed = any(output["output_type"] == "error" for output in cell["outputs"])
-        assert failed == ("raises-exception" in cell["tags"]), text_of(cell)
-    shown = [output.get("data", {}) for cell in ran for output in cell["outputs"]]
-    assert any("image/png" in data for data in shown), "the timelines of lecture 00"
-
-
 def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
     page: Browser, lab: str, desk: Path
 ) -> None:
@@ -189,33 +178,6 @@ def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
     page.wait_for(f"{root} && {root}.querySelector('img') !== null")
     assert page.run(f"{root}.querySelector('img').alt") == "Bars"
     assert page.run(f"{root}.querySelector('svg') === null")
-
-
-def test_an_interrupt_ends_a_deadlock_and_the_next_cell_works(
-    page: Browser, lab: str, desk: Path
-) -> None:
-    wait = (
-        "def wait():\n    x = torch.empty(1)\n    dist.recv(x, src=(dist.get_rank() + 1) % 2)\n\n\n"
-        "ranks.run(wait)"
-    )
-    name = write_notebook(
-        desk,
-        "interrupt.ipynb",
-        "import torch, torch.distributed as dist\nfrom course_lib.ranks import Ranks\n"
-        "ranks = Ranks(2, on='cpu', timeout=500)\nprint(ranks.run(dist.get_rank))",
-        wait,
-        "print(ranks.run(dist.get_rank))",
-    )
-    open_notebook(page, lab, name)
-    start(page, "notebook:run-all-cells")
-    page.wait_for(f"{CODE}[0].model.executionCount === 1", 240)
-    time.sleep(3)  # the ranks are in recv by now, or have been found to wait for one another
-    start(page, "notebook:interrupt-kernel")
-    page.wait_for(f"{CODE}[2].model.executionCount === 3", 240)
-    first, stuck, after = cells(page)
-    assert "[0, 1]" in text_of(first) and "[0, 1]" in text_of(after)
-    told = text_of(stuck)
-    assert "waits in recv" in told or "KeyboardInterrupt" in told, told
 
 
 @needs_sources

@@ -97,62 +97,6 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
 @pytest.mark.large
 @pytest.mark.timeout(900)
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_site_is_light_or_dark_as_the_reader_is_and_search_finds(
-    site: Path, dark: bool
-) -> None:
-    with Browser(dark=dark) as browser:
-        browser.open(f"{(site / 'docs/site/index.html').as_uri()}")
-        theme = "document.documentElement.dataset.theme"
-        assert browser.wait_for(theme) == ("dark" if dark else "light")
-        browser.run("document.querySelector('.bd-sidebar-primary .search-button-field').click()")
-        browser.wait_for("document.querySelector('#pst-search-dialog[open]') !== null")
-        form = "document.querySelector('#pst-search-dialog form')"
-        browser.run(
-            f"{form}.querySelector('input').value = 'error feedback'; {form}.requestSubmit()"
-        )
-        browser.wait_for("document.querySelectorAll('.search li').length >= 3")
-        found = browser.run("document.querySelector('.search li').innerText")
-        browser.run("document.querySelector('.search li a').click()")
-        browser.wait_for("location.pathname.endsWith('/lectures/06_compression.html')")
-        assert browser.wait_for("document.querySelector('h1').innerText")[:20] in found
-        # A figure is dark on light, and does not glare where the page is dark.
-        figure = "getComputedStyle(document.querySelector('.cell_output img'))"
-        assert browser.run(f"{figure}.filter") == ("brightness(0.78)" if dark else "none")
-        # Code is as light as the page is dark, and an equation stands in the middle.
-        light = "(e => getComputedStyle(e).color.match(/\\d+/g).reduce((s, x) => s + +x, 0) / 765)"
-        code = f"{light}(document.querySelector('.highlight pre'))"
-        assert browser.wait_for(f"{code} + 1") > 1.6 if dark else browser.run(code) < 0.4
-        middle = "(e => (r => (r.left + r.right) / 2)(e.getBoundingClientRect()))"
-        equation = "document.querySelector('div.math')"
-        off = f"{middle}({equation}) - {middle}({equation}.querySelector('math'))"
-        assert abs(browser.run(off)) < 5
-        # So are the words of a check's report, which are HTML in an output.
-        browser.open((site / "lectures/00_start_here.html").as_uri())
-        report = f"{light}(document.querySelector('.course-report'))"
-        lightness = browser.wait_for(f"{report} + 1") - 1  # a page that loads has no report
-        assert lightness > 0.6 if dark else lightness < 0.4
-
-
-@pytest.mark.large
-@pytest.mark.timeout(900)
-@needs_browser
-def test_the_words_of_a_wide_figure_can_be_read_on_a_phone(site: Path) -> None:
-    with Browser() as browser:
-        browser.narrow(390)
-        for page, figure in (
-            ("00_start_here", ".cell_output > .output > img"),  # a timeline
-            ("02_data_parallel_sgd", ".cell_output img"),  # a diagram
-            ("05_bucketing_and_overlap", ".course-explore .picture svg"),  # a timeline with sliders
-        ):
-            browser.open((site / f"lectures/{page}.html").as_uri())
-            width = f"document.querySelector('{figure}').getBoundingClientRect().width"
-            assert browser.wait_for(width) > 600, page
-
-
-@pytest.mark.large
-@pytest.mark.timeout(900)
-@needs_browser
 def test_no_page_of_a_lecture_scrolls_sideways_on_a_phone(site: Path) -> None:
     with Browser() as browser:
         browser.narrow(390)

@@ -2,14 +2,13 @@
 
 Each rule takes a `Case` and returns a label and a sentence, or None. The first rule that fits is
 used. The rules are general, and look only at numbers: a multiple, zero, the values of the step
-before, the part of a different rank, the right numbers in a different order, right in only one
-part. The strongest rules are in `shares`.
+before, the part of a different rank, the right numbers in a different order. The strongest rules are
+in `shares`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import combinations
 
 import torch
@@ -205,21 +204,6 @@ def _of_the_step_before(case: Case) -> Finding:
     return None
 
 
-def _begun_anew(case: Case) -> Finding:
-    """Find a state that holds only this step's gradient, or its square, and nothing earlier."""
-    name = case.key.name.rsplit(".", 1)[0]
-    gradients = case.runs.pairs(Key(case.key.step, "gradient", name)) or {}
-    if case.key.kind != "state" or not case.key.step or not case.wrong:
-        return None
-    for rank, (x, _) in case.wrong.items():
-        g = gradients[rank][0] if rank in gradients else torch.zeros(0)
-        fits = [float((x * e).sum() / e.square().sum().clamp_min(1e-300)) * e for e in (g, g * g)
-                if e.shape == x.shape and e.numel() > 1]  # fmt: skip
-        if not any(near(x, each, 2 * case.most) for each in fits):
-            return None
-    return "begun anew", "the state holds only the gradient of this step: earlier steps are lost."
-
-
 def _bias_again(case: Case) -> Finding:
     """Find an output that is off by a multiple of a bias, the same in every row."""
     bias = case.runs.value(case.runs.trusted, Key(case.key.step, "weight", f"{case.key.name}.bias"))
@@ -312,41 +296,6 @@ def _another_part(case: Case) -> Finding:
     return ("another rank's part", f"{listed}.") if whose else None
 
 
-def _another_tensor(case: Case) -> Finding:
-    """Find values of a different tensor, for example from a different place in a buffer."""
-    x = next(iter(case.wrong.values()))[0].flatten() if case.wrong else torch.empty(0)
-    for other in case.runs.trusted.tensors:
-        whole = case.runs.value(case.runs.trusted, other)
-        if other[:2] != case.key[:2] or other == case.key or whole is None or len(x) < 3:
-            continue
-        flat = whole.double().flatten()
-        for start in ((flat - x[0]).abs() <= 2 * case.most).nonzero().flatten().tolist():
-            if near(flat[start : start + len(x)], x, 2 * case.most):
-                return "another tensor", f"the values are those of {other.name}, from its " \
-                    f"element {start} on."  # fmt: skip
-    return None
-
-
-def _decay(case: Case) -> Finding:
-    """Find an error that is a multiple of the weight itself."""
-    name = case.key.name.rsplit(".", 1)[0] if case.key.kind == "state" else case.key.name
-    weight, places = Key(case.key.step, "weight", name), case.runs.places(case.key)
-    whole = case.runs.value(case.runs.trusted, weight)
-    if case.key.kind not in ("update", "gradient", "state") or whole is None or not places:
-        return None
-    times = 0.0
-    for rank, (x, t) in case.wrong.items():
-        place = places[rank]
-        if place is None or place.numel() < 3:
-            return None
-        w = whole.flatten().double()[place]
-        times = float(((x - t) * w).sum() / w.square().sum().clamp_min(1e-300))
-        if not near(x - t, times * w, 2 * case.most):
-            return None
-    return "weight decay", f"the error is {times:.3g} times the weight: either weight decay was " \
-        "applied, or the weight was left in the tensor that sums up gradients."  # fmt: skip
-
-
 def _another_order(case: Case) -> Finding:
     """Find the right numbers in wrong places: on each rank, or in all parts put together."""
     pairs, places = case.runs.pairs(case.key), case.runs.places(case.key)
@@ -381,41 +330,7 @@ def _which_rows(x: Tensor, t: Tensor, most: float) -> str:
     return f": the rows are, in this order, rows {listed} of the right tensor"
 
 
-def _only_a_part(case: Case) -> Finding:
-    """Find a tensor that is right in some elements, and zero, unchanged or a multiple in others."""
-    numbers = "other numbers"
-    for x, t in case.wrong.values():
-        wrong = (x - t).abs() > case.most
-        if 4 * int((~wrong & (t.abs() > case.most)).sum()) < int(wrong.sum()):
-            return None
-        bad, right = x[wrong], t[wrong]
-        times = float((bad * right).sum() / right.square().sum().clamp_min(1e-300))
-        if not bool(bad.any()):
-            numbers = "unchanged" if case.key.kind == "update" else "zero"
-        elif len(bad) > 1 and near(bad, times * right, 4 * case.most * max(1.0, abs(times))):
-            numbers = f"{times:.4g} times the right numbers"
-    where = f"the elements {case.difference.part}" if case.difference.part else "some elements"
-    return ("a part", f"only {where} differ: they are {numbers}.") if case.wrong else None
-
-
-def _rounded(case: Case) -> Finding:
-    """Find numbers of a coarser dtype."""
-    for dtype in (torch.bfloat16, torch.float16):
-        if case.all(partial(_in_dtype, dtype)):
-            name = str(dtype).removeprefix("torch.")
-            return "rounding", f"all numbers are numbers of {name}, and nearly right: something " \
-                f"rounded them to {name}."  # fmt: skip
-    return None
-
-
-def _in_dtype(dtype: torch.dtype, x: Tensor, t: Tensor) -> bool:
-    near_enough = float((x - t).norm()) <= 4 * torch.finfo(dtype).eps * float(t.norm())
-    return near_enough and torch.equal(x.to(dtype).double(), x)
-
-
 RULES: tuple[Callable[[Case], Finding], ...] = (
-    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _begun_anew),
-    *(_bias_again, _multiple),
-    *(_partial, _own_statistics, _another_part, _another_tensor, _decay, _another_order),
-    *(_only_a_part, shares_are_wrong, _rounded),
+    *(_not_finite, _missing, _zero, _of_the_step_before, from_the_shares, _bias_again),
+    *(_multiple, _partial, _own_statistics, _another_part, _another_order, shares_are_wrong),
 )

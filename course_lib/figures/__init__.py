@@ -28,10 +28,8 @@ from course_lib.figures._chunks import (
     collective_outcomes,
     draw_cables,
     draw_outcomes,
-    draw_steps,
     explore_chunks,
     marked_chunks,
-    steps_in_words,
 )
 from course_lib.figures._explore import explore, tip
 from course_lib.figures._feedback import feedback_step
@@ -62,7 +60,6 @@ __all__ = [
     "draw_cables",
     "draw_outcomes",
     "draw_schedules",
-    "draw_steps",
     "error_curves",
     "explore",
     "explore_chunks",
@@ -73,7 +70,6 @@ __all__ = [
     "plain_ticks",
     "show",
     "step_spans",
-    "steps_in_words",
     "timeline",
     "timelines",
     "tip",

@@ -1,8 +1,7 @@
 """Draw which rank holds which chunk before and after a collective, and in each of its steps.
 
-    >>> from course_lib.figures import marked_chunks, steps_in_words
-    >>> steps_in_words([[marked_chunks(rank=0, world_size=2)], [marked_chunks(1, 2)]])
-    'At first: rank 0 a0 b0; rank 1 a1 b1.'
+    >>> from course_lib.figures import draw_outcomes, marked_chunks
+    >>> figure = draw_outcomes({"at first": [marked_chunks(rank, 2) for rank in (0, 1)]})
 
 A tensor is cut into K chunks, which have letters as names: "b2" is chunk b of rank 2. To see where
 chunks go and which have been added up, the real algorithm is run on numbers that show where they
@@ -10,8 +9,8 @@ come from. `marked_chunks` fills every chunk of every rank with zeros, and a one
 no other chunk uses. So a sum shows all its parts. "b02" is the sum of chunk b of ranks 0 and 2, and
 "Σb" is the sum of chunk b of all ranks.
 
-If an algorithm records its steps, `draw_steps` draws all of them at once. Any other algorithm is
-watched while it runs (`chunk_moments`), and `draw_moment` draws one moment of it, for `explore`.
+`draw_outcomes` draws what ranks hold, for example before and after each step. An algorithm can also
+be watched while it runs (`chunk_moments`); `draw_moment` draws one moment of it, for `explore`.
 
 Each rank has a colour. A box has a stripe for every rank whose part it holds, so colours mix while
 ranks add up; a sum of all ranks is one solid dark box. New content is bold, in a thick frame.
@@ -34,7 +33,6 @@ from torch.overrides import TorchFunctionMode
 
 from course_lib.figures._explore import Explored, explore, tip
 from course_lib.ranks import Network, Ranks, clock
-from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
 
@@ -48,7 +46,6 @@ _HUES = ("#9ecae9", "#ffcf8a", "#a8dba8", "#f2b6cf", "#d5c4ea", "#e8e08a", "#b7e
 """One for each rank of origin, pale enough for black text; beyond eight ranks boxes are grey."""
 _DONE = "#2f7f74"
 """The colour of a sum of all ranks."""
-_LEGEND = "b2: chunk b of rank 2\nb02: of ranks 0 and 2,\nadded up\nΣb: the sum of all\n"
 
 
 def marked_chunks(rank: int, world_size: int) -> Tensor:
@@ -98,48 +95,6 @@ def draw_outcomes(outcomes: Mapping[str, Sequence[Tensor]]) -> Figure:
         _draw_grid(axes, grid, before)
         axes.set_title(title)
     return figure
-
-
-def draw_steps(history: Sequence[Sequence[Tensor]], trace: Trace) -> Figure:
-    """Draw a collective step by step: what each rank holds, and the messages that brought it there.
-
-    `history[rank]` holds that rank's tensor before and after each step, as for `chunk_names`. The
-    messages, and the times at which each step began and ended, are taken from `trace`. Every rank
-    must send exactly once in a step.
-    """
-    grids = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
-    sends, receives = _by_step(trace, "send"), _by_step(trace, "recv")
-    if len(sends) != len(grids) - 1:
-        raise ValueError(
-            f"history[rank] has {counted(len(grids), 'item')}, so there are "
-            f"{counted(len(grids) - 1, 'step')}: one item is for the start, and one for the end "
-            "of each step. A rank must send one message in each step, but in the trace a rank "
-            f"sends {counted(len(sends), 'message')}: check that both are from the same run"
-        )
-    columns = 4 if len(grids) > 5 else 3
-    figure, panels = _panels(len(grids) + 1, columns, rows_of_text=trace.world_size)
-    _draw_grid(panels[0], grids[0], grids[0])
-    panels[0].set_title("at first", fontsize=10)
-    for number, (old, new) in enumerate(itertools.pairwise(grids), 1):
-        sent, received = sends[number - 1], receives[number - 1]
-        _draw_grid(panels[number], new, old)
-        for event in sent:
-            assert event.peer is not None, "a send has a receiver"
-            _draw_message(panels[number], event.rank, event.peer, [event.rank], old, new)
-        first, last = min(e.start for e in sent), max(e.end for e in (*sent, *received))
-        span = f"{1e3 * first:.2f} to {1e3 * last:.2f} ms"
-        panels[number].set_title(f"step {number}: {span}", fontsize=10)
-    panels[len(grids)].text(0.05, 0.95, _LEGEND + "bold: new in this step", va="top", fontsize=9)
-    return figure
-
-
-def _by_step(trace: Trace, kind: str) -> list[tuple[Event, ...]]:
-    """Return, for each step, one message of every rank: first all first messages, and so on."""
-    of_ranks = [
-        [event for event in trace.events if (event.rank, event.kind) == (rank, kind)]
-        for rank in range(trace.world_size)
-    ]
-    return list(zip(*of_ranks, strict=True))
 
 
 def _panels(count: int, columns: int, rows_of_text: int) -> tuple[Figure, list[Axes]]:
@@ -232,18 +187,6 @@ def _draw_message(
         assert drawn.arrow_patch is not None, "it was asked for"
         arrows.append(drawn.arrow_patch)
     return arrows
-
-
-def steps_in_words(history: Sequence[Sequence[Tensor]]) -> str:
-    """Return the content of `draw_steps` in words, for people who cannot see it."""
-    moments = [[chunk_names(held) for held in moment] for moment in zip(*history, strict=True)]
-    sentences = [
-        f"After step {number}: "
-        + "; ".join(f"rank {rank} {' '.join(row)}" for rank, row in enumerate(moment))
-        for number, moment in enumerate(moments)
-    ]
-    sentences[0] = sentences[0].replace("After step 0", "At first")
-    return ". ".join(sentences) + "."
 
 
 class Moment(NamedTuple):

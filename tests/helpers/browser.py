@@ -21,12 +21,11 @@ needs_browser = pytest.mark.skipif(not PROGRAM, reason="there is no chromium or 
 class Browser:
     """One page of a browser, with its own profile; a context manager."""
 
-    def __init__(self, dark: bool = False) -> None:
+    def __init__(self) -> None:
         self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         options += ["--remote-debugging-port=0", "--remote-allow-origins=*", "--no-first-run"]
         options += ["--window-size=1280,900", f"--user-data-dir={self._profile.name}"]
-        options += ["--blink-settings=preferredColorScheme=0"] if dark else []
         self._process = subprocess.Popen(
             [PROGRAM, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -45,14 +45,11 @@ def test_the_answer_is_the_gradient_of_the_rows(rows: list[int]) -> None:
 
 
 WRONG = [
-    {"rows": torch.tensor([48])},
     {"rows": torch.tensor([-1])},
     {"rows": torch.tensor([], dtype=torch.int64)},
     {"rows": torch.zeros(49, dtype=torch.int64)},
     {"rows": torch.tensor([0.0])},
-    {"rows": torch.tensor([[0]])},
     {"rows": 0},
-    {"weights": []},
     {"weights": [torch.zeros(1)] * 4},
     {"weights": ["weight"] * 4},
     {"rank": 1},

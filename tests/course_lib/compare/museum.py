@@ -8,7 +8,6 @@ as small as the mistake allows.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss
-from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from course_lib.compare import Cut, Record, blocks, record
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
-from course_lib.gradient_sync import sync_flat, sync_per_parameter
+from course_lib.gradient_sync import sync_flat
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 from course_lib.sharded_optimizer import ShardedOptimizer
 from course_lib.sharding import ShardedSampler, shard
@@ -51,7 +48,6 @@ class Bug:
     kind: str
     labels: tuple[str, ...]
     shards: Mapping[str, Cut] = field(default_factory=dict)
-    world_sizes: tuple[int, ...] = (2, 4)
 
     @property
     def name(self) -> str:
@@ -149,11 +145,10 @@ def bug(
     *labels: str,
     right: Callable[[], Record] = one_rank,
     shards: Mapping[str, Cut] | None = None,
-    world_sizes: tuple[int, ...] = (2, 4),
 ) -> Callable[[Step], Step]:
     def add(step: Step) -> Step:
         url = "https://github.com/" + source
-        BUGS.append(Bug(step, right, url, kind, labels, shards or {}, world_sizes))
+        BUGS.append(Bug(step, right, url, kind, labels, shards or {}))
         return step
 
     return add
@@ -217,33 +212,12 @@ def divided_by_k_twice(rank: int, world_size: int) -> Record:
     return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
 
 
-@bug("lightly-ai/lightly/issues/1977", "gradient", "divided by K")
-def gathered_without_gradient(rank: int, world_size: int) -> Record:
-    """outputs are gathered for the loss, the gradient comes back for the own rows only"""
-
-    def loss(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
-        outputs = model(x)
-        parts = [torch.empty_like(outputs) for _ in range(world_size)]
-        dist.all_gather(parts, outputs.detach())
-        parts[rank] = outputs
-        return mse_loss(torch.cat(parts), batch()[1])
-
-    return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
-
-
 @bug("jingyaogong/minimind/pull/854", "gradient", "no all-reduce")
 def around_the_wrapper(rank: int, world_size: int) -> Record:
     """forward calls `model.module`, so DDP never learns of it"""
     model = DistributedDataParallel(mlp())
     with model.no_sync():
         return train(model.module, rank, world_size)
-
-
-@bug("kohya-ss/sd-scripts/pull/989", "gradient", "no all-reduce")
-def one_layer_is_not_synchronized(rank: int, world_size: int) -> Record:
-    """a layer that is called past the wrapper keeps each rank's own gradient"""
-    model = mlp()
-    return train(model, rank, world_size, after=lambda _: synchronized(model[2:]))
 
 
 @bug("huggingface/transformers/pull/34191", "gradient", "mean of means")
@@ -285,18 +259,7 @@ def norm_is_summed_over_equal_ranks(rank: int, world_size: int) -> Record:
     return train(DistributedDataParallel(mlp()), rank, world_size, after=after)
 
 
-@bug("pytorch/pytorch/issues/190745", "gradient", "zero")
-def reduced_to_zero(rank: int, world_size: int) -> Record:
-    """a reduction multiplies by a factor that is read as zero"""
-
-    def after(model: nn.Module) -> None:
-        scaled(model, 0.0)
-        summed(model)
-
-    return train(mlp(), rank, world_size, after=after)
-
-
-@bug("NVIDIA-NeMo/Automodel/pull/2468", "gradient", "rank missing", world_sizes=(2, 4))
+@bug("NVIDIA-NeMo/Automodel/pull/2468", "gradient", "rank missing")
 def one_rank_takes_no_part(rank: int, world_size: int) -> Record:
     """the last rank skips its backward and gives zeros to the average"""
 
@@ -314,31 +277,6 @@ def one_rank_has_nan(rank: int, world_size: int) -> Record:
     times = float("nan") if rank == 1 else 1.0
     model = DistributedDataParallel(mlp())
     return train(model, rank, world_size, loss=lambda *batch: squared(*batch) * times)
-
-
-@bug("pytorch/pytorch/issues/136009", "gradient", "unequal factors")
-def unscaled_by_other_factors(rank: int, world_size: int) -> Record:
-    """the loss scales of the ranks have become unequal"""
-    scale = 1024.0 if rank == 0 else 512.0
-    return train(
-        DistributedDataParallel(mlp()),
-        rank,
-        world_size,
-        loss=lambda *batch: squared(*batch) * scale,
-        after=partial(scaled, factor=1 / scale),
-    )
-
-
-@bug("deepspeedai/DeepSpeed/issues/5545", "gradient", "another tensor")
-def bucket_is_written_while_it_travels(rank: int, world_size: int) -> Record:
-    """the next gradients are written into a bucket that is still being reduced"""
-
-    def after(model: nn.Module) -> None:
-        synchronized(model)
-        first, *_, second, _ = gradients(model)
-        second.copy_(first.flatten()[: second.numel()].view(second.shape))
-
-    return train(mlp(), rank, world_size, after=after)
 
 
 # Accumulation: several backwards for one step.
@@ -368,14 +306,6 @@ def synchronized_at_the_first_micro_batch(rank: int, world_size: int) -> Record:
             synchronized(model)
 
     return train(mlp(), rank, world_size, each=each, micro=MICRO)
-
-
-@bug("karpathy/build-nanogpt/pull/30", "gradient", "no all-reduce")
-def never_synchronized(rank: int, world_size: int) -> Record:
-    """the last micro-batch's forward is inside `no_sync` too"""
-    model = DistributedDataParallel(mlp())
-    with model.no_sync():
-        return train(model, rank, world_size, micro=MICRO)
 
 
 @bug("allenai/open-instruct/pull/1498", "gradient", "backwards missing")
@@ -417,47 +347,6 @@ def gradients_are_not_zeroed(rank: int, world_size: int) -> Record:
     return train(mlp(), rank, world_size, after=after, steps=2)
 
 
-@bug("NVIDIA/Megatron-LM/pull/4609", "gradient", "weight decay")
-def weights_are_left_in_the_buffer(rank: int, world_size: int) -> Record:
-    """gathered weights are left in the buffer to which gradients are then added"""
-
-    def after(model: nn.Module) -> None:
-        synchronized(model)
-        for param in model.parameters():
-            param.grad = param.grad + param.detach()
-
-    return train(mlp(), rank, world_size, after=after)
-
-
-@bug("pytorch/pytorch/issues/69031", "gradient", "no all-reduce",
-     right=lambda: _branches(0, 1))  # fmt: skip
-def unused_in_the_last_micro_batch(rank: int, world_size: int) -> Record:
-    """parameters that the last micro-batch does not use are never synchronized"""
-    return _branches(rank, world_size)
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, which: int) -> Tensor:
-        return (self.one if which == 0 else self.two)(x)
-
-
-def _branches(rank: int, world_size: int) -> Record:
-    model = Branches()
-    with record(model, optimizer := sgd(model)) as recorded:
-        for which in (0, 1):
-            x, y = mine(rank, world_size, which)
-            (mse_loss(model(x, which), y) / 2).backward()
-        if world_size > 1:
-            synchronized(model.two)
-        optimizer.step()
-    return recorded
-
-
 # Where a run begins, and its data.
 
 
@@ -479,14 +368,6 @@ def set_epoch_is_forgotten(rank: int, world_size: int) -> Record:
 def all_ranks_have_the_same_data(rank: int, world_size: int) -> Record:
     """no sampler divides the data, all ranks train on the same rows"""
     return train(DistributedDataParallel(mlp()), 0, world_size)
-
-
-@bug("NVlabs/LongLive/issues/71", "input", "same rows")
-def samplers_have_other_seeds(rank: int, world_size: int) -> Record:
-    """each rank shuffles with a seed of its own, so some rows occur twice and others never"""
-    rows = list(ShardedSampler(range(B), world_size, rank, seed=rank))
-    own = [each[rows] for each in batch()]
-    return train(DistributedDataParallel(mlp()), rank, world_size, data=lambda _: own)
 
 
 class Dropped(nn.Module):
@@ -557,12 +438,6 @@ class BiasInside(RowParallelLinear):
         return reduce_from_ranks(linear(x, self.weight, self.bias), self.group)
 
 
-class BiasDivided(RowParallelLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.bias is not None
-        return reduce_from_ranks(linear(x, self.weight, self.bias / dist.get_world_size()))
-
-
 class NotReduced(RowParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight) + self.bias / dist.get_world_size()
@@ -574,25 +449,10 @@ def bias_is_added_on_each_rank(rank: int, world_size: int) -> Record:
     return train(Parallel(BiasInside))
 
 
-@bug("pytorch/torchtitan/pull/4332", "gradient", "divided by K", right=tensor_parallel)
-def bias_has_a_kth_of_its_gradient(rank: int, world_size: int) -> Record:
-    """the bias is divided by K before the all-reduce, and so is its gradient"""
-    return train(Parallel(BiasDivided))
-
-
 @bug("sgl-project/sglang/pull/14811", "output", "partial sum", right=tensor_parallel)
 def row_parallel_is_not_reduced(rank: int, world_size: int) -> Record:
     """the all-reduce of a row-parallel layer does not take place"""
     return train(Parallel(NotReduced))
-
-
-@bug("modelscope/ms-swift/pull/9947", "gradient", "no all-reduce", right=tensor_parallel)
-def backward_has_no_all_reduce(rank: int, world_size: int) -> Record:
-    """an all-reduce that autograd does not know: earlier layers get a part of their gradient"""
-    model = Parallel()
-    forward = model.block.enter
-    forward.forward = lambda x, length=None: linear(x, forward.weight, forward.bias)  # type: ignore[method-assign]
-    return train(model)
 
 
 @bug("vllm-project/vllm-gguf-plugin/issues/103", "weight", "another rank's part",
@@ -637,16 +497,6 @@ def _attention(model: nn.Module) -> Record:
     return recorded
 
 
-@bug("awslabs/slapo/pull/46", "weight", "another order", right=tensor_parallel)
-def resharded_in_another_order(rank: int, world_size: int) -> Record:
-    """a checkpoint's rows are interleaved, and are read as if they lay one block after the other"""
-    model = Parallel()
-    with torch.no_grad():
-        whole = Whole().block["enter"].weight
-        model.block.enter.weight.copy_(whole[rank::world_size])
-    return train(model)
-
-
 class AlongTheSequence(nn.Module):
     """Along the sequence: 24 tokens, cut over the ranks; LayerNorm sees this rank's."""
 
@@ -686,13 +536,6 @@ def layer_norm_along_the_sequence(rank: int, world_size: int) -> Record:
     return _sequence(rank, world_size, lambda _: None)
 
 
-@bug("EleutherAI/gpt-neox/pull/1259", "gradient", "divided by K",
-     right=partial(one_rank, make=AlongTheSequence))  # fmt: skip
-def layer_norm_is_averaged_along_the_sequence(rank: int, world_size: int) -> Record:
-    """LayerNorm's gradients along the sequence are averaged where their sum is right"""
-    return _sequence(rank, world_size, sync_per_parameter)
-
-
 class Tied(nn.Module):
     """An embedding at both ends."""
 
@@ -705,34 +548,6 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(torch.tanh(self.middle(self.embed(tokens))))
-
-
-def _tokens() -> Tensor:
-    return torch.randint(0, 12, (B,), generator=torch.Generator().manual_seed(5))
-
-
-def _tied() -> Record:
-    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-        return cross_entropy(model(tokens), tokens.flip(0))
-
-    return train(Tied(), data=lambda _: [_tokens()], loss=loss)
-
-
-@bug("uw-syfi/piper/issues/13", "gradient", "no all-reduce", right=_tied, world_sizes=(2,))
-def tied_weights_are_not_summed(rank: int, world_size: int) -> Record:
-    """first and last stage hold the tied weight, each with its own part of the gradient"""
-    model, tokens = Tied(), _tokens()
-    with record(model, optimizer := sgd(model)) as recorded:
-        embedded = nn.functional.embedding(
-            tokens, model.embed.weight if rank == 0 else model.embed.weight.detach()
-        )
-        inside = torch.tanh(linear(embedded, model.middle.weight, model.middle.bias))
-        last = rank == world_size - 1
-        weight = model.head.weight if last else model.head.weight.detach()
-        cross_entropy(linear(inside, weight), tokens.flip(0)).backward()
-        if not 0 < rank < world_size - 1:
-            optimizer.step()
-    return recorded
 
 
 class Normed(nn.Module):
@@ -785,48 +600,11 @@ def optimizer_is_built_before_wrapping(rank: int, world_size: int) -> Record:
     return train(model, rank, world_size, optimizer=lambda _: optimizer)
 
 
-@bug("huggingface/accelerate/issues/2926", "option", "option",
-     right=lambda: _scheduled(0, 1))  # fmt: skip
-def scheduler_steps_k_times(rank: int, world_size: int) -> Record:
-    """the learning rate's schedule advances by K at each step"""
-    return _scheduled(rank, world_size)
-
-
-def _scheduled(rank: int, world_size: int) -> Record:
-    model = DistributedDataParallel(mlp()) if world_size > 1 else mlp()
-    optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    with record(model, optimizer) as recorded:
-        for step in range(2):
-            optimizer.zero_grad()
-            x, y = mine(rank, world_size, step)
-            mse_loss(model(x), y).backward()
-            optimizer.step()
-            for _ in range(world_size):
-                scheduler.step()
-    return recorded
-
-
 @bug("karpathy/nanochat/pull/857", "option", "option")
 def learning_rates_differ(rank: int, world_size: int) -> Record:
     """the learning rate follows each rank's own progress through its data"""
     optimizer = partial(sgd, lr=0.1 * (1 - 0.01 * rank))
     return train(DistributedDataParallel(mlp()), rank, world_size, optimizer=optimizer)
-
-
-def _decayed(model: nn.Module) -> torch.optim.Optimizer:
-    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
-    others = [p for n, p in model.named_parameters() if not n.endswith("weight")]
-    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-
-
-@bug("verl-project/verl/issues/5070", "option", "option",
-     right=partial(one_rank, optimizer=_decayed))  # fmt: skip
-def everything_decays(rank: int, world_size: int) -> Record:
-    """one group of parameters, so that biases decay as well"""
-    optimizer = partial(adam, weight_decay=0.1)
-    return train(FullyShardedDataParallel(mlp()), rank, world_size, optimizer=optimizer)
 
 
 @bug("NVIDIA/Megatron-LM/issues/950", "weight", "stale", right=partial(one_rank, steps=2))
@@ -901,35 +679,14 @@ def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Recor
     return train(mlp(), rank, world_size, seed, after=synchronized, micro=2, steps=3)
 
 
-def _sharded(model: nn.Module, gradients: str) -> torch.optim.Optimizer:
+def _sharded(model: nn.Module) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW
-    return ShardedOptimizer(model.parameters(), kind, gradients=gradients, lr=0.01)  # type: ignore[arg-type]
-
-
-@right(three_adam)
-def zero_1(rank: int, world_size: int, seed: int) -> Record:
-    optimizer = partial(_sharded, gradients="local")
-    return train(mlp(), rank, world_size, seed, optimizer=optimizer, steps=3)
+    return ShardedOptimizer(model.parameters(), kind, gradients="sharded", lr=0.01)
 
 
 @right(three_adam)
 def zero_2(rank: int, world_size: int, seed: int) -> Record:
-    optimizer = partial(_sharded, gradients="sharded")
-    return train(mlp(), rank, world_size, seed, optimizer=optimizer, steps=3)
-
-
-@right(three_adam, on=("cpu",))
-def pytorch_zero_1(rank: int, world_size: int, seed: int) -> Record:
-    with warnings.catch_warnings():  # its neighbours still call torch.jit
-        warnings.simplefilter("ignore")
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        kind = torch.optim.AdamW
-        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, lr=0.01)
-
-    model = nn.parallel.DistributedDataParallel(mlp())
-    return train(model, rank, world_size, seed, optimizer=optimizer, steps=3)
+    return train(mlp(), rank, world_size, seed, optimizer=_sharded, steps=3)
 
 
 @right(three_adam)
@@ -979,24 +736,8 @@ def _pipeline(rank: int, world_size: int, seed: int, **options: Any) -> Record:
 
 
 @right(partial(one_rank, make=deep, steps=2))
-def pipeline(rank: int, world_size: int, seed: int) -> Record:
-    return _pipeline(rank, world_size, seed)
-
-
-@right(partial(one_rank, make=deep, steps=2))
 def pipeline_with_recomputation(rank: int, world_size: int, seed: int) -> Record:
     return _pipeline(rank, world_size, seed, rematerialize=True)
-
-
-class Recomputed(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint_sequential(list(self), 2, x, use_reentrant=False)
-
-
-@right(three)
-def activations_computed_again(rank: int, world_size: int, seed: int) -> Record:
-    model = DistributedDataParallel(Recomputed(*mlp()))
-    return train(model, rank, world_size, seed, steps=3)
 
 
 @right(partial(one_rank, steps=3, dtype=torch.bfloat16))
@@ -1068,7 +809,6 @@ class Shaped:
     loss: Callable[[Any], Tensor]
     batch: Callable[..., Sequence[Tensor]] = batch
     dim: int = 0
-    after: Callable[[nn.Module], object] = nothing
 
     def one(self, seed: int = 0) -> Record:
         return self.train(0, 1, seed, strided=False)
@@ -1086,16 +826,11 @@ class Shaped:
         own = rows[rank::world_size] if strided else shard(rows, world_size, rank)
         model = self.make()
 
-        def after(model: nn.Module) -> None:
-            if world_size > 1:
-                sync(model)
-            self.after(model)
-
         return train(
             model,
             data=lambda step: [t.index_select(self.dim, own) for t in self.batch(step, B, seed)],
             loss=lambda model, *parts: self.loss(model(*parts)),
-            after=after,
+            after=sync if world_size > 1 else nothing,
             steps=2,
             micro=micro,
             dim=self.dim,
@@ -1133,12 +868,6 @@ class Language(nn.Module):
         return logits.view(*x.shape, -1), cross_entropy(logits, y.flatten())
 
 
-class LanguageInADict(Language):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        logits, loss = super().forward(x, y)
-        return {"loss": loss, "logits": logits}
-
-
 class TimeFirst(Language):
     """The tokens lie in memory one position after the other: (T·B, …)."""
 
@@ -1146,44 +875,6 @@ class TimeFirst(Language):
         hidden = torch.tanh(self.mix(self.embed(x).transpose(0, 1)))
         logits = self.head(self.norm(hidden.flatten(0, 1)))
         return cross_entropy(logits, y.T.flatten())
-
-
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = mlp()
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return mse_loss(self.inner(x), y)
-
-
-class EachLoss(Loss):
-    """Each example's loss, divided by the rows of the call; and these in order of size."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        each = (self.inner(x) - y).square().mean(1) / len(x)
-        return each, each.sort().values
-
-
-class Gate(nn.Linear):
-    """Returns the mean load of each expert, and an auxiliary loss, beside its output."""
-
-    def forward(self, x: Tensor) -> Any:
-        scores = super().forward(x)
-        chances = scores.softmax(-1)
-        return chances, chances.mean(0), scores.logsumexp(-1).square().mean()
-
-
-class Auxiliary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gate, self.out = Gate(8, 6), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        chances, load, loss = self.gate(x)
-        output = self.out(chances)
-        return mse_loss(output, y) + 0.1 * loss, output, load
 
 
 class Recurrent(nn.Module):
@@ -1199,20 +890,6 @@ class Recurrent(nn.Module):
         every, (last, _) = self.lstm(x)
         output = self.out(last[-1])
         return every, output, mse_loss(output, y.view_as(output))
-
-
-class WithLengths(nn.Module):
-    """An LSTM that sees only the first `lengths` of each sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.lstm, self.out = nn.LSTM(8, 6, batch_first=True, bidirectional=True), nn.Linear(12, 4)
-
-    def forward(self, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        _, (last, _) = self.lstm(packed)
-        return mse_loss(self.out(torch.cat([last[0], last[1]], -1)), y)
 
 
 class Measured(nn.Module):
@@ -1248,21 +925,6 @@ class Experts(nn.Module):
         return mse_loss(output, y)
 
 
-class ValidTokens(Language):
-    """Only tokens that count, which is a number of its own on each rank, get logits."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        logits = self.head(self.norm(self.embed(x)[y != 0]))
-        return cross_entropy(logits, y[y != 0], reduction="sum") / y.numel()
-
-
-class Checkpointed(Loss):
-    """The layers run again in backward, also on the one rank that is trusted."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return mse_loss(checkpoint(self.inner, x, use_reentrant=False), y)
-
-
 class TiedWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -1272,47 +934,16 @@ class TiedWords(nn.Module):
         return cross_entropy(self.inner(x).flatten(0, 1), y.flatten())
 
 
-class Followed(nn.Module):
-    """A frozen copy follows the weights slowly, and its outputs are targets as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.target = mlp(), mlp().requires_grad_(False)
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        output, target = self.inner(x), self.target(x)
-        return output, target, mse_loss(output, y) + mse_loss(output, target)
-
-
-def follow(model: nn.Module) -> None:
-    with torch.no_grad():
-        for slow, fast in zip(model.target.parameters(), model.inner.parameters(), strict=True):
-            slow.lerp_(fast, 0.1)
-
-
-def sequences_with_lengths(step: int = 0, rows: int = B, seed: int = 0) -> list[Tensor]:
-    x, y = sequences(step, rows, seed)
-    return [x, 1 + torch.arange(rows) * 7 % TOKENS, y]
-
-
 SHAPED = {
     "logits_and_loss": Shaped(Language, lambda out: out[1], tokens),
-    "loss_in_a_dict": Shaped(LanguageInADict, lambda out: out["loss"], tokens),
     "time_first_tokens": Shaped(TimeFirst, lambda out: out, tokens),
-    "loss_alone": Shaped(Loss, lambda out: out),
-    "loss_of_each_example": Shaped(EachLoss, lambda out: out[0].sum()),
-    "auxiliary_loss": Shaped(Auxiliary, lambda out: out[0]),
     "recurrent": Shaped(partial(Recurrent, True), lambda out: out[2], sequences),
     "recurrent_sequence_first": Shaped(
         partial(Recurrent, False), lambda out: out[2], sequences_in_front, dim=1
     ),
-    "recurrent_with_lengths": Shaped(WithLengths, lambda out: out, sequences_with_lengths),
     "metrics_in_a_dict": Shaped(Measured, lambda out: out["loss"]),
     "rows_sent_to_experts": Shaped(Experts, lambda out: out),
-    "only_valid_tokens": Shaped(ValidTokens, lambda out: out, tokens),
-    "checkpointed_on_both_sides": Shaped(Checkpointed, lambda out: out),
     "tied_embedding": Shaped(TiedWords, lambda out: out, tokens),
-    "a_copy_that_follows": Shaped(Followed, lambda out: out[2], after=follow),
 }
 
 

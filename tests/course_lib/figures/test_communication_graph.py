@@ -4,7 +4,6 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.collections import PathCollection
-from matplotlib.colors import to_rgb
 from matplotlib.path import Path
 from matplotlib.text import Annotation
 
@@ -35,20 +34,6 @@ def test_whom_rank_0_hears_has_an_arrow_and_everybody_a_number(mixing, columns):
     assert torch.equal(heard, (mixing > 0) & ~torch.eye(16, dtype=torch.bool))
     assert len(ends) == heard.sum()
     assert sorted(numbers.values()) == list(range(16))
-
-
-def test_dots_show_values_and_say_their_ranks() -> None:
-    _, ax = plt.subplots()
-    values = [3.0, 0.5, 0.5, 0.0]
-    communication_graph(ax, ring_mixing(4).tolist(), values=values)
-    texts = [text.get_text() for text in ax.texts if not isinstance(text, Annotation)]
-    assert texts == ["3.00", "rank 0", "0.50", "1", "0.50", "2", "0.00", "3"]
-    dots = [each for each in ax.collections if each.get_gid()]
-    assert [each.get_gid() for each in dots] == [
-        f"tip: rank {rank} holds {value:.4f}" for rank, value in enumerate(values)
-    ]
-    bright = [sum(to_rgb(each.get_facecolor()[0])) for each in dots]
-    assert bright[0] < bright[1] == bright[2] < bright[3]
 
 
 def lines_of(ax: plt.Axes) -> list[Path]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import json
 import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,7 +19,6 @@ from matplotlib.figure import Figure
 
 from course_lib.figures import _explore, explore, tip
 from course_lib.figures._explore import Explored
-from tests.helpers.browser import Browser, needs_browser
 
 NODE = shutil.which("node")
 PROGRAM = Path(_explore.__file__).with_name("explore.js")
@@ -50,17 +47,6 @@ def page_of(made: Explored) -> str:
     return made._repr_mimebundle_()["text/html"]
 
 
-@contextlib.contextmanager
-def opened(made: Explored, folder: Path) -> Iterator[Browser]:
-    """A browser with the figure alone on a page, as soon as it can be moved."""
-    page = folder / "explore.html"
-    page.write_text(f"<!doctype html><meta charset=utf-8>{page_of(made)}", encoding="utf-8")
-    with Browser() as browser:
-        browser.open(page.as_uri())
-        browser.wait_for("document.querySelector('svg') !== null")
-        yield browser
-
-
 def data_in(page: str) -> dict[str, Any]:
     (found,) = re.findall(r"^const data = (\{.*\});$", page, re.MULTILINE)
     return json.loads(found)
@@ -71,8 +57,13 @@ def drawings_in(data: dict[str, Any]) -> list[str]:
     return json.loads(zlib.decompress(base64.b64decode(data["drawings"])))
 
 
-def test_every_combination_has_its_drawing_and_its_words() -> None:
-    data = data_in(page_of(shown(first={"step": 2})))
+@pytest.fixture(scope="module")
+def made() -> Explored:
+    return shown(first={"step": 2}, alt="So & <so>.")
+
+
+def test_every_combination_has_its_drawing_and_its_words(made: Explored) -> None:
+    data = data_in(page_of(made))
     hatches, *drawings = drawings_in(data)
     assert not hatches
     for place, (size, step) in enumerate(itertools.product(SIZES, STEPS)):
@@ -88,8 +79,7 @@ def test_every_combination_has_its_drawing_and_its_words() -> None:
     assert not plt.get_fignums()
 
 
-def test_the_element_fetches_nothing_and_says_what_it_shows() -> None:
-    made = shown(alt="So & <so>.")
+def test_the_element_fetches_nothing_and_says_what_it_shows(made: Explored) -> None:
     page = page_of(made)
     assert repr(made) == made._repr_mimebundle_()["text/plain"] == "So & <so>."
     assert 'alt="So &amp; &lt;so&gt;."' in page and f"<td>{in_words(5, 3)}</td>" in page
@@ -100,10 +90,8 @@ def test_the_element_fetches_nothing_and_says_what_it_shows() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alt": " "}, "alt is empty"),
         ({"step": []}, "needs parameters"),
         ({"step": range(500)}, "1500 drawings, but a page holds 400"),
-        ({"first": {"step": 9}}, "first asks for step=9, but no slider has this value"),
         ({"first": {"rank": 0}}, "first asks for rank=0"),
         ({"play": "rank"}, "play must be one of the parameters K, step; got 'rank'"),
     ],
@@ -114,8 +102,8 @@ def test_what_it_cannot_show(options: Any, message: str) -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_program_finds_the_drawing_of_each_combination(tmp_path: Path) -> None:
-    data = data_in(page_of(shown()))
+def test_the_program_finds_the_drawing_of_each_combination(made: Explored, tmp_path: Path) -> None:
+    data = data_in(page_of(made))
     shutil.copy(PROGRAM, tmp_path / "explore.mjs")
     (tmp_path / "run.mjs").write_text(
         f"import {{ place, unpack }} from './explore.mjs'; const d = {json.dumps(data)};\n"
@@ -126,20 +114,3 @@ def test_the_program_finds_the_drawing_of_each_combination(tmp_path: Path) -> No
     ran = subprocess.run([NODE, tmp_path / "run.mjs"], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == [list(range(12)), drawings_in(data)]
-
-
-@pytest.mark.large
-@needs_browser
-def test_a_slider_and_the_button_change_the_picture(tmp_path: Path) -> None:
-    with opened(shown(play="step"), tmp_path) as browser:
-        told = "document.querySelector('.words').textContent"
-        assert browser.run(told) == in_words(2, 0)
-        slider = "document.querySelectorAll('div.course-explore input')[0]"
-        browser.run(f"{slider}.value = 1; {slider}.dispatchEvent(new Event('input'))")
-        assert browser.run(told) == in_words(3, 0)
-        label = browser.run("document.querySelector('svg').getAttribute('aria-label')")
-        assert label == in_words(3, 0)
-        browser.run("document.querySelector('button').click()")
-        browser.wait_for(f"{told} === {json.dumps(in_words(3, 3))}")
-        browser.wait_for("document.querySelector('button').textContent === 'play'")
-        assert browser.run("document.querySelector('div.course-explore img') === null")

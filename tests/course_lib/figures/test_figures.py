@@ -1,7 +1,6 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
-import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,33 +9,14 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from course_lib.figures import (
-    bytes_and_quality,
-    feedback_step,
     show,
     step_spans,
-    timeline,
 )
 from course_lib.ranks import Network, Ranks, clock, compute
-from course_lib.ranks.trace.figure import described
-
-SPANS = [
-    (rank, lane, start + 0.1 * rank, start + 0.1 * rank + 0.8, label)
-    for rank in range(4)
-    for lane, start, label in [
-        ("backward", 0, "B2"),
-        ("backward", 1, "B1"),
-        ("all-reduce", 1, "g2"),
-        ("all-reduce", 2, "g1"),
-        ("update", 3, "U"),
-    ]
-]
-
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
@@ -80,15 +60,6 @@ def test_bundle_has_the_description_in_html_and_text(notebook):
     assert base64.b64decode(data["image/png"], validate=True).startswith(b"\x89PNG\r\n")
 
 
-@given(alt=st.text(min_size=1))
-def test_any_description_survives_html_and_adds_no_tag(alt):
-    bundle = described(b"png", alt)
-    body = re.fullmatch(r'<img alt="([^"<>]*)" src="[^"]*">', bundle["text/html"], re.DOTALL)
-    assert body
-    if not {"\r", "\0"} & set(alt):  # characters that HTML itself replaces
-        assert image_of(bundle["text/html"])["alt"] == alt
-
-
 def test_outside_of_a_notebook_the_description_is_printed(capsys):
     assert not InteractiveShell.initialized()
     show(plt.figure(), alt="nothing\n  drawn")
@@ -106,6 +77,7 @@ def test_without_description_it_is_refused(alt):
 # --- use_course_style -----------------------------------------------------------------------------
 
 
+@pytest.mark.large
 def test_import_and_style_choose_no_backend():
     code = (
         "import sys, course_lib.figures as f; assert 'matplotlib' not in sys.modules\n"
@@ -120,42 +92,7 @@ def test_import_and_style_choose_no_backend():
 # --- timeline -------------------------------------------------------------------------------------
 
 
-def test_lanes_have_names_colours_and_hatches():
-    _, ax = plt.subplots()
-    timeline(ax, [(r, f"lane {i}", i, i + 1, "") for r in range(2) for i in range(9)])
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == [f"lane {i}" for i in range(9)]
-    looks = {(tuple(bars.get_facecolor()[0]), bars.get_hatch()) for bars in ax.collections}
-    assert len(looks) == 9
-    hatches = [bars.get_hatch() for bars in ax.collections]
-    assert len(set(hatches[:6])) == 6  # as many lanes differ without their colours
-
-
-def test_impossible_timelines_are_refused():
-    _, ax = plt.subplots()
-    with pytest.raises(ValueError, match="no spans"):
-        timeline(ax, [])
-    with pytest.raises(ValueError, match="rank 1 in 'a' stops"):
-        timeline(ax, [(0, "a", 0, 1, ""), (1, "a", 2, 1, "")])
-
-
-# --- order_of_rows --------------------------------------------------------------------------------
-
-
-def test_a_step_of_feedback_shows_what_was_sent_what_is_left_and_the_errors_so_far() -> None:
-    states = [
-        (torch.tensor([5.0, 2.0]), torch.tensor([5.0, 0.0]), torch.tensor([0.4, 0.4])),
-        (torch.tensor([5.0, 4.0]), torch.tensor([5.0, 0.0]), torch.tensor([0.3, 0.5])),
-    ]
-    figure = feedback_step(states, 2)
-    bars, lines = figure.axes
-    assert [[bar.get_height() for bar in group] for group in bars.containers] == [
-        *([5.0, 4.0], [5.0, 0.0], [0.0, 4.0]),
-    ]
-    assert [group.get_label() for group in bars.containers][1:] == ["sent", "new residual"]
-    drawn = {line.get_label(): line.get_ydata() for line in lines.lines}
-    assert drawn["with residual"] == pytest.approx([0.4, 0.3])
-    assert drawn["without"] == pytest.approx([0.4, 0.5])
-    plt.close(figure)
+# --- step_spans -----------------------------------------------------------------------------------
 
 
 def step_with_two_calls() -> list[tuple[str, float]]:
@@ -184,17 +121,3 @@ def test_a_step_has_its_lanes_and_an_all_reduce_begins_when_the_one_before_is_ov
     ]
     times = [edge for span in spans for edge in span[2:4]]
     assert times == pytest.approx([0, 1e3, 1e3, 2e3, 2e3, 3e3, 3e3, 4e3, 4e3, 5e3])
-
-
-# --- error_curves, bytes_and_quality --------------------------------------------------------------
-
-
-def test_every_run_has_a_marker_of_its_own() -> None:
-    runs = {f"run {i}": (10.0**i, 0.9, 0.01) for i in range(8)}
-    figure = bytes_and_quality(runs)
-    (ax,) = figure.axes
-    points = [container.lines[0] for container in ax.containers]
-    assert len({line.get_marker() for line in points}) == 8
-    assert [float(line.get_xdata()[0]) for line in points] == [10.0**i for i in range(8)]
-    assert [text.get_text() for text in ax.texts] == list(runs)
-    figure.canvas.draw()

@@ -1,7 +1,6 @@
 """A drawn schedule has a numbered box for each step, in the lane of its rank."""
 
 import matplotlib.pyplot as plt
-import pytest
 from matplotlib.patches import Rectangle
 
 from course_lib.figures import draw_schedules
@@ -35,19 +34,7 @@ def test_every_step_is_a_box_with_its_micro_batch():
             (rank, round(start, 6), round(stop - start, 6)) for rank, _, start, stop, _ in spans
         }
         assert drawn == expected and len(boxes) == len(spans)
-        (outlines,) = axes.collections
-        assert len(outlines.get_paths()) == len(spans)
         written = sorted((text.get_position(), text.get_text()) for text in axes.texts)
         numbers = [(((a + b) / 2, rank), label.rstrip("b")) for rank, _, a, b, label in spans]
         assert written == sorted(numbers)
-        assert min(text.get_size() for text in axes.texts) >= 6
     plt.close(figure)
-
-
-@pytest.mark.parametrize(
-    ("panels", "said"),
-    [({}, "no spans"), ({"a": []}, "no spans"), ({"a": [(0, "F", 0.0, 1.0, "0")]}, "lanes must")],
-)
-def test_what_cannot_be_drawn_is_refused(panels, said):
-    with pytest.raises(ValueError, match=said):
-        draw_schedules(panels, unit="s")

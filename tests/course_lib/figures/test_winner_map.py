@@ -24,9 +24,3 @@ def test_a_map_covers_every_place_once_and_names_each_winner():
     (at,) = (text.get_position() for text in ax.texts if text.get_text() == "b")
     assert at[1] == 5  # where it is the widest
     assert len({bars.get_hatch() for bars in ax.collections}) == 3  # not by colour alone
-
-
-def test_a_map_with_a_gap_is_refused():
-    _, ax = plt.subplots()
-    with pytest.raises(ValueError, match="winners\\[7\\] must have 2 names, one for each x, got 1"):
-        winner_map(ax, [1, 10], {7: ["a"]})

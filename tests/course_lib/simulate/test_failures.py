@@ -51,17 +51,3 @@ def test_without_failures_only_saving_costs() -> None:
     safe = Fleet(8, 1e15, checkpoint=60.0)
     assert restarting(safe, 600.0) == pytest.approx(600 / 660, rel=1e-6)
     assert shrinking(safe) == pytest.approx(1) == with_spares(safe)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"replica": 0}, "replica must be 1 to"),
-        ({"spares": 16384}, "replica must be 1 to 0"),
-        ({"device_mtbf": 0}, "device_mtbf must be above 0"),
-        ({"restart": -1}, "restart must be 0 or more"),
-    ],
-)
-def test_what_is_no_fleet_is_refused(change: dict[str, float], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        replace(FLEET, **change)  # type: ignore[arg-type]

@@ -86,16 +86,3 @@ def test_activations_are_those_of_the_paper() -> None:
     divided = s * b * h * (10 + 24 / t + scores / t)
     assert shape.activation_bytes(b, t, False) == pytest.approx(divided)
     assert shape.activation_bytes(b, t, True) == pytest.approx(s * b * h * (34 + scores) / t)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layers": 0}, "layers must be at least 1"),
-        ({"top_k": 2}, "top_k=2 is more than experts=1"),
-    ],
-)
-def test_what_is_no_transformer_is_refused(change: dict[str, int], words: str) -> None:
-    shape = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 10}
-    with pytest.raises(ValueError, match=words):
-        Transformer(**{**shape, **change})

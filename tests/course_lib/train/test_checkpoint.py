@@ -26,7 +26,7 @@ from tests.helpers.train_runs import (
 @pytest.mark.parametrize(
     # The sum of K = 2 numbers is the same in any order. With more it depends on the buckets.
     ("on", "world_size", "ddp"),
-    [("simulated", 2, "ours"), ("cpu", 3, "torch"), ("cpu", 4, "ours")],
+    [("simulated", 2, "ours"), pytest.param("cpu", 3, "torch", marks=pytest.mark.large)],
 )
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     ranks_of, tmp_path, on, world_size, ddp
@@ -48,6 +48,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert again.losses == uninterrupted.losses
 
 
+@pytest.mark.large
 def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch(ranks_of, tmp_path):
     config = replace(DIGITS, batch_size=120, steps=19, checkpoint=str(tmp_path))  # 11 per epoch
     ranks_of("simulated", 2).run(in_double, replace(config, steps=13, accumulate=3))
@@ -111,8 +112,6 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path):
     [
         ({"lr": 0.5}, r"--lr 0\.001, but this run has 0\.5"),
         ({"batch_size": 48}, "--batch-size 24, but this run has 48"),
-        ({"model": "mlp"}, "--model transformer, but this run has mlp"),
-        ({"seed": 1}, "--seed 0, but this run has 1"),
     ],
 )
 def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, change, words):

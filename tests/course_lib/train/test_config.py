@@ -13,10 +13,8 @@ from tests.helpers.train_runs import DIGITS, refusal
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("model", "rnn"), ("ddp", "horovod"), ("precision", "fp8"), ("width", 0), ("steps", 0)),
-        *(("epochs", 0), ("lr", 0.0), ("lr", float("nan")), ("dropout", 1.0), ("clip_norm", 0.0)),
-        *(("batch_size", 0), ("accumulate", 0), ("log_every", -1), ("checkpoint_every", 0)),
-        *(("seed", -1), ("seed", 2**63), ("checkpoint", "")),
+        *(("model", "rnn"), ("lr", float("nan")), ("dropout", 1.0), ("batch_size", 0)),
+        *(("log_every", -1), ("seed", 2**63), ("checkpoint", "")),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(option, value):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +119,6 @@ def test_it_runs_without_torchrun_as_one_rank(tmp_path):
     assert (process.returncode, errors) == (0, "")
     assert "1 rank × 24 examples" in output
     assert "step 3/3" in output
-
-
-def test_the_command_line_has_every_option_and_its_default():
-    parsed = vars(command_line.parser().parse_args([]))
-    assert parsed.pop("device") == "auto"
-    assert parsed == asdict(TrainConfig())
-    shown = command_line.parser().format_help()
-    assert all(f"--{field.name.replace('_', '-')}" in shown for field in fields(TrainConfig))
 
 
 @pytest.mark.parametrize(("rank", "words"), [("0", "--lr is -1.0: it must be above 0"), ("1", "")])

@@ -30,6 +30,7 @@ def test_any_number_of_ranks_trains_as_one_machine_with_the_whole_batch(ranks_of
         assert_same_training(result, expected, **EXACT)
 
 
+@pytest.mark.large
 def test_gloo_ranks_train_as_one_machine(ranks_of):
     result = same_everywhere(ranks_of("cpu", 3).run(in_double, TEXT))
     assert_same_training(result, one_machine(TEXT), **EXACT)
@@ -58,6 +59,7 @@ def test_ours_and_pytorch_s_ddp_have_the_same_losses(ranks_of, world_size):
     assert_same_training(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.large
 def test_a_transformer_learns_and_the_caller_s_random_numbers_stay(ranks_of):
     config = replace(TEXT, width=32, context=32, lr=3e-3, steps=60, dropout=0.1)
 

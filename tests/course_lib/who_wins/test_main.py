@@ -5,26 +5,8 @@ from pathlib import Path
 import pytest
 
 from course_lib.who_wins.__main__ import main
-from course_lib.who_wins.problem import Problem
-from course_lib.who_wins.sweep import jobs_of, run
-from course_lib.who_wins.winners import cells_of
 
 NAMES = ("flat", "1-bit", "asynchronous", "bounded staleness")
-
-
-@pytest.mark.large
-def test_a_small_map() -> None:
-    problem = Problem(workers=2, target=2.25, steps=4)
-    places, seeds = [(1e-3, 1e5), (1e-3, 1e7)], range(2)
-    jobs = jobs_of(NAMES, places, seeds, problem)
-    assert len(jobs) == 12  # two paces each, two trainings each, and two times two with a server
-    done = []
-    results = run(jobs, 2, lambda *counts: done.append(counts))
-    assert done == [(number, 12) for number in range(1, 13)]
-    slow, fast = (each.seconds for each in cells_of(NAMES, places, seeds, problem, results))
-    for name in NAMES:
-        assert all(a > b > 0 for a, b in zip(slow[name], fast[name], strict=True))
-    assert slow["1-bit"][0] < slow["flat"][0]
 
 
 @pytest.mark.large

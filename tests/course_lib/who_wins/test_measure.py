@@ -107,28 +107,3 @@ def test_with_a_server_lumps_take_what_operators_take(place: tuple[float, float]
     assert lumped[-1] == pytest.approx(counted[-1], rel=0.02)
     for mine, theirs in zip(a[-1], b[-1], strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.parametrize("name", ["asynchronous", "bounded staleness"])
-def test_the_servers_port_carries_every_gradient(name: str) -> None:
-    """Where bytes are dear, an update takes what its gradient takes: more workers do not help."""
-    network = network_of(20e-6, 30e3)
-    for workers in (2, 4):
-        problem = Problem(workers, 4)
-        times, _ = run_server(problem, name, GENTLE, 0, 12, network, lumps_of(problem, "SGD"))
-        rest = (times[-1] - times[3]) / 8
-        assert rest == pytest.approx(gradient_bytes() / 30e3, rel=0.02)
-
-
-def test_a_backup_worker_leaves_a_straggler_out() -> None:
-    network, lumps = network_of(*FAST), lumps_of(SMALL, "SGD")
-    ends = {
-        (factor, first): run_server(
-            replace(SMALL, straggler=factor), "asynchronous", GENTLE, 0, 9, network, lumps,
-            options={"wait_for": first},
-        )[0][-1]
-        for factor in (1.0, 20.0)
-        for first in (2, 3)
-    }  # fmt: skip
-    assert ends[20.0, 2] == pytest.approx(ends[1.0, 2], rel=0.05)
-    assert ends[20.0, 3] > 5 * ends[1.0, 3]
