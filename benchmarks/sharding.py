@@ -3,8 +3,7 @@
     python benchmarks/sharding.py [--rounds 4] [--write]
 
 There are three models, on 2 and 4 ranks, always with fused AdamW. `steps` says how a step is timed.
-Ratios are taken within a round. The table also has the CPU time of all ranks together. Over gloo,
-the work of a step is CPU time, which other programs on the machine disturb less.
+Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -97,50 +96,48 @@ def unit_of(model: nn.Module) -> type[nn.Module]:
 
 
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank, per variant: seconds, CPU seconds, difference from DDP, and state."""
+    """Return, on a rank, per variant: seconds, difference from DDP, and state."""
     variants = make_variants(MODELS[name].make)
-    times, cpu = take_turns(variants, name, rounds)
+    times = take_turns(variants, name, rounds)
     weights = {variant: weights_of(each.wrapped) for variant, each in variants.items()}
     reference = weights["torch DDP"]
     differences = {v: float((w - reference).abs().max()) for v, w in weights.items()}
-    return times, cpu, differences, {v: state_elements(e.optimizer) for v, e in variants.items()}
+    return times, differences, {v: state_elements(e.optimizer) for v, e in variants.items()}
 
 
 def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/sharding.*``."""
     options = options_of(__doc__)
     tables, series = [], {}
-    for name, times, cpu, results in every_case(measure, SETS, options):
-        tables.append(table(name, times, cpu, results))
+    for name, times, results in every_case(measure, SETS, options):
+        tables.append(table(name, times, results))
         series |= {f"{name}, {variant} (s)": each for variant, each in times.items()}
-        series |= {f"{name}, {variant}, CPU (s)": each for variant, each in cpu.items()}
     text = "\n\n".join(
         [
             "# Sharded states and weights beside PyTorch's",
             f"Over gloo, fused AdamW, medians of {SETS} × {options.rounds} interleaved rounds of "
             f"{STEPS} steps ({SETS} sets of ranks, one after the other). Ratio, with its "
             "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 and 2 are "
-            "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. CPU: the same "
-            "ratio for the CPU time of all ranks together. State: optimizer state on the rank with "
-            "most, divided by the mean over the ranks. Weights: the largest difference of a "
-            "weight to torch DDP's after all steps.\n" + sentence("python benchmarks/sharding.py"),
+            "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. State: optimizer "
+            "state on the rank with most, divided by the mean over the ranks. Weights: the largest "
+            "difference of a weight to torch DDP's after all steps.\n"
+            + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
     )
     publish("sharding", text, series, options.write)
 
 
-def table(name: str, times: Series, cpu: Series, results: list[Any]) -> str:
+def table(name: str, times: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
-    head = f"| {name} | ms | ratio | quartiles | CPU | state | weights |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    head = f"| {name} | ms | ratio | quartiles | state | weights |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for variant, seconds in times.items():
         held = [states[variant] for _, states in results]
-        cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", "", ""]
+        cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
         if variant in PEERS:
             low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
-            worked = statistics.median(ratios(cpu, variant))
-            cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}", f"{worked:.2f}"]
+            cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
         difference = max(each[variant] for each, _ in results)
         cells.append("" if variant == "torch DDP" else f"{difference:.0e}".replace("0e+00", "0"))

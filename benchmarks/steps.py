@@ -46,26 +46,22 @@ class Variant:
         self.optimizer.step()
 
 
-def take_turns(variants: dict[str, Variant], name: str, rounds: int) -> tuple[Series, Series]:
-    """Return, on a rank, the seconds of a step on the slowest rank, and the CPU seconds of all."""
+def take_turns(variants: dict[str, Variant], name: str, rounds: int) -> Series:
+    """Return, on a rank, the seconds of a step on the slowest rank."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     times: Series = {variant: [] for variant in variants}
-    cpu: Series = {variant: [] for variant in variants}
     for number in range(rounds + 2):
         batches = [MODELS[name].batch(generator) for _ in range(STEPS)]
         for variant in list(variants) if number % 2 else list(reversed(variants)):
             dist.barrier()
-            start, cpu_start = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             for x, y in batches:
                 variants[variant].step(x, y)
             seconds = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
-            worked = torch.tensor([(time.process_time() - cpu_start) / STEPS], dtype=torch.float64)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            dist.all_reduce(worked)
             if number >= 2:  # the first steps make buckets and states
                 times[variant].append(float(seconds))
-                cpu[variant].append(float(worked))
-    return times, cpu
+    return times
 
 
 def options_of(doc: str | None) -> argparse.Namespace:
@@ -78,20 +74,18 @@ def options_of(doc: str | None) -> argparse.Namespace:
 
 def every_case(
     measure: Callable[[str, int], Any], sets: int, options: argparse.Namespace
-) -> Iterator[tuple[str, Series, Series, list[Any]]]:
-    """Yield, for each model and number of ranks, its name, times, CPU times and the last results.
+) -> Iterator[tuple[str, Series, list[Any]]]:
+    """Yield, for each model and number of ranks, its name, times and the last results.
 
-    `measure(model, rounds)` returns, on a rank, the two series of `take_turns` and more. There are
+    `measure(model, rounds)` returns, on a rank, the series of `take_turns` and more. There are
     `sets` sets of ranks, one after the other, as a process's speed depends on where its memory is.
     """
     for world_size in options.world_sizes:
         for model in options.models:
             times: Series = {}
-            cpu: Series = {}
             for _ in range(sets):
                 with Ranks(world_size, on="cpu", metered=False) as ranks:
                     results = ranks.run(measure, model, options.rounds)
-                for whole, part in zip((times, cpu), results[0][:2], strict=True):
-                    for variant, seconds in part.items():
-                        whole.setdefault(variant, []).extend(seconds)
-            yield f"{model}, K = {world_size}", times, cpu, [each[2:] for each in results]
+                for variant, seconds in results[0][0].items():
+                    times.setdefault(variant, []).extend(seconds)
+            yield f"{model}, K = {world_size}", times, [each[1:] for each in results]

@@ -49,13 +49,13 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
 
 
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank, per variant: seconds, CPU seconds, and difference from PyTorch's."""
+    """Return, on a rank, per variant: seconds, and difference from PyTorch's."""
     variants = make_variants(MODELS[name].make)
-    times, cpu = take_turns(variants, name, rounds)
+    times = take_turns(variants, name, rounds)
     weights = {variant: flat(each.wrapped) for variant, each in variants.items()}
     reference = weights[TORCH]
     apart = {v: float((w - reference).abs().max()) for v, w in weights.items() if v != ALONE}
-    return times, cpu, apart
+    return times, apart
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -67,7 +67,7 @@ def main() -> None:
     """Print the tables; with ``--write``, also to ``benchmarks/results/training_step.*``."""
     options = options_of(__doc__)
     tables, series = [], {}
-    for name, times, _, results in every_case(measure, SETS, options):
+    for name, times, results in every_case(measure, SETS, options):
         apart = {variant: max(each[variant] for (each,) in results) for variant in results[0][0]}
         tables.append(table(name, times, apart))
         series |= {f"{name}, {variant} (s)": seconds for variant, seconds in times.items()}

@@ -10,23 +10,24 @@ its kind. So a tensor in which rounding errors grow has a larger tolerance, and 
 larger one than float32.
 
 Right programs may have other outputs than one rank has: a loss is the mean of the rank's own rows,
-and a layer may hold a term of a sum. So gradients decide. An output is not compared if it has no
-place for the rank's rows. An output that differs does not count if a layer around it is right, if
-nothing but outputs differs in this step, or if the right gradient is a sum of the ranks' gradients.
+and a layer may hold a term of a sum. So gradients decide. If ranks have different rows, an output
+is compared only if its dimension 0 is the batch. An output that differs does not count if a layer
+around it is right, if nothing but outputs differs in this step, or if the right gradient is a sum
+of the ranks' gradients.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from course_lib.compare.layout import Cut, Pass, places_by_rows, places_of, rows_of
+from course_lib.compare.layout import Cut, places_of, rows_of
 from course_lib.compare.record import Key, Record
 
 ORDER = (
@@ -132,36 +133,8 @@ class Runs:
         usual = places_of(whole, parts, mine, rules[0] if rules else None)
         if rules or all(each is None or len(each) == len(batch) for each in mine):
             return usual  # all ranks have all rows
-        by_rows = list(self._by_rows(key, rows))
-        every = [each for each in (usual, *by_rows) if each is not None]
-        for each in every:
-            if self._errors(key, self._pairs(key, each)) == {}:
-                return each
         has_rows = whole.dim() > 1 and len(whole) == len(batch)  # or they were gathered
-        return every[0] if by_rows or (has_rows and every) else None
-
-    def _by_rows(
-        self, key: Key, rows: tuple[list[Tensor], list[list[Tensor]]]
-    ) -> Iterator[list[Tensor | None]]:
-        """Yield places in which the rows are along one dimension of the tensor."""
-        whole = _passes(self.trusted, key, rows[0])
-        parts = [_passes(r, key, own) for r, own in zip(self.ranks, rows[1], strict=True)]
-        if whole is None or any(part is None for part in parts):
-            return
-        for dim in range(whole[0].value.dim()):
-            for rows_first in (True, False):
-                found: list[Tensor | None] = []
-                for record, part in zip(self.ranks, parts, strict=True):
-                    value = self.value(record, key)
-                    if value is None or not part:
-                        found.append(None)
-                        continue
-                    place = places_by_rows(whole, part, dim, rows_first)
-                    if place is None:
-                        break
-                    found.append(place.view(value.shape))
-                else:
-                    yield found
+        return usual if has_rows else None
 
     def pairs(self, key: Key) -> dict[int, tuple[Tensor, Tensor]] | None:
         """Return rank → (actual tensor, right tensor), in float64; None if shapes do not fit."""
@@ -243,8 +216,8 @@ class Runs:
     def _why_left_out(self, key: Key, value: Tensor) -> str:
         if key.kind == "output" and self.rows(key.step) is not None:
             return (
-                "it has no part for each row of the batch, so the rows of one rank have another "
-                "than the whole batch has; the gradients decide"
+                "its dimension 0 is not the batch, so it is unknown which part is of which row; "
+                "the gradients decide"
             )
         shapes = ", ".join(_shape(self.value(rank, key)) for rank in self.ranks)
         return (
@@ -401,8 +374,7 @@ def _value(record: Record, key: Key) -> Tensor | None:
     if key.kind == "update":
         (before,) = record.tensors.get(Key(key.step, "weight", key.name), [None])
         return None if before is None else tensors[0].double() - before.double()
-    ordered = _in_order(record, key)
-    values = [value for *_, value in ordered] or tensors
+    values = _in_order(record, key) or tensors
     if len(values) == 1:
         return values[0]
     if values[0].dim() and len({value.shape[1:] for value in values}) == 1:
@@ -410,19 +382,11 @@ def _value(record: Record, key: Key) -> Tensor | None:
     return torch.cat([value.flatten() for value in values])
 
 
-def _in_order(record: Record, key: Key) -> list[tuple[int, int, Tensor]]:
-    """Return call, pass and tensor of each run of a layer: all first calls of a pass come first."""
+def _in_order(record: Record, key: Key) -> list[Tensor]:
+    """Return what each run of a layer computed: all first calls of a pass come first."""
     calls: Counter[int] = Counter()
     found = []
     for each, tensor in zip(record.passes.get(key, []), record.tensors.get(key, []), strict=False):
         found.append((calls[each], each, tensor))
         calls[each] += 1
-    return sorted(found, key=lambda each: each[:2])
-
-
-def _passes(record: Record, key: Key, rows: Sequence[Tensor]) -> list[Pass] | None:
-    """Return what each run of a layer computed, with its rows; None if these are unknown."""
-    ordered = _in_order(record, key)
-    if any(each >= len(rows) for _, each, _ in ordered):
-        return None
-    return [Pass(call, rows[each], tensor) for call, each, tensor in ordered]
+    return [tensor for *_, tensor in sorted(found, key=lambda each: each[:2])]

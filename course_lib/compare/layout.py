@@ -8,14 +8,12 @@ in the shape of the rank's part. In most cases the shapes determine the places:
     a vector, the sum fits            a piece of the flat tensor        ZeRO, fully sharded
     fewer rows, of a batch            the rows whose inputs are equal   data parallel
 
-In an output, the rows of the batch need not be in dimension 0: h_n of an LSTM has shape (layers, B,
-…), and tokens may be flattened to (B·T, …). `places_by_rows` tries such places. For the other cases
-the user gives a rule.
+For the other cases the user gives a rule. If ranks have different rows, an output is compared only
+if its dimension 0 is the batch. h_n of an LSTM, of shape (layers, B, …), is left out.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,58 +109,6 @@ def _if_all_fit(
         for place, part in zip(found, parts, strict=True)
     )
     return found if fits else None
-
-
-class Pass(NamedTuple):
-    """What one run of a layer computed.
-
-    Attributes:
-        call: which run of the layer in this forward of the model it was: 0, 1, ….
-        rows: the rows of the batch that this forward had.
-        value: the tensor.
-
-    """
-
-    call: int
-    rows: Tensor
-    value: Tensor
-
-
-def places_by_rows(
-    whole: Sequence[Pass], part: Sequence[Pass], dim: int, rows_first: bool
-) -> Tensor | None:
-    """Return where the elements of `part` are, all in one vector; None if the shapes do not fit.
-
-    In dimension `dim`, each row of the batch has the same number m ≥ 1 of indices. They are
-    neighbours if `rows_first` is true, as in tokens of shape (B·m, …). Otherwise an index of one
-    row is followed by the same one of the next row, as in (m·B, …).
-    """
-    shapes = {(*p.value.shape[:dim], *p.value.shape[dim + 1 :]) for p in (*whole, *part)}
-    sizes = [(p.value.shape[dim], len(p.rows)) for p in (*whole, *part)]
-    many = {size / rows for size, rows in sizes if rows}
-    if len(shapes) != 1 or len(many) != 1 or not all(rows or not size for size, rows in sizes):
-        return None
-    m = int(many.pop())
-    if any(size != m * rows for size, rows in sizes) or not m:
-        return None
-    batch = 1 + max(int(p.rows.max()) for p in whole)
-
-    def names(passes: Sequence[Pass]) -> Tensor:
-        grids = [((p.call * batch + p.rows) * m)[:, None] + torch.arange(m) for p in passes]
-        return torch.cat([(grid if rows_first else grid.T).flatten() for grid in grids])
-
-    start, numbers = 0, []
-    for each in whole:
-        stop = start + each.value.numel()
-        numbers.append(torch.arange(start, stop).view(each.value.shape).movedim(dim, 0))
-        start = stop
-    known, order = names(whole).sort()
-    wanted = names(part)
-    at = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
-    if not torch.equal(known[at], wanted):
-        return None
-    found = _split(torch.cat(numbers)[order[at]], [len(p.rows) * m for p in part])
-    return torch.cat([each.movedim(0, dim).flatten() for each in found])
 
 
 def rows_of(

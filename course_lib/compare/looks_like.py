@@ -2,8 +2,8 @@
 
 Each rule takes a `Case` and returns a label and a sentence, or None. The first rule that fits is
 used. The rules are general, and look only at numbers: a multiple, zero, the values of the step
-before, the part of a different rank, the right numbers in a different order. The strongest rules are
-in `shares`.
+before, the part of a different rank, the right numbers in a different order. The strongest rules
+are in `shares`.
 """
 
 from __future__ import annotations

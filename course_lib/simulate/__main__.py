@@ -155,17 +155,8 @@ def _search(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be at least 1")
     options.batch, batch = None, options.batch
     model, name, like = _chosen(options)
-    progress = _bar if sys.stderr.isatty() else None
-    print(found_table(search(model, CLUSTERS[name], options.ranks, batch, options.most, like,
-                             progress)))  # fmt: skip
+    print(found_table(search(model, CLUSTERS[name], options.ranks, batch, options.most, like)))
     return 0
-
-
-def _bar(done: int, of: int) -> None:
-    """Draw how many layouts were tried, on one line of the terminal."""
-    full = 40 * done // of
-    end = "\n" if done == of else "\r"
-    print(f"[{'#' * full}{'.' * (40 - full)}] {done:,} of {of:,} layouts", end=end, file=sys.stderr)
 
 
 def _published(_: argparse.Namespace) -> int:

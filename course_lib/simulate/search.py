@@ -15,7 +15,7 @@ with every stage of ZeRO (ZeRO-3 also inside each node: HSDP), micro-batches, ch
 recomputation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -58,14 +58,12 @@ def search(
     batch: int,
     most: int = 10,
     like: Layout | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Found]:
     """Return up to `most` layouts on `ranks` devices, the fastest first.
 
     If layouts differ only in ZeRO, one of them is returned: the fastest stage that fits, and if
     some are equally fast, the lowest. `like` says what the program can do (overlap, kernels, bytes
-    of a gradient). `progress` is called with the number of layouts tried and the number of all
-    layouts.
+    of a gradient).
 
     Raises:
         ValueError: no layout fits; the message says how much memory the smallest one needs.
@@ -74,9 +72,7 @@ def search(
     tried = list(candidates(model, cluster, ranks, batch, like))
     best: dict[Layout, tuple[float, int, Layout]] = {}
     smallest = float("inf")
-    for number, layout in enumerate(tried):
-        if progress is not None and number % 1000 == 0:
-            progress(number, len(tried))
+    for layout in tried:
         held = memory_of(model, layout).total
         smallest = min(smallest, held)
         if held > (1 - SPARE) * cluster.memory:
@@ -85,8 +81,6 @@ def search(
         same = replace(layout, zero=0, shard=None)
         if same not in best or (seconds, layout.zero) < best[same][:2]:
             best[same] = seconds, layout.zero, layout
-    if progress is not None and tried:
-        progress(len(tried), len(tried))
     if not best:
         raise ValueError(
             f"no layout fits on {ranks} devices: the smallest needs {smallest / 1e9:.1f} GB per "

@@ -97,19 +97,15 @@ def train(config: TrainConfig) -> TrainResult:
             progress = Progress(start, total, steps_per_epoch, dataset.unit, units)
         sampler = ShardedSampler(dataset.train[0], seed=config.seed, drop_last=True)
         shape = (steps_per_epoch, config.accumulate, micro_batch)
-        try:
-            for micro_batches in _batches(sampler, shape, start, total, device):
-                trainer.take_step(micro_batches)
-                step, ends = trainer.step, trainer.step == total
-                if config.log_every and (step % config.log_every == 0 or step == start + 1 or ends):
-                    trainer.read_losses()
-                    if progress is not None:
-                        progress.report(step, trainer.losses[-1])
-                if step % config.checkpoint_every == 0 or ends:
-                    trainer.save()
-        finally:
-            if progress is not None:
-                progress.close()
+        for micro_batches in _batches(sampler, shape, start, total, device):
+            trainer.take_step(micro_batches)
+            step, ends = trainer.step, trainer.step == total
+            if config.log_every and (step % config.log_every == 0 or step == start + 1 or ends):
+                trainer.read_losses()
+                if progress is not None:
+                    progress.report(step, trainer.losses[-1])
+            if step % config.checkpoint_every == 0 or ends:
+                trainer.save()
         test_loss, test_accuracy = _evaluate(trainer, dataset.test, max(micro_batch, _TEST_BATCH))
         # The last step's loss was computed before its update. The test loss checks the weights
         # after it.

@@ -1,6 +1,5 @@
-"""Rank 0's messages during training: one line that is updated, or many lines in a file."""
+"""Rank 0's messages during training, a line each."""
 
-import shutil
 import sys
 import time
 
@@ -45,8 +44,6 @@ class Progress:
         self._unit = unit
         self._units_per_step = units_per_step
         self._began = self._last_time = time.perf_counter()
-        self._overwrites = sys.stdout is not None and sys.stdout.isatty()
-        self._open = False
 
     def report(self, step: int, loss: float) -> None:
         """Show that `step` steps are done, the last one with this loss (mean over the ranks)."""
@@ -54,25 +51,12 @@ class Progress:
         speed = self._units_per_step * (step - self._last) / max(now - self._last_time, 1e-9)
         self._last, self._last_time = step, now
         left = (now - self._began) / (step - self._start) * (self._total - step)
-        text = (
+        say(
             f"step {step:{len(str(self._total))}}/{self._total} · "
             f"epoch {(step - 1) // self._steps_per_epoch + 1} · loss {loss:.4f} · "
             f"{speed:,.0f} {self._unit}/s · {duration(left)} left"
         )
-        if self._overwrites:
-            self._open = True
-            width = shutil.get_terminal_size().columns - 1  # a full line would wrap
-            sys.stdout.write(f"\r\033[K{text[:width]}")
-            sys.stdout.flush()
-        else:
-            say(text)
 
     def seconds(self) -> float:
         """Return how long this run has taken."""
         return time.perf_counter() - self._began
-
-    def close(self) -> None:
-        """Leave the last line as it is and begin a new one."""
-        if self._open:
-            self._open = False
-            say("")

@@ -212,14 +212,6 @@ def divided_by_k_twice(rank: int, world_size: int) -> Record:
     return train(DistributedDataParallel(mlp()), rank, world_size, loss=loss)
 
 
-@bug("jingyaogong/minimind/pull/854", "gradient", "no all-reduce")
-def around_the_wrapper(rank: int, world_size: int) -> Record:
-    """forward calls `model.module`, so DDP never learns of it"""
-    model = DistributedDataParallel(mlp())
-    with model.no_sync():
-        return train(model.module, rank, world_size)
-
-
 @bug("huggingface/transformers/pull/34191", "gradient", "mean of means")
 def mean_of_means(rank: int, world_size: int) -> Record:
     """ranks with more and with fewer examples count the same"""
@@ -306,6 +298,14 @@ def synchronized_at_the_first_micro_batch(rank: int, world_size: int) -> Record:
             synchronized(model)
 
     return train(mlp(), rank, world_size, each=each, micro=MICRO)
+
+
+@bug("karpathy/build-nanogpt/pull/30", "gradient", "no all-reduce")
+def never_synchronized(rank: int, world_size: int) -> Record:
+    """the last micro-batch's forward is inside `no_sync` too"""
+    model = DistributedDataParallel(mlp())
+    with model.no_sync():
+        return train(model, rank, world_size, micro=MICRO)
 
 
 @bug("allenai/open-instruct/pull/1498", "gradient", "backwards missing")
