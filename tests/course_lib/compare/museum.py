@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, mse_loss
 
 from course_lib.compare import Cut, Record, blocks, record
@@ -723,9 +724,10 @@ def deep() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def _pipeline(rank: int, world_size: int, seed: int, **options: Any) -> Record:
+@right(partial(one_rank, make=deep, steps=2))
+def pipeline(rank: int, world_size: int, seed: int) -> Record:
     schedule = one_forward_one_backward(world_size, micro_batches=4)
-    model = Pipeline(split_layers(deep(), world_size), mse_loss, schedule, **options)
+    model = Pipeline(split_layers(deep(), world_size), mse_loss, schedule)
     optimizer = sgd(model)
     with record(model, optimizer) as recorded:
         for step in range(2):
@@ -735,20 +737,23 @@ def _pipeline(rank: int, world_size: int, seed: int, **options: Any) -> Record:
     return recorded
 
 
-@right(partial(one_rank, make=deep, steps=2))
-def pipeline_with_recomputation(rank: int, world_size: int, seed: int) -> Record:
-    return _pipeline(rank, world_size, seed, rematerialize=True)
-
-
 @right(partial(one_rank, steps=3, dtype=torch.bfloat16))
 def bfloat16(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(mlp().bfloat16())
     return train(model, rank, world_size, seed, steps=3, dtype=torch.bfloat16)
 
 
+class InBfloat16(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            rounded = {name: param.bfloat16() for name, param in layer.named_parameters()}
+            x = functional_call(layer, rounded, x)
+        return x
+
+
 @right(partial(one_rank, steps=2), dtype=torch.bfloat16)
 def master_weights_in_float32(rank: int, world_size: int, seed: int) -> Record:
-    model = FullyShardedDataParallel(mlp(), compute_dtype=torch.bfloat16)
+    model = DistributedDataParallel(InBfloat16(*mlp()))
     return train(model, rank, world_size, seed, steps=2, dtype=torch.bfloat16)
 
 
