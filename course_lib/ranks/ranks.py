@@ -102,8 +102,6 @@ class Ranks:
         self._busy = threading.Lock()
         self._calling: int | None = None
         """The thread that runs a call now."""
-        self.error: RanksError | None = None
-        """The error about the ranks that the last `run` raised; ``None`` if it succeeded."""
 
     @property
     def devices(self) -> list[str]:
@@ -170,14 +168,11 @@ class Ranks:
                 "these ranks are running another call: wait for its end, or make other ranks "
                 "with Ranks(…)"
             )
-        self.error = None
         self._calling = threading.get_ident()
         try:
             return self._engine.run(Call(fn, args, kwargs, self.timeout))
-        except RanksError as error:
-            if isinstance(error, RankError):
-                error.add_detail(argument_hint(fn, args, kwargs))
-            self.error = error
+        except RankError as error:
+            error.add_detail(argument_hint(fn, args, kwargs))
             raise
         except KeyboardInterrupt as interrupt:
             # A notebook then shows only this line, not the lines of this package that led to it.

@@ -45,11 +45,6 @@ class RankState:
     raised: bool = False
     """Whether an exception has ended it, and `doing` does not say which."""
 
-    @property
-    def line(self) -> str:
-        """The row as part of a sentence: ``waits in barrier #1 (Cell In[3], line 7)``."""
-        return f"{self.doing} ({self.where})" if self.where else self.doing
-
 
 class RanksError(RuntimeError):
     """Base of every error that `Ranks.run` raises about the ranks.

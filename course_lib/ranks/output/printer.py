@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from course_lib.ranks.explain.words import counted
 
@@ -54,9 +54,7 @@ def equal_items(items: Iterable[tuple[int, T]]) -> list[tuple[T, list[int]]]:
 class Printer:
     """Puts the output of all ranks into one order, and merges equal lines and displays."""
 
-    def __init__(self, world_size: int, file: TextIO | None = None) -> None:
-        self._file = file
-        """The file that gets the text; ``None`` for ``sys.stdout`` at the time of printing."""
+    def __init__(self, world_size: int) -> None:
         self._queues: list[deque[tuple[float, Item]]] = [deque() for _ in range(world_size)]
         self._shown = 0
         self._hidden = 0
@@ -98,7 +96,7 @@ class Printer:
                 for rank in ranks:
                     self._queues[rank].popleft()
                 self._show(label(ranks), item)
-        (self._file or sys.stdout).flush()
+        sys.stdout.flush()
 
     def waiting(self) -> bool:
         """Return whether `end_call` has anything to show or to reset."""
@@ -111,17 +109,17 @@ class Printer:
             left = self._hidden - len(self._last)
             if left:
                 hidden = counted(left, "more line")
-                print(f"… {hidden} left out. The last lines:", file=self._file)
+                print(f"… {hidden} left out. The last lines:")
             for rank, item in self._last:
                 self._show(label([rank]), item)
         self._shown = self._hidden = 0
         self._last.clear()
-        (self._file or sys.stdout).flush()
+        sys.stdout.flush()
 
     def _show(self, who: str, item: Item) -> None:
         self._shown += 1
         if isinstance(item, str):
-            print(f"{who} {item}", file=self._file)
+            print(f"{who} {item}")
         else:
             show_bundle(who, item)
 

@@ -121,17 +121,6 @@ class MessageAlone(Exception):
         self.one = one
 
 
-class Anew(ValueError):
-    """Python would not even make its object."""
-
-    def __new__(cls, one: int, two: int) -> "Anew":
-        return super().__new__(cls, one)
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("anew")
-        self.one = one
-
-
 class TravelsWrongly(Exception):
     def __reduce__(self) -> Any:
         return int, ("no number",)
@@ -149,7 +138,6 @@ class Locked(Exception):
     ("make", "message", "seen"),
     [
         (lambda: MessageAlone(1, 2), "1 and 2", {"one": 1}),
-        (lambda: Anew(1, 2), "anew", {"one": 1}),
         (lambda: TravelsWrongly("away"), "away", None),
         (Locked, "locked", None),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.helpers.kernels import descendants, kernel, wait_until_gone
+from tests.helpers.kernels import descendants, wait_until_gone
 
 PROMPT, MORE = r"In \[\d+\]: ", r"\.\.\.: "
 
@@ -91,16 +91,3 @@ def test_ctrl_c_ends_the_call_and_the_prompt_is_back(terminal: Terminal) -> None
     said = str(terminal.process.before)
     assert "Interrupted." in said and "KeyboardInterrupt" in said
     assert "[0, 1]" in terminal.run("ranks.run(lambda: dist.get_rank())")
-
-
-def test_an_interrupt_that_comes_as_a_message() -> None:
-    """As VS Code sends it for kernels whose specification asks for messages."""
-    with kernel() as made:
-        made.run("import time\nfrom course_lib.ranks import Ranks\nranks = Ranks(2, on='cpu')")
-        request = made.start("ranks.run(lambda: print('asleep') or time.sleep(1000))")
-        made.wait_for_text(request, "asleep")
-        client = made.client
-        client.control_channel.send(client.session.msg("interrupt_request", {}))
-        outcome = made.finish(request)
-        assert "KeyboardInterrupt" in outcome.error and "Interrupted" in outcome.text
-        assert "[1, 1]" in made.run("print(ranks.run(lambda: 1))").text

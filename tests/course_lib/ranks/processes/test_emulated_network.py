@@ -189,15 +189,6 @@ def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) 
 ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
 
 
-def test_a_message_starts_when_both_sides_are_ready(links_of: LinksOf) -> None:
-    for sent, received in ((0.0, 0.3), (0.3, 0.0)):
-        links = links_of(2)
-        receive = links.message(1, "recv", 0, 1_000_000, received)
-        send = links.message(0, "send", 1, 1_000_000, sent)
-        assert links.end(send) == exactly(0.3 + 1_000_000 / SLOW.bandwidth)
-        assert links.end(receive) == exactly(0.3 + 1_000_000 / SLOW.bandwidth + SLOW.latency)
-
-
 def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(
     links_of: LinksOf,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,16 @@ def test_the_environment_is_that_of_torchrun(ranks: Ranks, on: str) -> None:
 def test_a_batch_of_anything_but_messages_is_refused_in_pytorch_s_words(ranks: Ranks) -> None:
     with pytest.raises(RankError, match="Invalid ``p2p_op_list``"):
         ranks.run(lambda: dist.batch_isend_irecv([1, 2]))  # type: ignore[list-item]
+
+
+def test_a_checkpoint_is_saved_in_the_background(ranks: Ranks, tmp_path: Path) -> None:
+    def checkpoint(folder: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.async_save({"a": torch.ones(2)}, checkpoint_id=folder).result()
+
+    ranks.run(checkpoint, str(tmp_path))
+    assert os.listdir(tmp_path)
 
 
 def test_rpc_runs(ranks: Ranks) -> None:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import Event, Ranks, Trace
@@ -218,29 +217,6 @@ def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
     assert "mesh_dp: 1, 3" in figure.alt
     trace.to_chrome(tmp_path / "trace.json")
     assert '"group_name": "mesh_tp"' in (tmp_path / "trace.json").read_text()
-
-
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_bytes_on_the_wire_of_ddp(on: str, k: int) -> None:
-    """Each rank of a ring sends 2 (K-1)/K n of the n bytes that are reduced, up to a few pieces."""
-
-    def program() -> None:
-        ddp = nn.parallel.DistributedDataParallel(nn.Linear(100, 100))
-        dist.barrier()
-        ddp(torch.full((2, 100), float(dist.get_rank()))).sum().backward()
-
-    with Ranks(k, on=on, timeout=60) as ranks:  # type: ignore[arg-type]
-        ranks.run(program)
-        trace = ranks.trace
-    over = {e.rank: e.end for e in trace.operations if e.kind == "barrier"}
-    reduced = [e for e in trace.operations if e.kind == "all_reduce" and e.start >= over[e.rank]]
-    step = Trace(reduced, k)
-    n = sum(event.bytes for event in step.events if event.rank == 0)
-    assert n >= 4 * (100 * 100 + 100)
-    assert sum(step.bytes_sent(rank) for rank in range(k)) == 2 * (k - 1) * n
-    for rank in range(k):
-        assert step.bytes_sent(rank) == pytest.approx(2 * (k - 1) / k * n, abs=32)
 
 
 def test_a_part_of_a_trace_begins_at_zero() -> None:
