@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -190,19 +189,16 @@ def facts(there: Place) -> Iterator[Row]:
         "driver": _driver(),
         "commit": _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]),
     }
-    if Path("/dev/shm").exists():
-        known["/dev/shm"] = f"{shutil.disk_usage('/dev/shm').free >> 20} MiB free"
     for number in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(number)
         known[f"GPU {number}"] = (
             f"{gpu.name}, {gpu.total_memory >> 20} MiB, {gpu.multi_processor_count} processors, "
             f"sm_{gpu.major}{gpu.minor}"
         )
-    for package in ("triton", "numpy", "cloudpickle", "pytest", "nbgrader", "ipython"):
-        try:
-            known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            known[package] = "not there"
+    for package in ("triton", "numpy", "cloudpickle", "pytest", "nbgrader"):
+        known[package] = (
+            importlib.metadata.version(package) if _importable(package) else "not there"
+        )
     for fact, value in known.items():
         yield {"fact": fact, "value": "unknown" if value is None else str(value)}
 

@@ -227,13 +227,9 @@ def _no_share_is_lost(
     words = f"the ranks' gradients were added with the weights {have}; right weights are {right}"
     total, expected = (sum(weights[c] for c in ratio) for weights in (o, e))
     if _equal([o[c] for c in ratio]) and abs(total / expected - 1) < 0.05:
-        sizes = _sizes(list(ratio), case)
-        why = f"their right weights are {right}: a batch with more examples that count, such as " \
-            "rows or valid tokens, must weigh more"  # fmt: skip
-        if sizes and _equal([e[c] / sizes[c] for c in ratio]):
-            why = f"they have {', '.join(str(sizes[c]) for c in ratio)} rows"
-        return "mean of means", "the result is a mean of means: all batches count the same, " \
-            f"though {why}."  # fmt: skip
+        return "mean of means", "the result is a mean of means: all batches count the same, but " \
+            f"their right weights are {right}: a batch with more examples that count, such as " \
+            "rows or valid tokens, must weigh more."  # fmt: skip
     by_backward = [[value for c, value in ratio.items() if c[1] == j] for j in backwards]
     if all(map(_equal, by_backward)):
         counts = ", ".join(f"{values[0]:.3g}" for values in by_backward)
@@ -241,17 +237,6 @@ def _no_share_is_lost(
             "they should: the first ones were reduced again with the later ones."  # fmt: skip
     return "unequal factors", f"{words}. Each gradient was scaled by a factor of its own, for " \
         "example by clipping or by a loss scale."  # fmt: skip
-
-
-def _sizes(columns: Columns, case: Case) -> dict[tuple[int, int], int]:
-    """Return how many rows each backward of each rank had; empty if this is unknown."""
-    key, found = Key(case.key.step, "input", "input"), {}
-    for k, j in columns:
-        batches = case.runs.ranks[k].tensors.get(key, [])
-        if j >= len(batches) or not batches[j].dim() or not len(batches[j]):
-            return {}
-        found[k, j] = len(batches[j])
-    return found
 
 
 def _equal(values: Sequence[float]) -> bool:

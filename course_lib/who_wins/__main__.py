@@ -15,7 +15,6 @@ from course_lib.who_wins.winners import cells_of, steps_of
 _EXAMPLES = """\
 examples:
   python -m course_lib.who_wins --figure map.png          # the whole map, in minutes
-  python -m course_lib.who_wins --quick                   # only the corners of the map, two seeds
   python -m course_lib.who_wins --straggler 2 --algorithms flat asynchronous "local SGD"
   python -m course_lib.who_wins --latencies 1e-3 --bandwidths 1e5 1e6 1e7
 """
@@ -43,13 +42,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="the four corners of the map, with two seeds")
-    add("--latencies", type=float, nargs="+", help="latencies of the network, in seconds")
-    add("--bandwidths", type=float, nargs="+",
-        help="bandwidths of a worker's link, bytes per second")  # fmt: skip
+    add("--latencies", type=float, nargs="+", default=LATENCIES, help="of the network, in seconds")
+    add("--bandwidths", type=float, nargs="+", default=BANDWIDTHS,
+        help="of a worker's link, in bytes per second")  # fmt: skip
     add("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME",
         help=f"algorithms among {', '.join(ALGORITHMS)}")  # fmt: skip
-    add("--seeds", type=int, help="number of seeds per algorithm (default: 5; with --quick: 2)")
+    add("--seeds", type=int, default=5, help="number of seeds per algorithm (default: 5)")
     add("--straggler", type=float, default=1.0, help="factor by which worker 1 is slower")
     add("--processes", type=int, default=len(os.sched_getaffinity(0)),
         help="number of training runs at the same time")  # fmt: skip
@@ -59,12 +57,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _map(options: argparse.Namespace) -> None:
     problem = Problem(straggler=options.straggler)
-    count = (2 if options.quick else 5) if options.seeds is None else options.seeds
-    if min(count, options.processes) < 1:
+    if min(options.seeds, options.processes) < 1:
         raise ValueError("--seeds and --processes must be at least 1")
-    seeds = range(count)
+    seeds = range(options.seeds)
     names = [name for name in ALGORITHMS if name in options.algorithms]
-    places = _places(options)
+    places = _places(options.latencies, options.bandwidths)
     results = run(jobs_of(names, places, seeds, problem), options.processes, _show_progress)
     steps = steps_of(names, seeds, problem, results)
     cells = cells_of(names, places, seeds, problem, results)
@@ -75,17 +72,11 @@ def _map(options: argparse.Namespace) -> None:
     print(assumptions(problem, seeds), map_table(cells), steps_table(steps), sep="\n\n")
 
 
-def _places(options: argparse.Namespace) -> list[Place]:
-    latencies = options.latencies or (_ends(LATENCIES) if options.quick else LATENCIES)
-    bandwidths = options.bandwidths or (_ends(BANDWIDTHS) if options.quick else BANDWIDTHS)
+def _places(latencies: Sequence[float], bandwidths: Sequence[float]) -> list[Place]:
     if min(latencies) < 0 or min(bandwidths) <= 0:
         raise ValueError("latencies must be 0 s or more, bandwidths above 0 bytes/s")
     return [(latency, bandwidth) for latency in sorted(set(latencies))
             for bandwidth in sorted(set(bandwidths))]  # fmt: skip
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return values[0], values[-1]
 
 
 def _show_progress(done: int, total: int) -> None:

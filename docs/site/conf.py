@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import html
 import json
@@ -117,7 +118,7 @@ def _to_pages(app: Any, docname: str, source: list[str]) -> None:
 def _fold(app: Any, docname: str, source: list[str]) -> None:
     """Fold code that only draws, which has the tag ``drawing``, and mark wide figures.
 
-    On paper (`pdf.py`) nothing is folded, and code that only draws is not there.
+    On paper (`pdf.py`) nothing is folded, and code that only draws or imports is not there.
     """
     if not (ROOT / f"{docname}.ipynb").is_file():
         return
@@ -128,7 +129,7 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
         tags = cell["metadata"].setdefault("tags", [])
         code = cell["cell_type"] == "code"
         if on_paper:
-            drop = code and {"hide-input", "drawing"} & set(tags)
+            drop = code and ({"hide-input", "drawing"} & set(tags) or _only_prepares(cell))
             tags[:] = ["remove-input"] if drop else []
             continue
         if "drawing" in tags:
@@ -138,6 +139,17 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
                 shown = "".join(data["text/html"]).replace("<img ", '<img class="wide" ')
                 data["text/html"] = shown.replace('"course-explore', '"wide course-explore')
     source[0] = json.dumps(notebook, ensure_ascii=False)
+
+
+def _only_prepares(cell: dict[str, Any]) -> bool:
+    """Return whether a code cell imports, or sets a style, and has no result."""
+    if cell["outputs"] or not cell["source"].startswith(("import ", "from ")):
+        return False
+    for each in ast.parse(cell["source"]).body:
+        is_call = isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)
+        if not (is_call or isinstance(each, ast.Import | ast.ImportFrom)):
+            return False
+    return True
 
 
 def _width(png: str | list[str]) -> int:

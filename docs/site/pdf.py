@@ -71,16 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
         default=ROOT / "_site" / "course.pdf",
         help="the file (default: _site/course.pdf)",
     )
-    parser.add_argument(
-        "--browser", help=f"the browser that prints (default: one of {', '.join(BROWSERS)})"
-    )
     given = parser.parse_args(arguments)
-    wanted = [given.browser] if given.browser else BROWSERS
-    browser = next((program for name in wanted if (program := shutil.which(name))), None)
+    browser = next((program for name in BROWSERS if (program := shutil.which(name))), None)
     if browser is None:
         print(
-            f"pdf.py: there is no {' and no '.join(wanted)} here to print the PDF. Install "
-            "Chromium (on Debian: apt install chromium), or name a browser like it: --browser NAME",
+            f"pdf.py: there is no {' and no '.join(BROWSERS)} here to print the PDF. Install "
+            "Chromium (on Debian: apt install chromium)",
             file=sys.stderr,
         )
         return 1

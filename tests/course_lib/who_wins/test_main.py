@@ -6,8 +6,6 @@ import pytest
 
 from course_lib.who_wins.__main__ import main
 
-NAMES = ("flat", "1-bit", "asynchronous", "bounded staleness")
-
 
 @pytest.mark.large
 def test_the_command_prints_and_draws_the_map(
