@@ -24,7 +24,6 @@ from tests.helpers.solutions import (
     solution_of,
     trouble_in,
 )
-from tests.helpers.variation import unvaried
 
 ASSIGNMENTS = assignments(SOURCES)
 READABLE = readable(ASSIGNMENTS)
@@ -166,13 +165,6 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
     for task in hidden.HIDDEN:
         assert any(m.task == task and m.reason is None for m in mutants), f"{task}: no right one"
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
-
-
-@pytest.mark.parametrize(("folder", "task"), TASKS)
-def test_every_argument_varies_over_the_cases(folder: Path, task: str) -> None:
-    """A wrong solution may ignore an argument that no case varies."""
-    check = checks_of(folder)[task]
-    assert unvaried(f"{folder.name}/{task}", check, solution_of(folder, task)) == []
 
 
 @pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)

@@ -79,6 +79,7 @@ def test_what_is_wrong_with_a_card_is_said(
         cards.card_of(tmp_path / "03_topic.ipynb")
 
 
+@pytest.mark.large
 def test_the_cards_of_all_lectures_can_be_printed(cards: ModuleType, tmp_path: Path) -> None:
     """Their form is right, their figures are there, and mathtext knows what the formulas use."""
     assert cards.main(["--to", str(tmp_path / "cards.pdf")]) == 0

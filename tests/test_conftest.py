@@ -26,8 +26,6 @@ def test_that_leaks():
         time.sleep(0.01)
 """
 
-ALONE, IN_A_WORKER = (), ("-n", "1")
-
 
 def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one test file under a copy of this folder's conftest.py, away from its settings."""
@@ -47,13 +45,8 @@ def run_pytest(folder: Path, source: str, *options: str) -> subprocess.Completed
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(ALONE, marks=pytest.mark.large), IN_A_WORKER],
-    ids=["alone", "in a worker"],
-)
-def test_an_orphan_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
-    result = run_pytest(tmp_path, LEAK, *options)
+def test_an_orphan_fails_the_run(tmp_path: Path) -> None:
+    result = run_pytest(tmp_path, LEAK, "-n", "1")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "these processes outlived the tests" in result.stdout

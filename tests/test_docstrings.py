@@ -1,4 +1,4 @@
-"""Docstrings and the READMEs beside the code name only modules, names and paths that exist.
+"""Docstrings name only modules, names and paths that exist.
 
 If a file is moved, its imports must change too, or nothing runs. Text about it can stay unchanged,
 and sends the next reader to a place that no longer exists.
@@ -17,12 +17,9 @@ from tests.helpers import ROOT
 
 PACKAGES = ("course_lib", "autograder")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-READMES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("README.md"))
 
 QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-DRAWING = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-PATH = re.compile(r"[\w./-]+(?:/|\.(?:py|md|ipynb|json))(?![\w/])")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,20 +64,6 @@ def unknown(words: list[str]) -> list[str]:
 
 def lower(words: list[str]) -> list[str]:
     return [word for word in words if word[0].islower()]
-
-
-def missing_paths(text: str, folder: Path) -> list[str]:
-    """Return the paths, in backquotes or in a drawing, that are neither here nor in the root."""
-    drawings, rest = DRAWING.findall(text), DRAWING.sub("", text)
-    links = re.findall(r"\]\(([^)#:]+)\)", rest)
-    paths = [path for part in (*drawings, *QUOTED.findall(rest)) for path in PATH.findall(part)]
-    left_out = not (ROOT / "instructor").is_dir()  # from a student's copy
-    return [
-        path
-        for path in (*paths, *links)
-        if not ((folder / path).exists() or (ROOT / path).exists())
-        and not (left_out and path.startswith("instructor/"))
-    ]
 
 
 def shown(path: Path) -> str:
@@ -132,14 +115,3 @@ def arguments_of(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
         node = inits[0]
     every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return [each.arg for each in every if each.arg not in ("self", "cls")]
-
-
-@pytest.mark.parametrize("path", READMES, ids=shown)
-def test_a_readme_names_what_there_is(path: Path) -> None:
-    text = path.read_text()
-    missing = missing_paths(text, path.parent)
-    assert not missing, f"{shown(path)} names paths that do not exist: {missing}"
-    methods = re.findall(r"\b[A-Z]\w+\.\w+", "".join(DRAWING.findall(text)))
-    words = QUOTED.findall(DRAWING.sub("", text)) + methods
-    wrong = unknown([word for word in words if not PATH.fullmatch(word)])
-    assert not wrong, f"{shown(path)} speaks of {wrong}, which nothing is called"

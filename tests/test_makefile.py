@@ -19,9 +19,6 @@ pytestmark = [
 PYTHON = """#!/bin/sh
 case "$*" in *venv*) mkdir -p .venv/bin .venv/lib;; esac
 """
-TALKING_PIP = """#!/bin/sh
-case "$*" in *-q*) ;; *) echo "Collecting $*";; esac
-"""
 HANGING_PIP = """#!/bin/sh
 echo > pip-has-started
 exec sleep 60
@@ -41,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    scripts = {"python": PYTHON, "hanging-pip": HANGING_PIP, "talking-pip": TALKING_PIP}
+    scripts = {"python": PYTHON, "hanging-pip": HANGING_PIP}
     for name, text in scripts.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -106,12 +103,6 @@ def test_an_outdated_venv_is_removed_if_it_is_ours(checkout: Path) -> None:
     assert ours.exists()
     assert "removing an incomplete or outdated" in make(checkout, TORCH="torch==2.14.*")
     assert not ours.exists()
-
-
-def test_pip_shows_what_it_fetches(checkout: Path) -> None:
-    said = make(checkout, PIP="./talking-pip", TORCH="torch==2.13.*")
-    lines = [line for line in said.splitlines() if line.startswith("Collecting ")]
-    assert len(lines) == 2 and "torch==2.13" in lines[0] and ".[test]" in lines[1]
 
 
 def test_the_cuda_wheel_does_not_come_in_silence(checkout: Path) -> None:

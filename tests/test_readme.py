@@ -55,6 +55,8 @@ def test_the_table_of_changes_names_what_there_is() -> None:
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md"),
     *(f"docs/{name}.md" for name in ("architecture", "grading", "programs", "setting_up")),
+    *("docs/instructors_guide.md", "docs/slides.md"),
+    *("course_lib/ranks/README.md", "course_lib/ranks/simulated/README.md", "autograder/README.md"),
 )
 
 
