@@ -40,12 +40,6 @@ def run_as_cell(source: str, namespace: dict[str, Any] | None = None) -> dict[st
     return namespace
 
 
-def test_ranks_are_their_own_processes_and_stay(ranks: Ranks) -> None:
-    pids = ranks.run(os.getpid)
-    assert len({os.getpid(), *pids}) == 4
-    assert ranks.run(os.getpid) == pids == ranks.processes()
-
-
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_a_rank_cannot_change_what_another_gets(ranks_of, on: str) -> None:  # type: ignore[no-untyped-def]
     """Large arguments travel through shared memory; every rank still has its own."""
