@@ -12,7 +12,6 @@ the overview ``assignments/README.md``, which has only the sums of the matrix.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +47,7 @@ def release(
 
     Args:
         root: the course folder.
-        names: the assignments; by default all. Then a notebook without a source is also removed.
+        names: the assignments; by default all.
         write: False to change nothing and only report the differences.
         say: called with one line for each assignment.
 
@@ -64,11 +63,10 @@ def release(
             f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
             f"{', '.join(there) or 'none'}"
         )
-    everything = sorted({*there, *(path.parent.name for path in target.glob("*/*.ipynb"))})
     differing = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in names or everything:
-            made = generate(root, name, Path(scratch)) if name in there else {}
+        for name in names or there:
+            made = generate(root, name, Path(scratch))
             there_now = files(target / name).items()
             before = {path: text for path, text in there_now if not path.endswith(".py")}
             changed = _differing(made, before)
@@ -167,8 +165,6 @@ def _differing(made: dict[str, bytes], there: dict[str, bytes]) -> list[str]:
 
 
 def _describe(made: dict[str, bytes], changed: list[str], write: bool) -> str:
-    if not made:
-        return f"not in instructor/ ({'removed' if write else 'DIFFERS'}: {', '.join(changed)})"
     how = f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}" if changed else "unchanged"
     return f"{', '.join(made)} ({how})"
 
@@ -180,8 +176,6 @@ def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
         else:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-    if not files(folder):
-        shutil.rmtree(folder)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

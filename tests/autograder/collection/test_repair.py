@@ -69,12 +69,7 @@ def with_test_copied(notebook: nbformat.NotebookNode) -> None:
 
 def with_tests_as_solutions(notebook: nbformat.NotebookNode) -> None:
     for role in roles(notebook, "grade"):
-        role.update(grade=False, solution=True, locked=False)
-
-
-def with_more_points(notebook: nbformat.NotebookNode) -> None:
-    for role in roles(notebook, "grade"):
-        role.update(points=1e9)
+        role.update(grade=False, solution=True, locked=False, points=1e9)
 
 
 def with_damaged_roles(notebook: nbformat.NotebookNode) -> None:
@@ -122,7 +117,6 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "files": (many_files, ALL, "files may be submitted"),
     "copied": (written(with_test_copied), ALL, ""),
     "flipped": (written(with_tests_as_solutions), ALL, ""),
-    "raised": (written(with_more_points), ALL, ""),
     "roles": (written(with_damaged_roles), ALL, ""),
     "null": (without_metadata, ALL, "is damaged"),
     "lines": (written(with_empty_lines), ALL, "lines, so it was left out"),

@@ -112,6 +112,8 @@ def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
     assert release(course, say=said.append) == paths
     first = files(target)
     assert release(course, [NAME], say=said.append) == []
+    (target / "figure.svg").touch()  # the source has none
+    assert release(course, say=said.append) == [f"assignments/{NAME}/figure.svg"]
     assert files(target) == first == files(RELEASED / NAME)
     assert "DIFFERS" in said[0] and "made anew" in said[3] and "unchanged" in said[6]
     assert not list(course.rglob("gradebook.db")), "a release is not yet a class"

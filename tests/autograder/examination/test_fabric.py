@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autograder.examination.fabric import Bounds, ExaminersFabric, ProtocolError
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.explain.errors import RankError, RankTimeout
+from course_lib.ranks.explain.errors import RankError
 from course_lib.ranks.wire import encode, receive, send
 from tests.helpers.carried_ranks import Carrying
 
@@ -121,25 +121,6 @@ def test_time_that_was_not_declared_does_not_pass(seconds: float) -> None:
     assert fabric.fabric.clock == [1.0]
 
 
-@pytest.mark.parametrize(
-    "noise", [b"\x93" * 4000, encode(1), encode(("post", 1))[:-1] + b"}", b"DDPv" + b"\xff" * 99]
-)
-def test_noise_is_told_of_its_rank(noise: bytes) -> None:
-    served = Served(seconds=5.0)
-    served.ranks[2].sendall(noise)
-    served.join()
-    assert isinstance(served.error, RankError) and served.error.rank == 2
-
-
-def test_a_rank_that_hangs_up_is_named() -> None:
-    for data in (b"", encode(post(1))[:7], encode(post(1))[:40]):
-        served = Served()
-        served.ranks[2].sendall(data)
-        served.ranks[2].close()
-        served.join()
-        assert isinstance(served.error, RankError) and served.error.rank == 2
-
-
 def test_those_who_wait_for_a_broken_rank_are_told() -> None:
     served = Served()
     waiting, other, bad = served.ranks
@@ -151,17 +132,6 @@ def test_those_who_wait_for_a_broken_rank_are_told() -> None:
     assert kind == "stop" and "rank 2" in reason
     served.join()
     assert isinstance(served.error, RankError) and served.error.rank == 2
-
-
-def test_half_a_message_and_nothing_meet_the_time_limit_of_their_own_run() -> None:
-    for data in (b"", encode(post(1))[:9], encode(post(1))[:50]):
-        served = Served(seconds=1.0)
-        served.ranks[2].sendall(data)
-        send(served.ranks[0], ("output", encode(None)))
-        served.join()
-        assert isinstance(served.error, RankTimeout)
-        doing = [state.doing for state in served.error.states]
-        assert doing == ["finished", "running", "running"]
 
 
 def test_no_memory_of_the_grader_reaches_a_rank() -> None:

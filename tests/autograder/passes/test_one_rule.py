@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import shutil
 from collections.abc import Callable
@@ -60,6 +59,7 @@ def by_grader(course: Path, notebook: NotebookNode) -> dict[str, float]:
 
 
 # What was done to the solved notebook ------------------------------------------------------------
+# Copied, split, moved and lost cells: `tests/course_lib/learner/test_what_counts.py`, for both.
 
 
 def at(nb: NotebookNode, grade_id: str) -> int:
@@ -72,35 +72,6 @@ def stub(task: str) -> str:
     return str(released.cells[at(released, f"write_{task}")].source)
 
 
-def like(cell: NotebookNode, source: str) -> NotebookNode:
-    """Return a copy as editors make it: the same metadata, another id."""
-    made = copy.deepcopy(cell)
-    made.id, made.source = "pasted", source
-    return made
-
-
-def split(nb: NotebookNode) -> None:
-    place = at(nb, f"write_{BOUNDS}")
-    cell = nb.cells[place]
-    right = cell.source
-    cell.source = "import math  # a helper's part"
-    nb.cells.insert(place + 1, like(cell, right))
-
-
-def pasted_below(nb: NotebookNode) -> None:
-    place = at(nb, f"write_{AVERAGE}")
-    cell = nb.cells[place]
-    right, cell.source = cell.source, WRONG
-    nb.cells.insert(place + 1, like(cell, right))
-
-
-def rewritten_copy(nb: NotebookNode) -> None:
-    """Task 1's cell is pasted under task 2's stub, and rewritten there."""
-    place = at(nb, f"write_{AVERAGE}")
-    right, nb.cells[place].source = nb.cells[place].source, stub(AVERAGE)
-    nb.cells.insert(place + 1, like(nb.cells[at(nb, f"write_{BOUNDS}")], right))
-
-
 def all_in_one(nb: NotebookNode) -> None:
     places = [at(nb, f"write_{task}") for task in TASKS]
     nb.cells[places[0]].source = "\n\n\n".join(nb.cells[p].source for p in places)
@@ -108,25 +79,8 @@ def all_in_one(nb: NotebookNode) -> None:
         nb.cells[place].source = stub(task)
 
 
-def all_in_one_alone(nb: NotebookNode) -> None:
-    """The other solutions and all checks are deleted."""
-    all_in_one(nb)
-    nb.cells.pop(at(nb, f"write_{AVERAGE}"))
-    nb.cells[:] = [c for c in nb.cells if not c.metadata.get("nbgrader", {}).get("grade")]
-
-
 def check_first(nb: NotebookNode) -> None:
     nb.cells.insert(0, nb.cells.pop(at(nb, BOUNDS)))
-
-
-def merged(nb: NotebookNode) -> None:
-    place = at(nb, f"write_{BOUNDS}")
-    nb.cells[place].source += "\n\n" + nb.cells.pop(at(nb, BOUNDS)).source
-
-
-def all_lost(nb: NotebookNode) -> None:
-    for number, cell in enumerate(nb.cells):
-        cell.metadata, cell.id = {}, f"new-{number}"
 
 
 def in_front(source: str) -> Change:
@@ -167,17 +121,10 @@ def own_check(nb: NotebookNode) -> None:
     nb.cells[at(nb, BOUNDS)].source = "print('12 of 12')"
 
 
-WRONG = f"def {AVERAGE}(params, group=None):\n    pass"
 CHANGES: dict[str, tuple[Change, frozenset[str]]] = {
-    "split solution": (split, ALL),
-    "right copy below a wrong try": (pasted_below, ALL),
-    "copy of another task rewritten": (rewritten_copy, ALL),
     "all in one, stubs left": (all_in_one, ALL),
-    "all in one, the rest deleted": (all_in_one_alone, ALL),
     "a solution deleted": (lambda nb: nb.cells.pop(at(nb, f"write_{AVERAGE}")), ALL - {AVERAGE}),
     "a check moved to the top": (check_first, ALL - {BOUNDS}),
-    "solution and check merged": (merged, ALL),
-    "metadata and ids lost": (all_lost, ALL),
     "an own cell raises": (in_front("1 / 0"), ALL),
     "input": (in_the_cell("SOLUTION\ninput('go on?')"), ALL),
     "sys.exit": (in_the_cell("SOLUTION\nimport sys; sys.exit(3)"), ALL),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import struct
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -98,24 +95,3 @@ def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(
         assert run(program, prlimit, architecture, 0, cpu, pointer) == REFUSED
     assert run(program, prlimit, architecture, 0, cpu, 0, somewhere) == ALLOWED  # it only asks
     assert run(program, prlimit, architecture, 0, files, somewhere) == ALLOWED
-
-
-def test_the_kernel_takes_it() -> None:
-    code = """
-    import ctypes, struct, sys
-    program = bytes.fromhex(sys.argv[1])
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0
-    assert libc.prctl(22, 2, described, 0, 0) == 0
-    assert libc.ptrace(0, 0, 0, 0) == -1 and ctypes.get_errno() == 1
-    assert libc.unshare(0x10000000) == -1 and ctypes.get_errno() == 1
-    import subprocess, threading
-    thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
-    subprocess.run(["echo", "process"], check=True)
-    """
-    arguments = [sys.executable, "-c", textwrap.dedent(code), seccomp_filter().hex()]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["process", "thread"]
