@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import uuid
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,35 @@ from autograder.files import write_whole
 NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "kept aside, older"
 
 
-@dataclass(frozen=True)
 class Places:
-    """The paths of submissions and records in a class's folder."""
+    """The submissions of one assignment that were collected: their folders, and a record of them.
 
-    data: Path
-    assignment: str
+    Each is recorded at once, so Ctrl-C loses none.
+
+    Args:
+        data: the class's folder.
+        assignment: its name.
+
+    """
+
+    def __init__(self, data: Path, assignment: str) -> None:
+        self._data, self._assignment = data, assignment
+        self._record = data / "collected" / f"{assignment}.json"
+        self._taken: dict[str, dict[str, Any]] = {}
+        if self._record.is_file():
+            self._taken = json.loads(self._record.read_text(encoding="utf-8"))
 
     def submitted(self, student: str) -> Path:
         """Return the folder where nbgrader looks for a submission."""
-        return self.data / "submitted" / student / self.assignment
+        return self._data / "submitted" / student / self._assignment
 
     def earlier(self, student: str) -> Path:
         """Return the folder of the student's submissions that no longer count."""
-        return self.data / "earlier" / student / self.assignment
+        return self._data / "earlier" / student / self._assignment
+
+    def digest(self, student: str) -> str:
+        """Return the digest of the student's submission that counts, or an empty string."""
+        return str(self._taken.get(student, {}).get("sha256", ""))
 
     def time(self, student: str) -> datetime | None:
         """Return the time of the submission that counts, if its timestamp gives one."""
@@ -43,47 +57,70 @@ class Places:
     def first_time(self, student: str, sha256: str) -> datetime | None:
         """Return when the student handed in exactly these files before, if they did."""
         folders = [self.earlier(student) / sha256[:12]]
-        if Record(self.record).digest(student) == sha256:
+        if self.digest(student) == sha256:
             folders.append(self.submitted(student))
         return min((when for each in folders if (when := _time_of(each))), default=None)
 
-    @property
-    def record(self) -> Path:
-        """The file with each student's digest and time."""
-        return self.data / "collected" / f"{self.assignment}.json"
+    def place(
+        self,
+        student: str,
+        files: dict[str, bytes],
+        when: datetime | None,
+        at: datetime | None,
+    ) -> str:
+        """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
 
-    def was_graded(self, student: str) -> bool:
-        """Tell whether a submission of this student was graded."""
-        return (self.data / "autograded" / student / self.assignment).is_dir() or (
-            self.data / "verdicts" / self.assignment / student
-        ).is_dir()
+        Args:
+            student: the student's id.
+            files: name → content, without ``timestamp.txt``.
+            when: the time; None if it is unknown, and then the submission counts as the latest.
+            at: the time that decides which is the latest; `when` is earlier if the same was handed
+                in before.
 
+        """
+        target, sha256 = self.submitted(student), digest_of(files)
+        known = (self.digest(student) or digest_of(_read(target))) if target.is_dir() else ""
+        if known == sha256:
+            before = _time_of(target)
+            if when is not None and before != when:
+                (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
+            self._keep(student, sha256, at)
+            return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
+        done = NEW
+        if known:
+            recorded = str(self._taken.get(student, {}).get("handed_in", ""))
+            before = read_stamp(recorded) or _time_of(target)
+            if before is not None and at is not None:
+                is_older = at < before
+            else:
+                is_older = (self.earlier(student) / sha256[:12]).is_dir()
+            if is_older:
+                self.keep_aside(student, files, when)
+                return OLDER
+            kept = self.earlier(student) / known[:12]
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if kept.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.rename(kept)
+            done = f"{REPLACED}; the earlier submission is in {kept.relative_to(self._data.parent)}"
+        _write(target, files, when)
+        self._keep(student, sha256, at)
+        return done
 
-class Record:
-    """The collected submissions of one assignment. Each is saved at once, so Ctrl-C loses none."""
+    def keep_aside(self, student: str, files: dict[str, bytes], when: datetime | None) -> None:
+        """Keep a submission that does not count, unless it is kept already."""
+        if not (folder := self.earlier(student) / digest_of(files)[:12]).is_dir():
+            _write(folder, files, when)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._taken: dict[str, dict[str, Any]] = {}
-        if path.is_file():
-            self._taken = json.loads(path.read_text(encoding="utf-8"))
-
-    def digest(self, student: str) -> str:
-        """Return the digest of the student's submission that counts, or an empty string."""
-        return str(self._taken.get(student, {}).get("sha256", ""))
-
-    def at(self, student: str) -> datetime | None:
-        """Return when the submission that counts was handed in for the last time, if known."""
-        return read_stamp(str(self._taken.get(student, {}).get("handed_in", "")))
-
-    def keep(self, student: str, sha256: str, at: datetime | None) -> None:
-        """Remember the submission that counts now."""
+    def _keep(self, student: str, sha256: str, at: datetime | None) -> None:
+        """Record the submission that counts now."""
         entry = {"sha256": sha256, "handed_in": stamp(at) if at else ""}
         if self._taken.get(student) == entry:
             return
         self._taken[student] = entry
         text = json.dumps(dict(sorted(self._taken.items())), indent=1, ensure_ascii=False)
-        write_whole(self._path, f"{text}\n")
+        write_whole(self._record, f"{text}\n")
 
 
 def digest_of(files: dict[str, bytes]) -> str:
@@ -92,66 +129,6 @@ def digest_of(files: dict[str, bytes]) -> str:
         f"{name}\0{hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(files.items())
     ]
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def place(
-    places: Places, record: Record, student: str, files: dict[str, bytes], when: datetime | None,
-    at: datetime | None,
-) -> str:  # fmt: skip
-    """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
-
-    Args:
-        places: the class's folder and the assignment.
-        record: the submissions that were collected before.
-        student: the student's id.
-        files: name → content, without ``timestamp.txt``.
-        when: the time; None if it is unknown, and then the submission counts as the latest.
-        at: the time that decides which is the latest; `when` is earlier if the same was handed in
-            before.
-
-    """
-    target, sha256 = places.submitted(student), digest_of(files)
-    known = (record.digest(student) or digest_of(_read(target))) if target.is_dir() else ""
-    if known == sha256:
-        before = _time_of(target)
-        if when is not None and before != when:
-            (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
-        record.keep(student, sha256, at)
-        return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
-    if known:
-        before = record.at(student) or _time_of(target)
-        if before is not None and at is not None:
-            is_older = at < before
-        else:
-            is_older = (places.earlier(student) / sha256[:12]).is_dir()
-        if is_older:
-            keep_aside(places, student, files, when)
-            return OLDER
-        kept = places.earlier(student) / known[:12]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        if kept.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.rename(kept)
-        _write(target, files, when)
-        record.keep(student, sha256, at)
-        done = f"{REPLACED}; the earlier submission is in {kept.relative_to(places.data.parent)}"
-        return done + (
-            "; the earlier one was GRADED already, so grade again"
-            if places.was_graded(student)
-            else ""
-        )
-    _write(target, files, when)
-    record.keep(student, sha256, at)
-    return NEW
-
-
-def keep_aside(
-    places: Places, student: str, files: dict[str, bytes], when: datetime | None
-) -> None:
-    """Keep a submission that does not count, unless it is kept already."""
-    if not (folder := places.earlier(student) / digest_of(files)[:12]).is_dir():
-        _write(folder, files, when)
 
 
 def _write(target: Path, files: dict[str, bytes], when: datetime | None) -> None:

@@ -6,7 +6,7 @@ import os
 import pwd
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import nbformat
 from traitlets.config import Config
 
-from autograder.collection._placing import Places, Record, digest_of, keep_aside, place
+from autograder.collection._placing import Places, digest_of
 from autograder.collection.extensions import read_extensions
 from autograder.collection.formats import EXCHANGE_FOLDER, Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
@@ -58,7 +58,6 @@ class Collected:
         rows: one row for each submission that was collected.
         refused: files that were not collected, with the course's student id if it is known.
         missing: students of the class who have submitted nothing, now or before.
-        before: students of the class who are not in this source, but submitted before.
         format: the source's format.
         zone: the course's time zone, if it is known.
 
@@ -68,7 +67,6 @@ class Collected:
     refused: list[Refused]
     missing: list[str]
     format: str
-    before: list[str] = field(default_factory=list)
     zone: tzinfo | None = None
 
 
@@ -120,18 +118,16 @@ def collect(
     collected = Collected([], refused, [], gathered.format, zone=zone)
     ours = gathered.format in ("exchange", "folder")
     by_student = _by_student(gathered, students, collected)
-    record = Record(places.record)
     for student, hand_ins in sorted(by_student.items()):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         for hand_in, each in vetted:
             each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
         until = own_due.get(student, due)
-        collected.rows += _take(places, record, student, vetted, until, collected, write, retime)
+        collected.rows += _take(places, student, vetted, until, collected, write, retime)
     here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
     for student in students.students:
-        if student not in here:
-            before = places.submitted(student).is_dir()
-            (collected.before if before else collected.missing).append(student)
+        if student not in here and not places.submitted(student).is_dir():
+            collected.missing.append(student)
     return collected
 
 
@@ -289,7 +285,6 @@ def _time(
 
 def _take(
     places: Places,
-    record: Record,
     student: str,
     vetted: list[tuple[HandIn, Vetted]],
     due: datetime | None,
@@ -316,16 +311,16 @@ def _take(
             if first < hand_in.when:
                 each.notes.append("the same was handed in before, so the earlier time counts")
             hand_in.when = firsts[sha256] = first
-        elif record.digest(student) == sha256:
+        elif places.digest(student) == sha256:
             hand_in.when = places.time(student)  # the time from an earlier source
         late = days_late(hand_in.when, due, collected.zone)
         is_last = each is good[-1][1]
         what = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
-            what = place(places, record, student, each.files, hand_in.when, at)
+            what = places.place(student, each.files, hand_in.when, at)
         elif write:
-            keep_aside(places, student, each.files, hand_in.when)
-        elif is_last and record.digest(student) == sha256:
+            places.keep_aside(student, each.files, hand_in.when)
+        elif is_last and places.digest(student) == sha256:
             what = "unchanged"
         rows.append(Row(student, hand_in.name, what, hand_in.when, late, "; ".join(each.notes)))
     return rows

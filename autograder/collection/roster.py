@@ -4,7 +4,7 @@ This module reads the lists that the systems export, and plain ones:
 
 - Canvas, *Grades → Export*: ``Student, ID, SIS User ID, SIS Login ID, Section, …``
 - Moodle, *Download grading worksheet*: ``Identifier, Full name, ID number, Email address, …``
-- plain: ``student_id``, and any of ``system_id, name, first_name, last_name, email, section,
+- plain: ``student_id``, and any of ``system_id, name, first_name, last_name, email,
   submitted_at``.
 """
 
@@ -28,7 +28,6 @@ _COLUMNS = {
     "first_name": ("first_name", "first name", "firstname"),
     "last_name": ("last_name", "last name", "surname", "lastname"),
     "email": ("email", "email address"),
-    "section": ("section",),
     "submitted_at": ("submitted_at", "last modified (submission)"),
 }
 
@@ -43,7 +42,6 @@ class Student:
     first_name: str = ""
     last_name: str = ""
     email: str = ""
-    section: str = ""
     submitted_at: str = ""
     """The time of their submission as the list writes it; empty or ``-`` if there is none."""
 

@@ -137,10 +137,6 @@ def _summary(collected: Collected) -> str:
     kinds = ((whole, "submission"), (len(collected.refused) - whole, "file"))
     refused = " and ".join(counted(count, kind) for count, kind in kinds if count) or "nothing"
     parts = [f"{collected.format}: {done}", f"{late} late", f"{refused} refused"]
-    if collected.before:
-        parts.append(
-            f"{counted(len(collected.before), 'student')} submitted before, but not in this source"
-        )
     if collected.missing:
         parts.append(f"{counted(len(collected.missing), 'student')} submitted nothing")
     return "; ".join(parts)
