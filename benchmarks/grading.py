@@ -28,7 +28,7 @@ from nbgrader.utils import is_grade, is_solution
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
 from autograder.course import Folders, handed_out, load_config
 from autograder.pool.book import book
-from autograder.pool.class_list import Books, standing, students
+from autograder.pool.class_list import standings
 from autograder.settings import Settings
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
@@ -112,9 +112,7 @@ def booking(root: Path) -> list[float]:
     """Return the seconds that booking takes for each submission of a graded class."""
     config = load_config(root)
     folders = Folders.of(config.CourseDirectory)
-    books = Books(config, ASSIGNMENT)
-    names = students(folders, ASSIGNMENT)
-    found = [standing(folders, ASSIGNMENT, s, Settings.of(config), books) for s in names]
+    found = standings(config, ASSIGNMENT, Settings.of(config))
     ticks = [time.monotonic()]
     failed = book(
         *(folders, config, ASSIGNMENT, found), lambda student, why: ticks.append(time.monotonic())

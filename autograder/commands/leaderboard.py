@@ -7,11 +7,10 @@ clock. This command only reads what the verdicts say, and writes a page and a ta
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from autograder.course import Folders, handed_out
 from autograder.examination.verdict import Verdict
@@ -30,26 +29,21 @@ rounds of communication. Run `autograder grade 10_capstone` first. The board nam
 who missed the target stay on it, with the reason and without a place."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One student on the board.
 
     Attributes:
         name: the student's name.
         note: why there is no time; empty if there is one.
-        seconds: virtual seconds of the race.
-        computed: seconds of the gradients of the rank with the most.
-        sent: bytes of the rank that sends most.
-        rounds: number of operations of rank 0.
+        cost: of the race: ``seconds`` on the virtual clock; ``computed``, seconds of the gradients
+            of the rank with the most; ``sent``, bytes of the rank that sends most; ``rounds``,
+            operations of rank 0. Empty if there is no time.
 
     """
 
     name: str
-    note: str = ""
-    seconds: float = math.inf
-    computed: float = 0.0
-    sent: int = 0
-    rounds: int = 0
+    note: str
+    cost: Mapping[str, float]
 
 
 def entry_of(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
@@ -64,39 +58,31 @@ def entry_of(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
     checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
     results = [each for check in checks for each in check.cases if each["name"] == case]
     if not results:
-        return Entry(name, "not graded yet")
+        return Entry(name, "not graded yet", {})
     (result,) = results
     cost = result.get("cost", {})
-    if not cost or not result["parts"].get("values", result["passed"]):
-        why = "it missed the target, or failed" if result["hidden"] else result["reason"]
-        return Entry(name, why or "this verdict has no time")
-    return Entry(
-        name,
-        seconds=cost["seconds"],
-        computed=cost["computed"],
-        sent=int(cost["sent"]),
-        rounds=int(cost["rounds"]),
-    )
+    if cost and result["parts"].get("values", result["passed"]):
+        return Entry(name, "", cost)
+    why = "it missed the target, or failed" if result["hidden"] else result["reason"]
+    return Entry(name, why or "this verdict has no time", {})
 
 
 def board(entries: Sequence[Entry]) -> Table:
     """Return the entries in order; equal times share a place."""
-    entries = sorted(entries, key=lambda entry: (entry.seconds, entry.sent, entry.name))
-    times = [entry.seconds for entry in entries]
-    timed = [entry for entry in entries if not entry.note]
-    rows: list[Row] = []
-    for e in entries:
-        if e.note:
-            rows.append(("", e.name, "", "", "", "", e.note, ""))
-            continue
-        rows.append(
-            (
-                *(1 + times.index(e.seconds), e.name),
-                *(f"{1e3 * e.seconds:.3f}", f"{1e3 * e.computed:.3f}", e.sent, e.rounds),
-                "",
-                bar(e.seconds / timed[-1].seconds),
-            )
+    timed = sorted(
+        (e for e in entries if not e.note),
+        key=lambda e: (e.cost["seconds"], e.cost["sent"], e.name),
+    )
+    times = [entry.cost["seconds"] for entry in timed]
+    rows: list[Row] = [
+        (
+            *(1 + times.index(e.cost["seconds"]), e.name),
+            *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
+            *(int(e.cost["sent"]), int(e.cost["rounds"]), "", bar(e.cost["seconds"] / times[-1])),
         )
+        for e in timed
+    ]
+    rows += sorted(("", e.name, "", "", "", "", e.note, "") for e in entries if e.note)
     header = ("place", "name", "time, ms", "gradients, ms", "bytes sent", "rounds", "note", "")
     title = "Time on the grader's virtual clock, the same on every machine"
     return Table(title, header, rows, "There is no submission yet.")

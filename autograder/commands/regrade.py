@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autograder.commands import _one_student, grade
@@ -26,69 +25,38 @@ DESCRIPTION = (
 )
 
 
-@dataclass(frozen=True)
-class Change:
-    """One student's points, before and after.
+def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> str:
+    """Compare the new points with those that were booked last: who loses comes first.
 
-    Attributes:
-        student: their id.
-        before: points that are booked; None if there are none yet.
-        after: points that the checks give now.
-        tasks: the tasks whose points differ.
-
+    The last line counts the students.
     """
-
-    student: str
-    before: float | None
-    after: float
-    tasks: tuple[str, ...]
-
-
-def changes(folders: Folders, assignment: str, outcomes: Sequence[Outcome]) -> list[Change]:
-    """Compare the new points with those that were booked last, student by student."""
-    new: dict[str, dict[str, Verdict]] = {}
+    new: dict[str, dict[str, float]] = {}
     for outcome in outcomes:
         if outcome.verdict:
             verdict = Verdict.read(Path(outcome.verdict))
-            new.setdefault(verdict.student, {})[verdict.notebook] = verdict
-    found = []
-    for student, verdicts in new.items():
-        old = current(folders, assignment, student)
-        before, after = _points(old), _points(verdicts)
-        tasks = (task for task in after if before.get(task) != after[task])
-        found.append(
-            Change(
-                student,
-                sum(before.values()) if old else None,
-                sum(after.values()),
-                tuple(tasks) if old else (),
-            )
-        )
-    return found
-
-
-def _points(verdicts: dict[str, Verdict]) -> dict[str, float]:
-    return {check.task: check.score for verdict in verdicts.values() for check in verdict.checks}
-
-
-def table(found: Sequence[Change]) -> str:
-    """Return the changes as text: students who lose come first; the last line counts."""
-    known = [each for each in found if each.before is not None]
-    moved = sorted(
-        (each for each in known if each.tasks), key=lambda each: each.after - (each.before or 0)
-    )
-    rows = [
-        (e.student, e.before, e.after, f"{e.after - (e.before or 0):+g}", ", ".join(e.tasks))
-        for e in moved
-    ]
+            new.setdefault(verdict.student, {}).update(_points([verdict]))
+    moved: list[tuple[float, str, float, float, str]] = []
+    first = 0
+    for student, after in new.items():
+        if not (booked := current(folders, assignment, student)):
+            first += 1
+            continue
+        before = _points(booked.values())
+        if tasks := [task for task in after if before.get(task) != after[task]]:
+            old, now = sum(before.values()), sum(after.values())
+            moved.append((now - old, student, old, now, ", ".join(tasks)))
+    rows = [(name, old, now, f"{by:+g}", tasks) for by, name, old, now, tasks in sorted(moved)]
     lines = [format_rows(("student", "old", "new", "change", "tasks"), rows)] if rows else []
-    gain = sum(each.after > (each.before or 0) for each in moved)
-    lose = sum(each.after < (each.before or 0) for each in moved)
+    gain, lose = sum(row[0] > 0 for row in moved), sum(row[0] < 0 for row in moved)
     lines.append(
-        f"students: {gain} gain, {lose} lose, {len(known) - gain - lose} keep their "
-        f"points, {len(found) - len(known)} had no points before"
+        f"students: {gain} gain, {lose} lose, {len(new) - first - gain - lose} keep their points, "
+        f"{first} had no points before"
     )
     return "\n".join(lines)
+
+
+def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    return {check.task: check.score for verdict in verdicts for check in verdict.checks}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +87,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
         again=arguments.all,
     )
     status = phases.report(outcomes)
-    folders = Folders.at(root)
-    print(f"\n{table(changes(folders, assignment, outcomes))}\n")
+    print(f"\n{changes(Folders.at(root), assignment, outcomes)}\n")
     print(f"Nothing was booked. To book the new points: autograder grade {assignment}")
     return status

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from autograder.collection.roster import kept_roster
 from autograder.course import Folders, load_config
-from autograder.pool.class_list import (
-    Books,
-    NothingToGrade,
-    Standing,
-    assignments,
-    standing,
-    students,
-)
+from autograder.pool.class_list import NothingToGrade, Standing, assignments, standings
 from autograder.settings import Settings
 from autograder.tables import format_rows
 
@@ -24,22 +17,6 @@ DESCRIPTION = (
     "gradebook has points, perhaps older ones), or to be graded by hand. Changes nothing."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
-
-
-def stands(root: Path, assignment: str) -> list[Standing]:
-    """Return the state of each student who submitted something.
-
-    Raises:
-        NothingToGrade: nobody submitted anything, or the assignment was not released.
-
-    """
-    config = load_config(root)
-    folders, settings = Folders.of(config.CourseDirectory), Settings.of(config)
-    books = Books(config, assignment)
-    return [
-        standing(folders, assignment, student, settings, books)
-        for student in students(folders, assignment)
-    ]
 
 
 def row(found: list[Standing]) -> tuple[int, ...]:
@@ -61,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Print the table; return the exit status."""
-    folders = Folders.at(root)
+    config = load_config(root)
+    folders = Folders.of(config.CourseDirectory)
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
         print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
@@ -70,7 +48,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     notes: list[str] = []
     for name in names:
         try:
-            found = stands(root, name)
+            found = standings(config, name, Settings.of(config))
         except NothingToGrade:
             if arguments.assignment:
                 raise

@@ -132,6 +132,22 @@ def standing(
     return found
 
 
+def standings(
+    config: Any, assignment: str, settings: Settings, only: Iterable[str] = ()
+) -> list[Standing]:
+    """Return the state of each student who submitted something, or of `only` these.
+
+    Raises:
+        NothingToGrade: nobody submitted anything, or the assignment was not released.
+
+    """
+    folders, books = Folders.of(config.CourseDirectory), Books(config, assignment)
+    return [
+        standing(folders, assignment, student, settings, books)
+        for student in students(folders, assignment, only)
+    ]
+
+
 def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, Any]:
     """Return the data that identify a booking: the verdicts and the bytes of the submission."""
     folder = folders.submitted / found.student / assignment

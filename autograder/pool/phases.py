@@ -17,13 +17,7 @@ from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
-from autograder.pool.class_list import (
-    Books,
-    handed_in,
-    standing,
-    students,
-    verdict_on,
-)
+from autograder.pool.class_list import handed_in, standings, students, verdict_on
 from autograder.pool.local import grade_all
 from autograder.pool.progress import Progress
 from autograder.pool.worker import MACHINE, Outcome
@@ -107,11 +101,7 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
     config = load_config(root)
     folders = Folders.of(config.CourseDirectory)
     with _alone(folders, assignment):
-        books = Books(config, assignment)
-        all_ = [
-            standing(folders, assignment, student, settings, books)
-            for student in students(folders, assignment, only)
-        ]
+        all_ = standings(config, assignment, settings, only)
         stale = [s.student for s in all_ if s.outdated and not s.failed]
         if stale:
             print(
