@@ -8,9 +8,6 @@ from traitlets.config import Config
 
 from course_lib.limits import CASE_SECONDS, CELL_SECONDS, CELLS_SECONDS
 
-ATTEMPTS = 3
-"""Number of attempts to examine a submission if the machine fails."""
-
 
 @dataclass(frozen=True)
 class Settings:

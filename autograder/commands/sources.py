@@ -39,8 +39,7 @@ def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
         SourceError: there is no such assignment, or it has no submission.
 
     """
-    config = load_config(root)
-    data, names = Folders.at(root).data, list(notebooks_of(root, config, assignment))
+    data, released = Folders.at(root).data, notebooks_of(root, load_config(root), assignment)
     submitted = sorted((data / "submitted").glob(f"*/{assignment}"))
     if not submitted:
         raise SourceError(
@@ -48,14 +47,12 @@ def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
         )
     folder, unread = data / "sources" / assignment, {}
     shutil.rmtree(folder, ignore_errors=True)  # files of students who are no longer there
-    given = root / "assignments" / assignment
-    released = {n: nbformat.read(given / f"{n}.ipynb", as_version=4) for n in names}
     given_to_all = [cell for notebook in released.values() for cell in _code(notebook)]
     write_whole(folder.with_suffix(".py"), "\n\n".join(given_to_all) + "\n")
     for each in submitted:
         student = each.parent.name
         try:
-            own = [c for n in names for c in _own(released[n], each / f"{n}.ipynb")]
+            own = [c for n, nb in released.items() for c in _own(nb, each / f"{n}.ipynb")]
         except Exception as error:  # reading a file that is no notebook may raise anything
             unread[student] = f"{type(error).__name__}: {error}"[:200]
             continue

@@ -21,8 +21,7 @@ from autograder.examination.verdict import verdict_path
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import submission_in
 from autograder.passes.self_test import SelfTest
-from autograder.sandbox.sandbox import MachineFailure
-from autograder.settings import ATTEMPTS, Settings
+from autograder.settings import Settings
 
 
 class Examine(NbGraderPreprocessor):
@@ -69,15 +68,8 @@ class Examine(NbGraderPreprocessor):
         key = folders.source / assignment, folders.release / assignment, settings
         if key not in _tests:
             _tests[key] = SelfTest(*key)
-        for attempt in range(1, ATTEMPTS + 1):
-            verdict = blank_verdict(nb, folders, path, settings)
-            try:
-                _tests[key].examine(nb, verdict, self.log)
-                break
-            except MachineFailure as error:
-                self.log.error("No verdict on %s in attempt %d: %s", student, attempt, error)
-                if attempt == ATTEMPTS:
-                    raise
+        verdict = blank_verdict(nb, folders, path, settings)
+        _tests[key].examine(nb, verdict, self.log)
         target = verdict_path(folders.data, assignment, student, path.stem)
         verdict.write(target)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, target)

@@ -105,8 +105,8 @@ def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
     return [path for path in paths if path.is_symlink() or path.is_file()]
 
 
-def standing(
-    folders: Folders, assignment: str, student: str, settings: Settings, books: Books
+def _standing(
+    folders: Folders, assignment: str, student: str, settings: Settings, entry: Entry | None
 ) -> Standing:
     """Return the state of one student's submission, without running or changing anything."""
     found = Standing(student, handed_in(folders, assignment, student))
@@ -121,11 +121,13 @@ def standing(
     if not found.complete:
         with contextlib.suppress(OSError):
             found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
-    found.by_hand = books.by_hand(student)
-    found.points = books.has(student, {})
+    if entry is None:
+        return found
+    points, found.by_hand = entry
+    found.points = True
     found.booked = (
         found.complete
-        and books.has(student, scores)
+        and all(points.get(name) == score for name, score in scores.items())
         and _read_json(folder / "booked") == as_booked(folders, assignment, found)
         and all((autograded / path.name).is_file() for path in found.notebooks)
     )
@@ -141,9 +143,9 @@ def standings(
         NothingToGrade: nobody submitted anything, or the assignment was not released.
 
     """
-    folders, books = Folders.of(config.CourseDirectory), Books(config, assignment)
+    folders, entries = Folders.of(config.CourseDirectory), _entries(config, assignment)
     return [
-        standing(folders, assignment, student, settings, books)
+        _standing(folders, assignment, student, settings, entries.get(student))
         for student in students(folders, assignment, only)
     ]
 
@@ -179,38 +181,23 @@ def _read_json(path: Path) -> Any:
         return None
 
 
-class Books:
-    """The gradebook's entries on one assignment, read once.
+Entry = tuple[dict[str, float | None], bool]
+"""What the gradebook has of a student: cell → points, and whether a person must grade a part."""
 
-    Args:
-        config: the course's configuration.
-        assignment: its name.
 
-    """
-
-    def __init__(self, config: Any, assignment: str) -> None:
-        self._scores: dict[str, dict[str, float | None]] = {}
-        self._by_hand: set[str] = set()
-        url = config.CourseDirectory.db_url
-        if not gradebook_exists(url):
-            return
-        with Gradebook(url, config.CourseDirectory.course_id) as gradebook:
-            try:
-                submissions = gradebook.assignment_submissions(assignment)
-            except MissingEntry:
-                return
-            for submission in submissions:
-                grades = [g for notebook in submission.notebooks for g in notebook.grades]
-                student = submission.student.id
-                self._scores[student] = {grade.cell.name: grade.auto_score for grade in grades}
-                if any(grade.needs_manual_grade for grade in grades):
-                    self._by_hand.add(student)
-
-    def has(self, student: str, scores: dict[str, float]) -> bool:
-        """Return whether these points (grade id → points) are booked."""
-        booked = self._scores.get(student)
-        return booked is not None and all(booked.get(n) == score for n, score in scores.items())
-
-    def by_hand(self, student: str) -> bool:
-        """Return whether a person must still grade the student's work."""
-        return student in self._by_hand
+def _entries(config: Any, assignment: str) -> dict[str, Entry]:
+    """Return student → the gradebook's entry on one assignment; empty if there is none."""
+    url = config.CourseDirectory.db_url
+    if not gradebook_exists(url):
+        return {}
+    found = {}
+    with Gradebook(url, config.CourseDirectory.course_id) as gradebook:
+        try:
+            submissions = gradebook.assignment_submissions(assignment)
+        except MissingEntry:
+            return {}
+        for submission in submissions:
+            grades = [g for notebook in submission.notebooks for g in notebook.grades]
+            points = {grade.cell.name: grade.auto_score for grade in grades}
+            found[submission.student.id] = points, any(g.needs_manual_grade for g in grades)
+    return found

@@ -25,9 +25,11 @@ from typing import Any
 from autograder.examination.budget import PATIENCE
 from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
-from autograder.settings import ATTEMPTS, Settings
+from autograder.settings import Settings
 from course_lib.ranks.explain.failure import exit_reason
 
+ATTEMPTS = 3
+"""Number of attempts to examine a submission if the machine fails."""
 START_SECONDS = 300.0
 """Seconds that a worker may take in addition to the submission's code.
 

@@ -214,7 +214,6 @@ def test_plain_nbgrader_books_nothing_either(
     api = NbGraderAPI(config=load_config(course.root))
     with monkeypatch.context() as patch:
         loses_everything(patch)
-        patch.setattr(autograde, "ATTEMPTS", 1)
         outcome = api.autograde(ASSIGNMENT, "right")
     assert not outcome["success"] and "a right solution got " in outcome["log"], outcome
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
