@@ -63,7 +63,6 @@ LONG = (
     "test_attacks.py",
     "test_surroundings.py",
     "test_random_calls.py",
-    "test_rebuild.py",
     "test_what_is_loaded.py",
     "test_reports.py",
     "test_cards.py",
