@@ -22,8 +22,3 @@ def write_whole(path: Path, text: str, encoding: str = "utf-8") -> None:
         file.flush()
         os.fsync(file.fileno())  # without this, a power loss may leave an empty file
     draft.replace(path)
-
-
-def shown_path(path: Path, root: Path) -> Path:
-    """Return a path as messages show it: from the course folder, if it lies there."""
-    return path.relative_to(root) if path.is_relative_to(root) else path

@@ -21,7 +21,7 @@ from autograder.collection.times import (
     shown,
 )
 from autograder.course import Folders, load_config
-from autograder.files import shown_path, write_whole
+from autograder.files import write_whole
 from autograder.tables import csv_text, format_rows
 from course_lib.ranks.explain.words import counted
 
@@ -123,7 +123,7 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool) -> N
         return
     path = Folders.at(root).data / "collected" / f"{assignment}.csv"
     _write_table(path, rows, collected)
-    print(f"the whole table: {shown_path(path, root)}; next: autograder grade {assignment}")
+    print(f"the whole table: {path}; next: autograder grade {assignment}")
 
 
 def _summary(collected: Collected) -> str:

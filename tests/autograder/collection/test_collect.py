@@ -523,3 +523,15 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
     (row,) = collected.rows
     assert "work.zip has 5001 files; 400 were looked at" in row.notes
     assert len(collected.refused) <= 21 and "more files were refused" in why(collected)
+
+
+def test_grades_may_lie_outside_the_course(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in/ada").mkdir(parents=True)
+    (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
+    monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
+    command = ["autograder", "collect", ASSIGNMENT, str(tmp_path / "in"), "--course", str(course)]
+    monkeypatch.setattr("sys.argv", command)
+    assert main() == 0
+    assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()
