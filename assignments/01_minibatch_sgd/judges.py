@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 
 from course_lib.checking import Case, Given, Wrong, equals
 from course_lib.checking.answers import NUMBER, TEXT, Judge, Kind, ListOf, sees
@@ -243,24 +242,21 @@ def accumulation_inputs(case: Case, generator: torch.Generator) -> list[dict[str
 
 def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given) -> Any:
     """Call ``accumulate(model, loss_fn, x, y, micro_batch_size)`` twice, and watch its rows."""
-    seen: list[Any] = []
+    seen: list[list[int]] = []
     graphs: list[Any] = []
     most = 0
 
     # The hooks are on the layers, not on the model, to see code that calls them one by one as well.
     def watch_rows(_: nn.Module, arguments: Any) -> None:
-        rows = _untransformed(arguments[0])
-        transformed = _functorch.peek_interpreter_stack() is not None  # no values can be read
-        seen.append((rows, x) if transformed else _row_numbers(rows, x))
+        # As Python's numbers, which no transformation of torch.func wraps.
+        seen.append(_row_numbers(arguments[0], x).tolist())
 
     def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
         nonlocal most
         graphs[:] = [graph for graph in graphs if not _is_freed(graph)]
-        transformed = _untransformed(output) is not output
-        if transformed or output.requires_grad:
-            most = max(most, len(graphs) + 1)
-        if not transformed and output.requires_grad:
+        if output.requires_grad:
             graphs.append(output.grad_fn)
+            most = max(most, len(graphs))
 
     module, loss_fn = model_of(mine), loss_of(mine["loss"])
     first, *_, last = module.children()
@@ -274,9 +270,7 @@ def accumulation_program(accumulate: Callable[..., Any], mine: Any, given: Given
         "parameter {} after the call": [param.detach() for param in model.parameters()],
         "gradient of parameter {}": [param.grad for param in model.parameters()],
         "loss returned by call {}": losses,
-        "rows of forward pass {}": [
-            each if isinstance(each, Tensor) else _row_numbers(*each) for each in seen
-        ],
+        "rows of forward pass {}": [torch.tensor(rows, dtype=torch.int64) for rows in seen],
         AT_A_TIME: most,
     }
 
@@ -285,13 +279,6 @@ def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
     """Return the position of each row in x; -1 if x does not contain it."""
     same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
     return torch.where(same.any(1), same.int().argmax(1), -1)
-
-
-def _untransformed(tensor: Tensor) -> Tensor:
-    """Return the tensor that a transformation of ``torch.func`` has wrapped, or the tensor."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor
 
 
 def _is_freed(graph: Any) -> bool:

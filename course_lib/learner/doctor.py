@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +16,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
-
-from course_lib.installed import find_course
-from course_lib.learner._course import default_desk
 
 DESCRIPTION = (
     "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
@@ -30,7 +25,6 @@ _MARKS = {"course": "✗", "nothing": "!"}
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 """In bytes. Four ranks share PyTorch's own memory, and need about half of this."""
-ENOUGH_DISK = GIB // 2
 SECONDS = 60.0
 """The time that ranks may take to start and to add up a tensor."""
 NAME = "sgd-to-ddp"
@@ -200,23 +194,6 @@ def _text(path: str) -> str:
         return ""
 
 
-def disk() -> Finding:
-    """Test the disk space for copies and temporary files, and whether files can be made."""
-    desk = default_desk(find_course())
-    nearest = next(folder for folder in (desk, *desk.parents) if folder.exists())
-    said = []
-    for name, folder in (
-        ("your copies", nearest),
-        ("temporary files", Path(tempfile.gettempdir())),
-    ):
-        free = shutil.disk_usage(folder).free
-        said.append(f"{free / GIB:.1f} GiB for {name}")
-        if free < ENOUGH_DISK or not os.access(folder, os.W_OK):
-            advice = f"free half a gibibyte in {folder}, or use another folder: --desk, TMPDIR"
-            return Finding("disk", f"{folder} is full or read-only", advice)
-    return Finding("disk", ", ".join(said))
-
-
 def simulated() -> Finding:
     """Start four simulated ranks."""
     return _try("simulated", "simulated ranks")
@@ -241,7 +218,7 @@ def _try(on: Literal["simulated", "cpu"], name: str) -> Finding:
     except (RanksError, OSError, RuntimeError) as error:
         summary = str(error).strip().splitlines()[0]
         advice = (
-            "see memory and disk above. CPU ranks also need the loopback interface (ip link set lo "
+            "see memory above. CPU ranks also need the loopback interface (ip link set lo "
             "up), or the one that GLOO_SOCKET_IFNAME names"
         )
         return Finding(name, summary, advice)
@@ -261,4 +238,4 @@ def _sum() -> Any:
     return tensor
 
 
-LOOKS: tuple[Look, ...] = (python, packages, torch_and_gpus, memory, disk, simulated, real)
+LOOKS: tuple[Look, ...] = (python, packages, torch_and_gpus, memory, simulated, real)

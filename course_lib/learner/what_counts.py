@@ -22,11 +22,9 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote
 
 import nbformat
 from nbformat import NotebookNode
@@ -42,21 +40,12 @@ MAX_PICTURES = 20 * 2**20  # bytes in all pictures
 MAX_NOTES = 20
 _PICTURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 """The kinds of pictures that are kept → the bytes with which they begin."""
-_SUFFIXES = (".png", ".jpg", ".jpeg")
-_SHOWN = re.compile(
-    r"!\[(?P<alt>[^\]]*)\]\(\s*(?:<(?P<angled>[^>]+)>|(?P<url>[^)\s]+))[^)]*\)"
-    r"|<img\b[^>]*?\bsrc\s*=\s*[\"'](?P<src>[^\"']+)[\"'][^>]*>",
-    re.IGNORECASE,
-)
-"""A picture in Markdown, or in HTML."""
 _ELSEWHERE = (
     "\n\n*The student left this cell as it was. The cell above or below it may hold the answer.*"
 )
 
 
-def rebuild(
-    released: NotebookNode, submitted: NotebookNode, pictures: Mapping[str, bytes] | None = None
-) -> NotebookNode:
+def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
     """Return the notebook that counts; neither argument is changed.
 
     For any ``submitted``, the result is a valid notebook with each cell of ``released`` once. If
@@ -66,11 +55,10 @@ def rebuild(
     Args:
         released: the assignment as it was handed out.
         submitted: the student's copy; anything at all.
-        pictures: PNG and JPEG files beside it, by their relative paths. Texts show them.
 
     """
     theirs = submitted.get("cells")
-    walk = _Walk(released.cells, theirs if isinstance(theirs, list) else [], pictures or {})
+    walk = _Walk(released.cells, theirs if isinstance(theirs, list) else [])
     placed, notes = walk.placed, walk.notes
     notes += _put_back(placed, released.cells)
     _empty_stubs(placed, released.cells)
@@ -128,18 +116,6 @@ def _is_students(cell: NotebookNode) -> bool:
     return is_run(cell) or is_answer(cell) or not (grade_id(cell) or _tags(cell))
 
 
-def pictures_in(folder: Path) -> dict[str, bytes]:
-    """Return the pictures in a submission's folder, by relative path; links are not followed."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in _SUFFIXES
-        and not path.is_symlink()
-        and path.is_file()
-        and path.stat().st_size <= MAX_PICTURE
-    }
-
-
 @dataclass
 class _Placed:
     """A cell of the rebuilt notebook, and the index of its released cell if it has one."""
@@ -151,13 +127,10 @@ class _Placed:
 class _Walk:
     """Goes through the student's cells and places those that count, in the student's order."""
 
-    def __init__(
-        self, released: Sequence[NotebookNode], theirs: Sequence[Any], pictures: Mapping[str, bytes]
-    ) -> None:
+    def __init__(self, released: Sequence[NotebookNode], theirs: Sequence[Any]) -> None:
         self.placed: list[_Placed] = []
         self.notes: list[str] = []
         self._released = released
-        self._pictures = pictures
         self._first: dict[int, NotebookNode] = {}  # index of a released cell → where it was placed
         self._room = _Room()
         origins = list(_origins(released, theirs))
@@ -190,7 +163,7 @@ class _Walk:
             self._another(number, cell, index)
         elif self._accepts(number, source, None):
             placed.source = source
-            self._show_pictures(number, cell, placed)
+            self._keep_pictures(number, cell, placed)
 
     def _another(self, number: int, cell: Any, index: int) -> None:
         """Keep a further copy or part of a released cell, or what became of a locked one."""
@@ -214,7 +187,7 @@ class _Walk:
             return
         begun = "" if _same(answer.source, released.source) else answer.source.rstrip()
         answer.source = f"{begun}\n\n{source}" if begun else source
-        self._show_pictures(number, cell, answer)
+        self._keep_pictures(number, cell, answer)
         self.notes.append(
             f"cell {number} is another part of {grade_id(released)}, so both were joined"
         )
@@ -227,7 +200,7 @@ class _Walk:
             return False
         metadata = {"tags": [EXPLORE]} if explore else {}
         own = nbformat.from_dict({"cell_type": kind, "metadata": metadata, "source": source})
-        self._show_pictures(number, cell, own)
+        self._keep_pictures(number, cell, own)
         self.placed.append(_Placed(own))
         return True
 
@@ -236,26 +209,12 @@ class _Walk:
             self.notes.append(f"cell {number} {problem}, so it was left out")
         return not problem
 
-    def _show_pictures(self, number: int, theirs: Any, text: NotebookNode) -> None:
-        """Keep the pictures that a text shows: its attachments, and files beside the notebook."""
-        if text.cell_type != "markdown":
-            return
+    def _keep_pictures(self, number: int, theirs: Any, text: NotebookNode) -> None:
+        """Keep the pictures that are attached to a text."""
         attached = theirs.get("attachments") if isinstance(theirs, dict) else None
-        found = {
-            str(name): _picture(bundle)
-            for name, bundle in (attached if isinstance(attached, dict) else {}).items()
-        }
-
-        def attach(match: re.Match[str]) -> str:
-            url = unquote(match["url"] or match["angled"] or match["src"])
-            if re.match(r"(attachment|https?|data):", url, re.IGNORECASE):
-                return match[0]
-            name = PurePosixPath(url).as_posix()
-            plain = re.sub(r"[^\w.-]", "_", name)
-            found[plain] = _kind_and_text(self._pictures.get(name, b""))
-            return f"![{match['alt'] or ''}](attachment:{plain})"
-
-        text.source = _SHOWN.sub(attach, text.source)
+        if text.cell_type != "markdown" or not isinstance(attached, dict):
+            return
+        found = {str(name): _picture(bundle) for name, bundle in attached.items()}
         kept = {
             name: {kind: data}
             for name, (kind, data) in found.items()
@@ -265,8 +224,8 @@ class _Walk:
             text.attachments = nbformat.from_dict({**text.get("attachments", {}), **kept})
         if len(kept) < len(found):
             self.notes.append(
-                f"a picture in cell {number} was left out: it was not handed in, is no PNG or "
-                f"JPEG, or has more than {MAX_PICTURE >> 20} MiB"
+                f"a picture in cell {number} was left out: it is no PNG or JPEG, or has more than "
+                f"{MAX_PICTURE >> 20} MiB"
             )
 
 
@@ -494,22 +453,15 @@ def _content(cell: Any) -> tuple[str, str]:
 
 def _picture(bundle: Any) -> tuple[str, str]:
     """Return the type and the base64 of an attached picture; both empty if it is not kept."""
-    for kind in _PICTURES:
+    for kind, start in _PICTURES.items():
         text = bundle.get(kind) if isinstance(bundle, dict) else None
         if isinstance(text, list):  # as in the file: lines
             text = "".join(map(str, text))
         if isinstance(text, str):
             with contextlib.suppress(ValueError):
-                found = _kind_and_text(base64.b64decode("".join(text.split()), validate=True))
-                return found if found[0] == kind else ("", "")
-    return "", ""
-
-
-def _kind_and_text(data: bytes) -> tuple[str, str]:
-    """Return the type and the base64 of a picture; both empty if it is not kept."""
-    for kind, start in _PICTURES.items():
-        if data.startswith(start) and len(data) <= MAX_PICTURE:
-            return kind, base64.b64encode(data).decode("ascii")
+                data = base64.b64decode("".join(text.split()), validate=True)
+                if data.startswith(start) and len(data) <= MAX_PICTURE:
+                    return kind, base64.b64encode(data).decode("ascii")
     return "", ""
 
 

@@ -63,11 +63,6 @@ def test_what_has_not_is_described(value: Any, form: Any, words: str) -> None:
     assert words in caught.value.message
 
 
-def test_one_rank_alone_is_not_named() -> None:
-    with pytest.raises(Wrong, match=r"^loss is None"):
-        expect_form({"loss": None}, {"loss": NUMBER}, "")
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -7,25 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from course_lib.checking import (
     Case,
     CaseResult,
     Check,
     CheckReport,
-    Expectation,
     Form,
-    Observed,
     Wrong,
     equals,
     run_check,
     task,
 )
-from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
+from course_lib.checking.causes import agreed, cause_of, in_common
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
-from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankState
 from course_lib.ranks.explain.failure import Failure, rank_error
 
@@ -68,28 +64,6 @@ def test_numbers_ranks_and_places_do_not_make_another_cause(one: str, other: str
 )
 def test_other_words_are_another_cause(one: str, other: str) -> None:
     assert cause_of(one) != cause_of(other)
-
-
-def difficulty(case: Case, *shape: int) -> tuple[int, ...]:
-    first = Case("first", 1, {"shape": [1]})
-    return difficulty_of(case, [{"x": torch.zeros(shape)}] * case.world_size, first)
-
-
-def test_a_case_is_harder_for_each_thing_that_is_unusual_in_it() -> None:
-    plain = Case("plain", 2, {"shape": [3]})
-    unusual = [
-        Case("dtype", 2, {"shape": [3]}, Form(dtype="bfloat16")),
-        Case("layout", 2, {"shape": [3]}, Form(layout="transposed")),
-        Case("groups", 2, {"shape": [3]}, Form(groups=((0,), (1,)))),
-        Case("after", 2, {"shape": [3]}, after=plain),
-        Case("special", 2, {"shape": [3], "frozen": [1]}),
-        Case("more ranks", 3, {"shape": [3]}),
-    ]
-    for case in unusual:
-        assert difficulty(plain, 3) < difficulty(case, 3), case.name
-    assert difficulty(plain, 3) < difficulty(plain, 300)
-    assert difficulty(plain, 3) < difficulty(plain, 0)
-    assert difficulty(plain, 3) == difficulty(plain, 4)  # then the order of the cases decides
 
 
 def result(name: str, reason: str, difficulty: tuple[int, ...] = (), **more: object) -> CaseResult:
@@ -142,12 +116,6 @@ def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
         "  ✗ late",
         "      not run: 2 cases before it took long",
     ]
-
-
-def test_of_many_cases_with_one_cause_two_are_named() -> None:
-    results = tuple(result(name, "rank 0: no", (i,)) for i, name in enumerate("abcde"))
-    lines = str(CheckReport("t/f", results)).splitlines()
-    assert lines[-1] == "      The same in 4 other cases: b · c · and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -206,36 +174,6 @@ def test_a_mistake_is_named_if_it_explains_what_it_could(
     findings: list[Wrong], hints: list[str]
 ) -> None:
     assert agreed(findings) == hints
-
-
-def test_a_mistake_with_numbers_in_its_words_is_one_mistake() -> None:
-    first = Wrong("no", known={"chunk 1 of 2": "This is chunk 1.", "zero": "This is zero."})
-    second = Wrong("no", known={"chunk 2 of 3": "This is chunk 2.", "zero": ""})
-    assert agreed([first, second]) == ["This is chunk 1.", "This is chunk 2."]
-
-
-def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
-    def missing(words: str) -> Expectation:
-        def test(case: Case, observed: Observed, trace: Trace) -> None:
-            raise Wrong(words, f"Mend {words}.")
-
-        return Expectation(test, part=words.partition(" ")[0])
-
-    check = task(
-        "same",
-        inputs=lambda case, _: [{"x": 1.0}],
-        program=lambda function, mine, given: {"x": function(mine["x"])},
-        judges=[equals(lambda case, inputs, me: {"x": 1.0})],
-        expects=[missing("time is long"), missing("time is short"), missing("memory is short")],
-        worth={"values": 1, "time": 1, "memory": 1},
-        cases=[Case("1 rank", 1)],
-    )
-    with LocalRunner(lambda x: x) as runner:
-        report = run_check("t/same", check, runner, seed="1")
-    assert report.reason == (
-        "time is long. Mend time is long. Also: memory is short. Mend memory is short."
-    )
-    assert report.parts == {"values": True, "time": False, "memory": False}
 
 
 PLAIN = [Case("plain", 2, {}), Case("large", 2, {})]

@@ -182,22 +182,3 @@ def test_a_collective_hands_over_and_leaves_behind_what_its_tensors_hold(kind: s
         for rank, (gave, got) in enumerate(counted):
             events = operations(ranks.trace, rank)
             assert (sum(map(sent, events)), sum(map(received, events))) == (gave, got)
-
-
-@pytest.mark.filterwarnings("ignore::course_lib.ranks.MisuseWarning")
-@pytest.mark.parametrize("on", ["simulated", "cpu"])
-def test_the_trace_tells_which_handles_nobody_waited_for(on: Any) -> None:
-    def launch(wait: bool) -> None:
-        handle = dist.all_reduce(torch.ones(3), async_op=True)
-        if wait:
-            handle.wait()
-        dist.all_reduce(torch.ones(2))
-
-    with Ranks(2, on=on) as ranks:
-        ranks.run(launch, False)
-        assert sorted((e.bytes, e.waited) for e in ranks.trace.operations) == [
-            *[(8, True)] * 2,
-            *[(12, False)] * 2,
-        ]
-        ranks.run(launch, True)
-        assert all(event.waited for event in ranks.trace.operations)

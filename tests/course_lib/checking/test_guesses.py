@@ -23,13 +23,6 @@ def fresh(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(guesses, "_locked", {})
 
 
-def test_a_question_shows_its_options_by_number(capsys: Any) -> None:
-    guess("idle?", IDLE)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == ["idle?", "  1. none", "  2. a quarter", "  3. more than half"]
-    assert "in place of None" in lines[4]
-
-
 @pytest.mark.parametrize("mine", [1, 2, 3])
 @pytest.mark.parametrize(
     ("actual", "holds"),
@@ -73,13 +66,6 @@ def test_a_number_that_no_option_has_is_said_and_locks_nothing(mine: Any, capsys
     assert guess("idle?", IDLE, mine=mine).mine is None
     assert "is no option. Put a number from 1 to 3, as in mine=2." in capsys.readouterr().out
     assert guess("idle?", IDLE, mine=2).mine == 2
-
-
-def test_too_few_options_and_too_few_reasons() -> None:
-    with pytest.raises(ValueError, match="two options or more, got 1"):
-        guess("idle?", ["none"])
-    with pytest.raises(ValueError, match="one reason for each of the 3 options, got 1"):
-        guess("idle?", IDLE).score(0.25, why=["so"])
 
 
 def test_html_has_the_words_and_no_markup_of_theirs() -> None:

@@ -1,7 +1,5 @@
 """A solution in a `mutants.py` is submitted as a student would have written it."""
 
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from course_lib.checking.mutants import (
     Mutant,
     edits_of,
     fails,
-    mutants_of,
     passes,
 )
 
@@ -70,14 +67,3 @@ def test_a_mutant_is_an_edit_that_says_where_it_fails_and_why() -> None:
 def test_an_edit_of_what_is_not_there_is_refused(old: str) -> None:
     with pytest.raises(ValueError, match="one: the text of total__in_turn has no"):
         edits_of(total__in_turn, Mutant("one", "here", old, "pass"))
-
-
-def test_the_solutions_of_a_file_have_names_of_their_own() -> None:
-    module = ModuleType("mutants")
-    module.__dict__.update(first=total__in_turn, others=[step__counts_calls])
-    assert mutants_of(module) == [total__in_turn, step__counts_calls]
-    module.__dict__["more"] = edits_of(total__in_turn, Mutant("in_turn", "here", "= 0", "= 1"))
-    with pytest.raises(ValueError, match="two solutions total__in_turn: choose another name"):
-        mutants_of(module)
-    with pytest.raises(ValueError, match="named task__mistake"):
-        passes(lambda: None)

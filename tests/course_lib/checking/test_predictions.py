@@ -44,12 +44,6 @@ def test_a_guess_is_scored_against_what_was_run(guess: Any, actual: Any, words: 
     assert scored.right is (words == "right")
 
 
-def test_a_text_locks_nothing(capsys: Any) -> None:
-    assert predict("bytes", "abc").guess is None  # type: ignore[arg-type]
-    assert "'abc' is a text. Nothing is locked yet." in capsys.readouterr().out
-    assert predict("bytes", 7).guess == 7
-
-
 def test_no_guess_locks_nothing_and_stops_nothing() -> None:
     assert "no prediction yet" in repr(predict("q", None))
     unasked = predict("q", None).score(7)

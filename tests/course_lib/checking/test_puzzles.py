@@ -23,13 +23,6 @@ def test_dots_are_not_an_answer() -> None:
     assert "Not filled in yet" in repr(made)
 
 
-def test_a_right_line_is_right_in_all_cases() -> None:
-    line = lambda rank, K: (10 * rank // K, 10 * (rank + 1) // K)
-    truth = lambda rank, K: list(line(rank, K))
-    made = puzzle("Which rows?", line, truth=truth, cases=CASES)
-    assert made.solved and repr(made) == "Which rows?\n  ✓ Right in all 4 cases."
-
-
 def test_the_first_wrong_case_is_told_with_both_values() -> None:
     made = puzzle("Who?", lambda rank: rank - 1, truth=lambda rank: (rank - 1) % 3,
                   cases=[{"rank": 1}, {"rank": 0}, {"rank": 2}])  # fmt: skip
@@ -45,11 +38,6 @@ def test_an_error_in_the_line_is_told_and_counts_as_wrong() -> None:
     assert "With rank=0 your line raises ZeroDivisionError" in repr(made)
 
 
-def test_an_error_in_the_truth_is_the_page_s() -> None:
-    with pytest.raises(ZeroDivisionError):
-        puzzle("x?", lambda rank: 1, truth=lambda rank: 1 // rank, cases=[{"rank": 0}])
-
-
 def test_without_cases_nothing_is_right() -> None:
     with pytest.raises(ValueError, match="needs cases"):
         puzzle("x?", lambda: 1, truth=lambda: 1, cases=[])
@@ -58,16 +46,13 @@ def test_without_cases_nothing_is_right() -> None:
 @pytest.mark.parametrize(
     ("said", "so", "same"),
     [
-        (1.0, 1, True),
         (0.1 + 0.2, 0.3, True),
         (torch.tensor([1.0, 2.0]), [1, 2], True),
         ([1, 2], torch.tensor([1, 2]), True),
         ([1, 2], torch.tensor([1, 3]), False),
         ({2, 1}, [1, 2], True),
         ([1, 2], [1, 2, 3], False),
-        ("ring", "ring", True),
         ("1", 1, False),
-        (None, 0, False),
         (None, None, True),
         (float("nan"), 1.0, False),
     ],

@@ -100,13 +100,6 @@ def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:
     assert 'case="c"' not in read.text  # nobody can run a hidden case
 
 
-def test_what_failed_cases_have_in_common_is_told_as_in_text() -> None:
-    report = CheckReport("t/n", (failed("a", "no"), failed("b", "no")), common="odd <tensors>")
-    for text in (str(report), Read(html_of(report)).text):
-        assert "All failing cases, and no passing case, have odd <tensors>." in text
-    assert "Only" not in Read(html_of(CheckReport("t/n", report.results))).text
-
-
 def trace_of(where: str) -> Trace:
     return Trace(
         [

@@ -181,21 +181,6 @@ def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
     assert [str(each.message) for each in shown] == ["afterwards"]
 
 
-def plain(case: Case) -> bool:
-    return (case.form.dtype, case.form.layout, case.after) == ("float32", "contiguous", None)
-
-
-def test_cases_go_from_plain_to_special_and_their_names_say_what_is_special() -> None:
-    cases = in_many_forms(*(Case(f"{k} ranks", k) for k in (1, 2, 3, 4, 5, 6)))
-    given = sum_task(cases=cases, in_turn=[(1, 1)]).cases
-    assert given[0].name == "2 ranks"  # one rank hides mistakes
-    assert [plain(case) for case in given] == sorted(map(plain, given), reverse=True)
-    assert given[-1].after is not None
-    for case in given:
-        assert case.form.dtype in case.name or case.form.dtype == "float32"
-        assert "transposed" in case.name or case.form.layout == "contiguous"
-
-
 def total__with_a_number(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     copies: list[Any] = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather([*copies, 1], x, group=group)
@@ -357,26 +342,6 @@ def test_of_cases_in_turn_what_the_second_one_sends_is_judged(
 ) -> None:
     check = sum_task(cases=[Case("2 ranks", 2)], in_turn=[(0, 0)])
     assert [result.passed for result in run(function, check).results] == passed
-
-
-@pytest.mark.parametrize(
-    ("drawn", "form", "name"),
-    [
-        (torch.ones(2, 3), Form(dtype="float64", layout="transposed"), "a (float64, transposed)"),
-        (torch.ones(2), Form(dtype="float64", layout="transposed"), "a (float64)"),
-        (torch.tensor(1.0), Form(layout="strided"), "a"),
-        (3.0, Form(dtype="bfloat16", layout="transposed"), "a"),
-    ],
-)
-def test_a_case_is_named_after_what_changes_its_inputs(drawn: Any, form: Form, name: str) -> None:
-    made = task(
-        "f",
-        inputs=lambda *_: [{"x": drawn}],
-        program=program,
-        judges=[],
-        cases=[Case("a", 1, form=form)],
-    )
-    assert [case.name for case in made.cases] == [name]
 
 
 def test_a_case_in_turn_is_named_plainly() -> None:

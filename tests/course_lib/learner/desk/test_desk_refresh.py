@@ -29,17 +29,6 @@ def test_copies_are_handed_out_without_outputs_and_links_find_their_file(desk: P
     assert stat.S_IMODE((desk / CHECKS).stat().st_mode) & 0o200
 
 
-def test_what_the_student_left_alone_is_replaced_silently(course: Path, desk: Path) -> None:
-    write(course / LECTURE, notebook("a = 2"))
-    write(course / CHECKS, "CHECKS = 2")
-    write(course / MODULE, "def better(): ...")
-    assert refresh(course, desk) == []
-    assert sources(desk / LECTURE) == ["a = 2"]
-    assert (desk / CHECKS).read_text() == "CHECKS = 2"
-    assert (desk / MODULE).read_text() == "def better(): ..."
-    assert there(desk) == HANDED_OUT
-
-
 def test_what_both_changed_stays_and_the_new_version_is_laid_beside_it_once(
     course: Path, desk: Path
 ) -> None:

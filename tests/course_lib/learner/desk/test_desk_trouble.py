@@ -67,15 +67,6 @@ def test_a_folder_or_a_dead_link_in_the_way_stays(course: Path, desk: Path) -> N
     assert sources(desk / "lectures/01_topic.new-2.ipynb") == ["a = 1", "print(a)", ""]
 
 
-def test_a_desk_that_cannot_be_written_is_told_with_a_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main(["lab", "--desk", str(tmp_path / "file/desk")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Not a directory" in line and "another folder, with --desk" in line
-
-
 def test_the_command_says_what_a_student_should_know(
     course: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
