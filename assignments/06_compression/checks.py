@@ -18,7 +18,7 @@ from course_lib.checking import (
     Wrong,
     calls_at_most,
     equals,
-    expect_close,
+    expect_equal,
     expect_tensor,
     in_many_forms,
     only_calls,
@@ -279,7 +279,7 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                     name: torch.where(drawn, each, 0).to(x.dtype) for name, each in known.items()
                 }
                 what = f"rank {rank}: the result for seed {seed}"
-                expect_close(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)
+                expect_equal(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)
 
 
 K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."

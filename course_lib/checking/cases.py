@@ -42,10 +42,8 @@ class Wrong(Exception):
 
     Attributes:
         message: which rank, which element, expected and got.
-        hint: one sentence, or empty.
         known: a known mistake that could be the reason → its hint if the finding looks like it,
-            else empty. `hint` is the first hint among them, until `causes.agreed` has seen all
-            cases.
+            else empty.
         otherwise: the hint if no known mistake is named.
         detail: more lines, for example a table of what was sent; or empty.
         near: whether the error is only a few times larger than the allowed one.
@@ -65,9 +63,13 @@ class Wrong(Exception):
         self.message = message
         self.otherwise = hint
         self.known = dict(known or {})
-        self.hint = next((each for each in self.known.values() if each), hint)
         self.detail = detail
         self.near = near
+
+    @property
+    def hint(self) -> str:
+        """The first hint that fits, until `causes.agreed` has seen all cases; or empty."""
+        return next((each for each in self.known.values() if each), self.otherwise)
 
     def besides(self, hint: str = "", known: Mapping[str, str] | None = None) -> Wrong:
         """Return the same finding with more known mistakes before its own, and with a hint.
@@ -81,16 +83,6 @@ class Wrong(Exception):
             known={**(known or {}), **self.known},
             near=self.near,
         )
-
-    def otherwise_said(self, hint: str) -> Wrong:
-        """Return the same finding with this hint for the case that no known mistake is named.
-
-        If the hint is empty, the finding keeps its own.
-        """
-        changed = self.besides()
-        changed.otherwise = hint or self.otherwise
-        changed.hint = next((each for each in self.known.values() if each), changed.otherwise)
-        return changed
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ def expect_close(
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
-    lookalikes: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere.
 
@@ -54,8 +53,6 @@ def expect_close(
         what: the name of the value, with its rank: ``rank 2: weight.grad``.
         rtol: allowed relative error.
         atol: allowed absolute error.
-        lookalikes: well-known mistake → its result; a mistake whose result equals `got` becomes
-            the hint.
 
     """
     tensor = expect_tensor(got, expected, what)
@@ -76,14 +73,8 @@ def expect_close(
         f"{what}{index if index else ''}: expected {right}, "
         f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
     )
-    known = {
-        mistake: f"This equals {mistake}."
-        if value.shape == tensor.shape and torch.allclose(tensor, value, rtol=rtol, atol=atol)
-        else ""
-        for mistake, value in (lookalikes or {}).items()
-    }
     hint = _never_written(tensor[here], expected[here])
-    known |= {} if hint else {_ROUNDED: _rounded(tensor, expected)}
+    known = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
     raise Wrong(message, hint, known=known, near=near)
 
 
@@ -157,7 +148,6 @@ def expect_number(
     *,
     rtol: float = 1e-4,
     atol: float = 1e-6,
-    lookalikes: Mapping[str, float] | None = None,
 ) -> None:
     """Raise `Wrong` unless `got` is a number (or a tensor of one element) close to `expected`."""
     if isinstance(got, Tensor) and got.numel() == 1:
@@ -172,12 +162,8 @@ def expect_number(
         return
     right, theirs = numbers_apart(expected, got)
     message = f"{what}: expected {right}, got {theirs}"
-    known = {
-        mistake: f"This equals {mistake}." if abs(got - value) <= atol + rtol * abs(value) else ""
-        for mistake, value in (lookalikes or {}).items()
-    }
     pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
-    known[_ROUNDED] = _rounded(*pair)
+    known = {_ROUNDED: _rounded(*pair)}
     near = abs(got - expected) <= _NEAR * (atol + rtol * abs(expected))
     raise Wrong(message, known=known, near=near)
 

@@ -163,7 +163,6 @@ def time_within(
     seconds: Callable[[Case, Network], float],
     *,
     rel: float = 0.005,
-    exactly: bool = False,
     hint: str = "",
 ) -> Expectation:
     """Expect the case to take at most the time of a formula on the virtual clock.
@@ -177,7 +176,6 @@ def time_within(
     Args:
         seconds: ``seconds(case, network)``, in virtual seconds.
         rel: allowed relative error, for formulas that need a different one.
-        exactly: whether less time is also wrong.
         hint: the hint if the ranks need more time.
 
     """
@@ -186,9 +184,8 @@ def time_within(
         if observed.network is None:
             return
         allowed, took = seconds(case, observed.network), trace.makespan
-        if took > allowed * (1 + rel) or (exactly and took < allowed * (1 - rel)):
+        if took > allowed * (1 + rel):
             unit, scale = unit_of(max(allowed, took))
-            bound = "" if exactly else "at most "
             last = max(trace.operations, key=lambda event: event.end, default=None)
             end = (
                 ""
@@ -197,7 +194,7 @@ def time_within(
             )
             needed, most = numbers_apart(took * scale, allowed * scale, 4)
             raise Wrong(
-                f"the ranks need {needed} {unit}, expected {bound}{most} {unit}{end}",
+                f"the ranks need {needed} {unit}, expected at most {most} {unit}{end}",
                 hint,
             )
 

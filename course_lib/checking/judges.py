@@ -127,9 +127,10 @@ def equals(
                         values[rank], right, f"rank {rank}", lookalikes=lookalikes, **options
                     )
                 except Wrong as wrong:
-                    if explain is None:
-                        raise
-                    raise wrong.otherwise_said(explain(case, theirs, me, values[rank])) from None
+                    if explain is not None:
+                        said = explain(case, theirs, me, values[rank])
+                        wrong.otherwise = said or wrong.otherwise
+                    raise
 
     return Judge(judge, ANYTHING, refutes)
 

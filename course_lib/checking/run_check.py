@@ -35,10 +35,9 @@ from course_lib.ranks.explain.errors import RankError, RanksError, RankTimeout, 
 from course_lib.ranks.trace.timeline import unit_of
 from course_lib.ranks.wire import NotPlainError, Plain
 
-Runner = Callable[[Check, Case, Sequence[Plain]], Observed | list[Any]]
-"""Runs a case's program on its ranks. It returns what was observed, or only a list with one output
-per rank. Or it raises `RanksError`; the error's `trace` attribute may hold what was recorded until
-then."""
+Runner = Callable[[Check, Case, Sequence[Plain]], Observed]
+"""Runs a case's program on its ranks, and returns what was observed. Or it raises `RanksError`; the
+error's `trace` attribute may hold what was recorded until then."""
 
 MORE_SEEDS = 2
 """If a single case fails, and its error is near the allowed one, it is tried with so many more
@@ -221,8 +220,6 @@ def _examine(
     trace, error, judged, reason, cost = None, None, _Judged(), "", dict[str, float]()
     try:
         observed = run(check, case, inputs)
-        if not isinstance(observed, Observed):
-            observed = Observed(observed)
         trace = observed.trace
         if trace is not None and observed.network is not None:
             cost = _cost(trace)

@@ -34,9 +34,7 @@ from course_lib.learner.notebooks import EXPLORE
 MAX_CELLS = 1000  # that a student may add
 MAX_SOURCE = 2**20  # bytes in one cell
 MAX_TOTAL = 10 * 2**20  # bytes in all cells
-MAX_LINES = 10_000  # in one cell
 MAX_PICTURE = 5 * 2**20  # bytes in one picture
-MAX_PICTURES = 20 * 2**20  # bytes in all pictures
 MAX_NOTES = 20
 _PICTURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 """The kinds of pictures that are kept → the bytes with which they begin."""
@@ -215,11 +213,7 @@ class _Walk:
         if text.cell_type != "markdown" or not isinstance(attached, dict):
             return
         found = {str(name): _picture(bundle) for name, bundle in attached.items()}
-        kept = {
-            name: {kind: data}
-            for name, (kind, data) in found.items()
-            if kind and self._room.has_for_picture(len(data))
-        }
+        kept = {name: {kind: data} for name, (kind, data) in found.items() if kind}
         if kept:
             text.attachments = nbformat.from_dict({**text.get("attachments", {}), **kept})
         if len(kept) < len(found):
@@ -273,7 +267,6 @@ class _Room:
     def __init__(self) -> None:
         self._cells = MAX_CELLS
         self._bytes = MAX_TOTAL
-        self._pictures = MAX_PICTURES
 
     def refuse(self, source: str, added: str | None) -> str:
         """Return why a cell is refused; if it is accepted, count it and return "".
@@ -286,8 +279,6 @@ class _Room:
             return "is neither code nor Markdown"
         if size > MAX_SOURCE:
             return f"is longer than {MAX_SOURCE} bytes"
-        if source.count("\n") > MAX_LINES:
-            return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
             return f"exceeds the limit of {MAX_TOTAL} bytes in all cells together"
         if added is not None and not self._cells:
@@ -295,12 +286,6 @@ class _Room:
         self._bytes -= size
         self._cells -= added is not None
         return ""
-
-    def has_for_picture(self, size: int) -> bool:
-        """Tell whether a picture is accepted; if it is, count it."""
-        fits = size <= self._pictures
-        self._pictures -= size * fits
-        return fits
 
 
 def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[str]:

@@ -14,6 +14,7 @@ from course_lib.checking import (
     Check,
     CheckReport,
     Form,
+    Observed,
     Wrong,
     equals,
     run_check,
@@ -128,7 +129,7 @@ def test_of_hidden_cases_the_order_says_nothing_about_them() -> None:
 def test_a_function_that_is_not_written_is_told_in_a_line(
     words: str, where: str, reason: str
 ) -> None:
-    def run(*_: object) -> list[object]:
+    def run(*_: object) -> Observed:
         failure = Failure("NotImplementedError", words, where, "Traceback …", False, None)
         states = [RankState(rank, "") for rank in (0, 1)]
         raise rank_error({0: failure, 1: failure}, 0, states, None)
@@ -250,7 +251,7 @@ def test_a_part_that_no_case_decides_is_not_earned_by_failing() -> None:
     )
 
     def parts(*failing: str, of: Check = check) -> dict[str, bool]:
-        return run_check("t/f", of, lambda *_: list(failing), seed="").parts
+        return run_check("t/f", of, lambda *_: Observed(failing), seed="").parts
 
     assert parts("1", "2", "3") == {"a": False, "b": False, "c": False}
     assert parts("2") == {"a": False, "b": True, "c": False}

@@ -36,14 +36,6 @@ def test_nan_and_inf_are_wrong(bad: float) -> None:
         expect_close(torch.tensor([1.0, bad]), torch.ones(2), "x")
 
 
-def test_a_known_mistake_is_recognised() -> None:
-    with pytest.raises(Wrong) as caught:
-        expect_close(
-            torch.full((3,), 4.0), torch.ones(3), "x", lookalikes={"the sum": torch.full((3,), 4.0)}
-        )
-    assert caught.value.hint == "This equals the sum."
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
