@@ -62,13 +62,12 @@ def report_of(name: str, case: str, words: str, detail: str, value: str, got: st
     )
 
 
-TEXTS = [st.text()] * 6
 MARKUP = st.sampled_from(
     ["<script>x</script>", "</pre><img src=x onerror=y>", '" onload="y', "'>", "&lt;b&gt;", "]]>"]
 )
 
 
-@given(*[texts | MARKUP for texts in TEXTS], st.text() | MARKUP)
+@given(*[st.text() | MARKUP] * 7)
 def test_no_text_adds_a_tag_or_an_attribute(
     name: str, case: str, words: str, detail: str, value: str, got: str, alt: str
 ) -> None:
@@ -76,18 +75,6 @@ def test_no_text_adds_a_tag_or_an_attribute(
     read = Read(html_of(report_of(name, case, words, detail, value, got), (b"png", alt)))
     assert read.tags == plain.tags
     assert alt in read.values  # as it is
-
-
-@given(*TEXTS)
-def test_every_text_is_there_to_be_read(
-    name: str, case: str, words: str, detail: str, value: str, got: str
-) -> None:
-    def squeezed(text: str) -> str:
-        return "".join(text.split())
-
-    text = squeezed(Read(html_of(report_of(name, case, words, detail, value, got))).text)
-    for each in (f"t/{name}", f"b {case}", f"c {case}", words, detail, f"<{value}", f"{got}>"):
-        assert squeezed(each) in text
 
 
 def test_the_simplest_case_is_open_and_the_others_are_folded() -> None:

@@ -136,37 +136,6 @@ def test_what_is_wrong_is_said(function: Any, words: str) -> None:
         assert words in "\n".join([report.reason, *(each.detail for each in report.results)])
 
 
-def test_an_alias_of_the_input_is_found() -> None:
-    cases = [Case("1 rank", 1)]
-    report = run(lambda x, group=None: x, sum_task(cases=cases))
-    assert "the result shares memory with x" in report.reason
-
-
-def test_what_may_change_may_come_back() -> None:
-    def in_place(x: torch.Tensor, group: Any = None) -> torch.Tensor:
-        dist.all_reduce(x, group=group)
-        return x
-
-    assert "changes x" in run(in_place).reason
-    assert run(in_place, sum_task(may_change=["x"])).passed
-
-
-def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
-    before = torch.get_deterministic_debug_mode()
-    seen: list[Any] = []
-
-    def look(x: torch.Tensor, group: Any = None) -> torch.Tensor:
-        seen.extend([torch.empty(3), torch.empty(2, dtype=torch.int64)])
-        raise ValueError("seen")
-
-    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
-    with pytest.raises(ValueError, match="seen"):
-        RankProgram(program)(look, mine)
-    assert seen[0].isnan().all()
-    assert (seen[1] == torch.iinfo(torch.int64).max).all()
-    assert torch.get_deterministic_debug_mode() == before
-
-
 def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
     def warns(x: torch.Tensor, group: Any = None) -> torch.Tensor:
         warnings.warn("in a case", stacklevel=1)

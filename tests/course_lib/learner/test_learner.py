@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import io
 import json
@@ -20,9 +19,7 @@ from nbformat import v4
 from course_lib import diary
 from course_lib.learner import CannotGoOn, _course
 from course_lib.learner.__main__ import main
-from course_lib.learner.check import plan
 from course_lib.learner.lab import FIRST, opened
-from course_lib.learner.what_counts import rebuild
 from course_lib.limits import OTHERS
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
@@ -83,38 +80,6 @@ def test_assignments_are_found_by_number_topic_and_file() -> None:
 def outcome(capfd: Any) -> str:
     """Return the line of the task in the table of points."""
     return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("  rank "))
-
-
-def planned(course: Path, notebook: Path) -> list[Any]:
-    """Return the checks that would be run, and whether anything was written for each."""
-    tasks = [task for task in _course.tasks(course, NAME) if task.checked]
-    released = _course.read(_course.notebook_of(course, NAME))
-    steps = plan(rebuild(released, _course.read(notebook)), released, tasks)
-    assert all(word not in step["source"] for step in steps for word in ("played", "all is well"))
-    assert [step["number"] for step in steps] == sorted(step["number"] for step in steps)
-    return [(step["check"], bool(step["source"])) for step in steps if "check" in step]
-
-
-def test_a_check_is_run_where_something_was_written_whatever_became_of_its_cell(
-    course: Path, mine: Path
-) -> None:
-    main(["start", NAME])
-    assert planned(course, mine) == [("rank", False)]
-    write(mine, assignment(STUB, RIGHT))  # in a cell of their own
-    assert planned(course, mine) == [("rank", True)]
-    changed = assignment(WRONG)
-    (check,) = (c for c in changed.cells if "check(" in c.source)
-    check.source = "print('all is well')"
-    write(mine, changed)
-    assert planned(course, mine) == [("rank", True)]
-    again = copy.deepcopy(check)
-    again.id = "again"
-    changed.cells.append(again)
-    write(mine, changed)
-    assert planned(course, mine) == [("rank", True)]
-    changed.cells = [c for c in changed.cells if "all is well" not in c.source]
-    write(mine, changed)
-    assert planned(course, mine) == [("rank", True)]
 
 
 def test_check_counts_the_points_and_notes_them(
