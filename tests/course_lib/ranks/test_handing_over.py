@@ -190,15 +190,22 @@ def _(x: list) -> Any:  # type: ignore[type-arg]
     return sum(total(each) for each in x)
 
 
+class Cached:
+    @functools.cached_property
+    def ten_times_the_rank(self) -> int:
+        return 10 * dist.get_rank()
+
+
 def test_functions_that_functools_made_run(ranks: Ranks) -> None:
     def program() -> Any:
         return [
             fibonacci(50),
             fibonacci.cache_parameters()["maxsize"],
             total([1, [2, 3]]),
+            Cached().ten_times_the_rank,
         ]
 
-    assert ranks.run(program) == [[12586269025, None, 6]] * K
+    assert ranks.run(program) == [[12586269025, None, 6, 10 * r] for r in range(K)]
     assert ranks.run(fibonacci, 10) == [55, 55]
     assert ranks.run(functools.partial(total, [4, 5])) == [9, 9]
 
