@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers import ROOT
 
@@ -39,15 +38,6 @@ def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run what `make gpu` runs."""
     command = [sys.executable, BENCHMARKS / "gpu.py", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-
-@pytest.mark.large
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
-    done = gpu()
-    assert done.returncode == 0
-    assert "no NVIDIA GPU" in done.stdout and "--emulated" in done.stdout
-    assert len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -168,16 +168,8 @@ def test_sliders_move_a_figure_dark_and_light_without_a_kernel_and_opened_again(
         change = f"'apputils:change-theme', {{theme: 'JupyterLab {theme}'}}"
         page.run(f"window.jupyterapp.commands.execute({change}).then(() => true)")
         page.wait_for(f"getComputedStyle({drawn}).filter === '{seen}'")
-    # Run here, so JupyterLab trusts it. What somebody else has run is still until it is trusted.
-    open_notebook(page, lab, name)
+    open_notebook(page, lab, name)  # trusted, because it was run here
     page.wait_for(f"{root} && {root}.querySelector('svg') !== null")
-    strange = nbformat.read(desk / name, as_version=4)
-    strange.cells[0].outputs[0].data["text/html"] += "<p>changed</p>"
-    nbformat.write(strange, desk / "strange.ipynb")
-    open_notebook(page, lab, "strange.ipynb")
-    page.wait_for(f"{root} && {root}.querySelector('img') !== null")
-    assert page.run(f"{root}.querySelector('img').alt") == "Bars"
-    assert page.run(f"{root}.querySelector('svg') === null")
 
 
 @needs_sources

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 from docutils import nodes
 from docutils.utils.math import MathError
 from myst_nb.sphinx_ import HideCodeCellNode
-from sphinx import addnodes
 from sphinx.util import logging
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +73,6 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_css_files = ["course.css"]
-html_search_scorer = str(HERE / "scorer.js")
 html_math_renderer = "mathml"  # which browsers draw themselves: nothing to fetch
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
@@ -164,25 +162,6 @@ def _name_folds(app: Any, doctree: nodes.document, docname: str) -> None:
         fold["prompt_show"], fold["prompt_hide"] = f"Show the {thing}", f"Hide the {thing}"
 
 
-def _to_index(app: Any, document: nodes.document) -> None:
-    """Index the words of the glossary where a lecture explains them, in bold.
-
-    A search for such a word lists that place first.
-    """
-    if not _NUMBER.match(app.env.docname):
-        return
-    lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
-    columns = [line.split("|")[1] for line in lines if line.startswith("| ")]
-    words = {word.strip().lower() for column in columns for word in column.split(",")}
-    for bold in list(document.findall(nodes.strong)):
-        word, section = bold.astext().lower(), bold.parent
-        while section is not None and not isinstance(section, nodes.section):
-            section = section.parent
-        if word in words and section is not None:
-            entry = ("single", word, section["ids"][0], "main", None)
-            bold.parent.insert(bold.parent.index(bold), addnodes.index(entries=[entry]))
-
-
 def _plain(
     app: Any, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
@@ -225,7 +204,6 @@ def setup(app: Any) -> None:
     """Connect the hooks and the equations."""
     app.connect("source-read", _to_pages)
     app.connect("source-read", _fold)
-    app.connect("doctree-read", _to_index)
     app.connect("doctree-resolved", _name_folds)
     app.connect("autodoc-process-docstring", _plain, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (_math(False), None), (_math(True), None))

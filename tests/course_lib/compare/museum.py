@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, mse_loss
+from torch.utils.checkpoint import checkpoint_sequential
 
 from course_lib.compare import Cut, Record, blocks, record
 from course_lib.ddp import DistributedDataParallel
@@ -537,20 +538,6 @@ def layer_norm_along_the_sequence(rank: int, world_size: int) -> Record:
     return _sequence(rank, world_size, lambda _: None)
 
 
-class Tied(nn.Module):
-    """An embedding at both ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
-        self.middle = nn.Linear(8, 8)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.middle(self.embed(tokens))))
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -737,6 +724,17 @@ def pipeline(rank: int, world_size: int, seed: int) -> Record:
     return recorded
 
 
+class Recomputed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint_sequential(list(self), 2, x, use_reentrant=False)
+
+
+@right(three)
+def activations_computed_again(rank: int, world_size: int, seed: int) -> Record:
+    model = DistributedDataParallel(Recomputed(*mlp()))
+    return train(model, rank, world_size, seed, steps=3)
+
+
 @right(partial(one_rank, steps=3, dtype=torch.bfloat16))
 def bfloat16(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(mlp().bfloat16())
@@ -873,15 +871,6 @@ class Language(nn.Module):
         return logits.view(*x.shape, -1), cross_entropy(logits, y.flatten())
 
 
-class TimeFirst(Language):
-    """The tokens lie in memory one position after the other: (T·B, …)."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        hidden = torch.tanh(self.mix(self.embed(x).transpose(0, 1)))
-        logits = self.head(self.norm(hidden.flatten(0, 1)))
-        return cross_entropy(logits, y.T.flatten())
-
-
 class Recurrent(nn.Module):
     """h_n and c_n of an LSTM have shape (layers, B, …)."""
 
@@ -930,25 +919,14 @@ class Experts(nn.Module):
         return mse_loss(output, y)
 
 
-class TiedWords(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Tied()
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(self.inner(x).flatten(0, 1), y.flatten())
-
-
 SHAPED = {
     "logits_and_loss": Shaped(Language, lambda out: out[1], tokens),
-    "time_first_tokens": Shaped(TimeFirst, lambda out: out, tokens),
     "recurrent": Shaped(partial(Recurrent, True), lambda out: out[2], sequences),
     "recurrent_sequence_first": Shaped(
         partial(Recurrent, False), lambda out: out[2], sequences_in_front, dim=1
     ),
     "metrics_in_a_dict": Shaped(Measured, lambda out: out["loss"]),
     "rows_sent_to_experts": Shaped(Experts, lambda out: out),
-    "tied_embedding": Shaped(TiedWords, lambda out: out, tokens),
 }
 
 

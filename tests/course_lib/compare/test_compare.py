@@ -61,15 +61,6 @@ def test_wrong_uses_are_refused() -> None:
         trusted_run(lambda: one_rank(make=lambda: model))
 
 
-def test_names_that_no_rank_has_are_listed() -> None:
-    model = nn.ModuleDict({"other": mlp()})
-    with record(model) as recorded:
-        model["other"](batch()[0]).sum().backward()
-    report = compare(trusted_run(one_rank), [recorded])
-    assert len(report.left_out) == len(list(model.parameters()))
-    assert "no rank has a weight of this name" in str(report)
-
-
 def test_a_rule_of_the_user_for_names() -> None:
     def step(rank: int, world_size: int) -> Record:
         model = nn.ModuleDict({"inner": mlp()})

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_lib.compare import Record, compare, record, trusted_run
@@ -20,7 +20,6 @@ from tests.course_lib.compare.museum import (
     batch,
     mine,
     mlp,
-    nothing,
     one_rank,
     scaled,
     sgd,
@@ -103,24 +102,6 @@ def test_a_model_that_returns_other_things_than_rows(name: str) -> None:
 
     first = compare(trusted_run(SHAPED[name].one), simulated(2).run(step)).first
     assert first is not None and (first.key.kind, first.label) == ("gradient", "times K")
-
-
-def test_a_mean_of_means_over_valid_tokens() -> None:
-    """Both ranks have 12 rows, of which 8 and 2 count."""
-    valid = torch.arange(24) % 12 < torch.tensor([8] * 12 + [2] * 12)
-
-    def loss(model: nn.Module, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-        return mse_loss(model(x)[counts], y[counts])
-
-    def step(world_size: int) -> Record:
-        rank = dist.get_rank() if world_size > 1 else 0
-        own = [each.tensor_split(world_size)[rank] for each in (*batch(), valid)]
-        after = synchronized if world_size > 1 else nothing
-        return train(mlp(), data=lambda _: own, loss=loss, after=after)
-
-    report = compare(trusted_run(partial(step, 1)), simulated(2).run(partial(step, 2)))
-    assert report.first is not None and report.first.label == "mean of means"
-    assert "0.8, 0.2" in report.first.says
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from course_lib.collectives import (
     central_all_reduce,
@@ -13,8 +12,8 @@ from course_lib.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from course_lib.figures import chunk_moments, marked_chunks
-from course_lib.figures._chunks import Moment, chunk_names
+from course_lib.figures import chunk_moments
+from course_lib.figures._chunks import Moment
 from course_lib.ranks import Network, Ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
@@ -22,16 +21,6 @@ pytestmark = pytest.mark.usefixtures("fresh_matplotlib")
 
 def texts(axes) -> list[str]:
     return [text.get_text() for text in axes.texts if text.get_text()]
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_a_sum_names_its_parts(k):
-    whole = sum(marked_chunks(rank, k) for rank in range(k))
-    assert chunk_names(whole) == [f"Σ{letter}" for letter in "abcd"[:k]]
-    assert chunk_names(torch.zeros(2, k * k)) == ["", ""]
-    assert chunk_names(marked_chunks(k - 1, k))[1] == f"b{k - 1}"
-    if k > 2:
-        assert chunk_names(marked_chunks(0, k) + marked_chunks(2, k))[0] == "a02"
 
 
 NET = Network(latency=1e-3, bandwidth=100e6)

@@ -1,8 +1,6 @@
 """Figures come with a description, stay small, and do not speak by colour alone."""
 
 import base64
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
@@ -72,24 +70,6 @@ def test_without_description_it_is_refused(alt):
     with pytest.raises(ValueError, match="alt is empty"):
         show(fig, alt=alt)
     assert plt.fignum_exists(fig.number)
-
-
-# --- use_course_style -----------------------------------------------------------------------------
-
-
-@pytest.mark.large
-def test_import_and_style_choose_no_backend():
-    code = (
-        "import sys, course_lib.figures as f; assert 'matplotlib' not in sys.modules\n"
-        "f.use_course_style(); import matplotlib\n"
-        "assert matplotlib.get_backend(auto_select=False) is None\n"
-        "matplotlib.use('svg'); f.use_course_style(); assert matplotlib.get_backend() == 'svg'"
-    )
-    environment = {"PATH": "/usr/bin:/bin"}  # without MPLBACKEND
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)
-
-
-# --- timeline -------------------------------------------------------------------------------------
 
 
 # --- step_spans -----------------------------------------------------------------------------------

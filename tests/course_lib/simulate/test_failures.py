@@ -15,8 +15,6 @@ from course_lib.simulate.failures import (
     best_interval,
     replay,
     restarting,
-    shrinking,
-    with_spares,
     young_interval,
 )
 
@@ -45,9 +43,3 @@ def test_dalys_interval_is_the_best_one(devices: int, checkpoint: float, restart
         assert restarting(fleet, factor * best) <= share * (1 + 1e-4)
     if checkpoint < fleet.mtbf / 100:
         assert best == pytest.approx(young_interval(fleet), rel=0.1)
-
-
-def test_without_failures_only_saving_costs() -> None:
-    safe = Fleet(8, 1e15, checkpoint=60.0)
-    assert restarting(safe, 600.0) == pytest.approx(600 / 660, rel=1e-6)
-    assert shrinking(safe) == pytest.approx(1) == with_spares(safe)

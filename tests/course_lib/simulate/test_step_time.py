@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from course_lib.cost_model import Link, ring_all_reduce_time
 from course_lib.pipeline_parallel import peak_activations, simulate
 from course_lib.ranks import Device
 from course_lib.simulate import Cluster, Layout, Reached, Transformer, estimate
-from course_lib.simulate.group_time import all_to_all_time, half_time
 from course_lib.simulate.memory import activations_at_once
 from course_lib.simulate.step_time import Both, pipeline_idle
 
@@ -67,33 +64,6 @@ def test_a_pipeline_of_replicas_of_parts_is_all_three() -> None:
     own = (2 * MODEL.layer_parameters + MODEL.embedding_parameters) / 2
     assert result.data == pytest.approx(ring_all_reduce_time(2 * own, 2, INSIDE))
     assert layout.ranks == 8
-
-
-def test_replicas_of_shards_also_add_up_what_each_rank_has() -> None:
-    """HSDP: gathers in a node, and an all-reduce of an eighth between nodes."""
-    layout = Layout(data=8, zero=3, shard=4, batch=8, overlap=False)
-    one = half_time(2 * MODEL.layer_parameters, 4, 1, CLUSTER)
-    between = ring_all_reduce_time(2 * MODEL.layer_parameters / 4, 2, BETWEEN)
-    assert estimate(MODEL, CLUSTER, layout).data == pytest.approx(4 * (3 * one + between))
-
-
-@pytest.mark.parametrize("c", [2, 4])
-def test_a_divided_sequence_gathers_its_keys_and_values(c: int) -> None:
-    grouped = replace(MODEL, kv_heads=2)
-    layout = Layout(context=c, batch=3, overlap=False)
-    result = estimate(grouped, CLUSTER, layout)
-    nbytes = 2 * 2 * S * H / 2  # keys and values, in 2 bytes, half as many as queries
-    assert result.context == pytest.approx(3 * 4 * 3 * half_time(nbytes, c, 1, CLUSTER))
-    whole = estimate(grouped, CLUSTER, Layout(batch=3))
-    assert result.computation == pytest.approx(whole.computation / c)
-    assert layout.ranks == c and result.data > 0  # ranks of a sequence hold the same weights
-
-
-def test_experts_cost_four_all_to_alls_per_layer() -> None:
-    model = replace(MODEL, experts=8, top_k=2)
-    result = estimate(model, CLUSTER, Layout(data=4, expert=4, batch=4))
-    one = all_to_all_time(2 * 2 * S * H, 4, 1, CLUSTER)
-    assert result.experts == pytest.approx(4 * 4 * one)
 
 
 def test_overlap_hides_what_backward_has_room_for() -> None:

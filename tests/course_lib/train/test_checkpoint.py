@@ -136,10 +136,3 @@ def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path):
     ranks.run(train, config)
     with pytest.raises(RankError, match="on different data"):
         ranks.run(train_on_other_data, config)
-
-
-def test_a_folder_that_cannot_be_made_is_refused_on_all_ranks(ranks_of, tmp_path):
-    (tmp_path / "file").write_text("")
-    config = replace(TEXT, checkpoint=str(tmp_path / "file" / "runs"))
-    with pytest.raises(RankError, match="Choose another folder"):
-        ranks_of("simulated", 2).run(train, config)

@@ -30,12 +30,6 @@ def test_any_number_of_ranks_trains_as_one_machine_with_the_whole_batch(ranks_of
         assert_same_training(result, expected, **EXACT)
 
 
-@pytest.mark.large
-def test_gloo_ranks_train_as_one_machine(ranks_of):
-    result = same_everywhere(ranks_of("cpu", 3).run(in_double, TEXT))
-    assert_same_training(result, one_machine(TEXT), **EXACT)
-
-
 @pytest.mark.parametrize("ddp", ["ours", "torch"])
 def test_four_micro_batches_are_one_big_batch_and_average_once(ranks_of, ddp):
     config = replace(TEXT, accumulate=4, clip_norm=0.5, ddp=ddp)

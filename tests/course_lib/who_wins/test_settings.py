@@ -1,21 +1,7 @@
 """Every algorithm has had the same tries, and the map takes the best of them."""
 
-import math
-
-import pytest
-
 from course_lib.who_wins.algorithms import ALGORITHMS, setting_of
-from course_lib.who_wins.settings import OPTIMIZERS, Setting, best, read
-
-
-def test_the_best_has_the_fewest_steps_and_is_the_smaller_of_two() -> None:
-    small, middle, large = (Setting("SGD", lr) for lr in (0.1, 0.2, 0.4))
-    other = Setting("AdamW", 0.1)
-    assert best({small: math.inf, middle: 30.0, large: 20.0}) == large
-    assert best({large: 20.0, middle: 20.0, small: 21.0, other: 20.5}) == middle
-    assert best({large: 20.0, other: 19.0}) == other
-    with pytest.raises(ValueError, match="none of the 1 settings"):
-        best({small: math.inf})
+from course_lib.who_wins.settings import OPTIMIZERS, Setting, read
 
 
 def test_all_algorithms_of_the_map_were_tried_alike() -> None:
