@@ -29,6 +29,10 @@ rounds of communication. Run `autograder grade 10_capstone` first. The board nam
 who missed the target stay on it, with the reason and without a place."""
 
 
+HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}
+"""What a race costs → what the board says of whoever has the least of it."""
+
+
 class Entry(NamedTuple):
     """One student on the board.
 
@@ -74,11 +78,14 @@ def board(entries: Sequence[Entry]) -> Table:
         key=lambda e: (e.cost["seconds"], e.cost["sent"], e.name),
     )
     times = [entry.cost["seconds"] for entry in timed]
+    best = {key: min((e.cost[key] for e in timed), default=0) for key in HONOURS}
     rows: list[Row] = [
         (
             *(1 + times.index(e.cost["seconds"]), e.name),
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
-            *(int(e.cost["sent"]), int(e.cost["rounds"]), "", bar(e.cost["seconds"] / times[-1])),
+            *(int(e.cost["sent"]), int(e.cost["rounds"])),
+            ", ".join(words for key, words in HONOURS.items() if e.cost[key] == best[key]),
+            bar(e.cost["seconds"] / times[-1]),
         )
         for e in timed
     ]

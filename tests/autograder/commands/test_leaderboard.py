@@ -49,7 +49,8 @@ def test_places_follow_the_time_and_equal_times_share_one() -> None:
     assert notes["absent"] == "not graded yet"
     assert notes["hidden"] == "it missed the target, or failed"
     assert notes["crashed"] == "Rank 0 raised ValueError"
-    assert notes["slow"] == ""
+    assert (notes["slow"], notes["=cmd()"]) == ("fewest rounds, least computing", "least computing")
+    assert notes["<b>eve</b>"] == "fewest bytes, least computing"
 
 
 def test_it_shows_texts_as_texts() -> None:
