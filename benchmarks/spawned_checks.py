@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from autograder.course import handed_out
-from course_lib.checking import Case, Check, run_check
+from course_lib.checking import Case, Check, Observed, run_check
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.ranks.wire import Plain
 
@@ -46,15 +46,16 @@ def passes(name: str, function: Callable[..., Any], source: str) -> bool:
     hidden = load_module(Path(source, "hidden.py"), handed_out(Path(source))).HIDDEN.get(name, ())
     alone = all(case.world_size == 1 for case in (*check.cases, *hidden))
 
-    def run(check: Check, case: Case, inputs: Sequence[Plain]) -> list[Any]:
+    def run(check: Check, case: Case, inputs: Sequence[Plain]) -> Observed:
         if alone:  # no group is needed, so no process is started
-            return [check.program(function, inputs[0])]
+            return Observed([check.program(function, inputs[0])])
         with tempfile.TemporaryDirectory() as folder:
             work = cloudpickle.dumps((check.program, function, inputs))
             Path(folder, "work").write_bytes(work)
             mp.spawn(_rank, (case.world_size, folder), nprocs=case.world_size)
             ranks = range(case.world_size)
-            return [cloudpickle.loads(Path(folder, str(rank)).read_bytes()) for rank in ranks]
+            outputs = [Path(folder, str(rank)).read_bytes() for rank in ranks]
+            return Observed([cloudpickle.loads(output) for output in outputs])
 
     # The messages cannot be seen from here, so expectations are left out.
     return run_check(name, replace(check, expects=()), run, seed="seed", hidden=hidden).passed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking import Case, Form, equals, run_check, task
+from course_lib.checking import Case, Form, Observed, equals, run_check, task
 from course_lib.checking.cases import case_generator
 from course_lib.checking.judges import rounding_errors
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
@@ -104,7 +104,7 @@ def test_half_precision_still_finds_what_no_rounding_explains() -> None:
 
     def run(change: Any) -> bool:
         def runner(check: Any, case: Case, inputs: Any) -> Any:
-            return [check.program(change, each) for each in inputs]
+            return Observed([check.program(change, each) for each in inputs])
 
         return run_check("t/mean", check, runner, seed="1").passed
 
@@ -142,6 +142,7 @@ def test_one_case_near_the_allowed_error_is_tried_with_more_seeds(
 
     def runner(check: Any, case: Case, inputs: Any) -> Any:
         wrong = drawn.get(inputs[0]["own"]["x"].item()) in refused
-        return [check.program(lambda x: x * (1 + error * wrong), each) for each in inputs]
+        outputs = [check.program(lambda x: x * (1 + error * wrong), each) for each in inputs]
+        return Observed(outputs)
 
     assert run_check("t/same", check, runner, seed="1").passed == passes
