@@ -6,7 +6,7 @@
 Read in this order:
 
 - `point_to_point`: messages between two ranks
-- `rooted`: broadcast, reduce, scatter, gather
+- `rooted`: broadcast, reduce
 - `ring`: reduce-scatter, all-gather, and the ring made of them
 - `all_to_all`: a different chunk for every rank
 - `direct`: direct and one-shot all-reduce, in which every rank sends to every rank at once
@@ -39,11 +39,9 @@ from course_lib.collectives.point_to_point import (
 from course_lib.collectives.ring import all_gather, reduce_scatter, ring_all_reduce
 from course_lib.collectives.rooted import (
     broadcast,
-    gather,
     naive_broadcast,
     pipelined_broadcast,
     reduce,
-    scatter,
     tree_broadcast,
 )
 
@@ -58,7 +56,6 @@ __all__ = [
     "exchange",
     "exchange_with_all",
     "flat_in_place",
-    "gather",
     "halving_doubling_all_reduce",
     "hierarchical_all_reduce",
     "library_all_reduce",
@@ -69,7 +66,6 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "ring_all_reduce",
-    "scatter",
     "start_recv",
     "start_send",
     "tree_all_reduce",

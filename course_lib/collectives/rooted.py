@@ -1,4 +1,4 @@
-"""Collectives with a root: broadcast, reduce, scatter and gather, between one rank and all others.
+"""Collectives with a root: broadcast and reduce, between one rank and all others.
 
     >>> from course_lib.collectives import broadcast
     >>> broadcast(tensor, src=0)  # in place; every rank then holds rank 0's numbers
@@ -14,15 +14,12 @@ The naive broadcast keeps one link busy and all others idle. In the binomial tre
 ranks that have the data doubles in each round. In the pipelined chain all links work at once, on
 different segments. So a long message takes hardly longer than to one rank, for any K.
 
-`reduce` is a broadcast that runs backwards, and adds instead of copying. `gather` and `scatter`
-move different pieces, so sending them through other ranks saves nothing.
+`reduce` is a broadcast that runs backwards, and adds instead of copying.
 
 M. Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994;
 R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
 MPICH", 2005.
 """
-
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -132,60 +129,3 @@ def reduce(tensor: Tensor, dst: int = 0, group: Group = None) -> None:
             elif position < width and position + width < world_size:
                 dist.recv(incoming, group=group, group_src=(rank + width) % world_size)
                 flat += incoming
-
-
-def scatter(
-    tensor: Tensor, pieces: Sequence[Tensor] | None = None, src: int = 0, group: Group = None
-) -> None:
-    """Receive rank `src`'s `pieces[r]` in `tensor`, in place, with r this rank.
-
-    Only the root gives `pieces`, one per member of `group`, all of the shape and dtype of `tensor`.
-    The root sends K - 1 messages of n bytes: α + (K-1) n/β. Raises ValueError on the root if the
-    pieces are missing, are not K, or differ from `tensor` in shape or dtype (the other ranks then
-    wait forever), and as `naive_broadcast`.
-    """
-    rank, world_size = place_in(group)
-    root = root_in(group, src)
-    with flat_in_place(tensor) as flat:
-        if rank != root:
-            dist.recv(flat, group=group, group_src=root)
-            return
-        if pieces is None or len(pieces) != world_size:
-            raise ValueError(
-                f"the root needs one piece for each of the {world_size} ranks, "
-                f"got {'none' if pieces is None else len(pieces)}"
-            )
-        for piece in pieces:
-            if piece.shape != tensor.shape or piece.dtype != tensor.dtype:
-                raise ValueError(
-                    f"a piece has shape {tuple(piece.shape)} and {piece.dtype}, but the tensor "
-                    f"that receives it has shape {tuple(tensor.shape)} and {tensor.dtype}"
-                )
-        sends = [
-            start_send(piece.contiguous(), to, group)
-            for to, piece in enumerate(pieces)
-            if to != root
-        ]
-        flat.copy_(pieces[root].flatten())
-        for send in sends:
-            send.wait()
-
-
-def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> list[Tensor] | None:
-    """Return copies of all ranks' `tensor`, in rank order, on rank `dst`; return None on others.
-
-    All must have the shape and dtype of the root's. The root receives K - 1 messages of n bytes:
-    α + (K-1) n/β. Raises ValueError if this rank or `dst` is not in `group`.
-    """
-    rank, world_size = place_in(group)
-    root = root_in(group, dst)
-    if rank != root:
-        dist.send(tensor.detach().contiguous(), group=group, group_dst=root)
-        return None
-    gathered = [torch.empty_like(tensor, memory_format=torch.contiguous_format).detach()
-                for _ in range(world_size)]  # fmt: skip
-    gathered[root].copy_(tensor.detach())
-    receives = [start_recv(gathered[r], r, group) for r in range(world_size) if r != root]
-    for receive in receives:
-        receive.wait()
-    return gathered

@@ -21,7 +21,7 @@ def test_a_package_has_all_that_it_lists(name: str) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import autograder.collection.repair",
+        pytest.param("import autograder.collection.repair", marks=pytest.mark.large),
         "from course_lib.learner.__main__ import main; main(['start', 'no such assignment'])",
     ],
 )

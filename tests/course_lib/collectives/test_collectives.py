@@ -29,10 +29,6 @@ def inside_groups(members: list[int]) -> dict[str, Any] | str:
     for name in [*BROADCASTS, "reduce"]:
         results[name] = values(rank, 17)
         getattr(collectives, name)(results[name], members[-1], group)
-    results["gather"] = collectives.gather(values(rank, 5), members[-1], group)
-    pieces = [values(50 + r, 4) for r in members] if rank == members[-1] else None
-    results["scatter"] = torch.empty(4)
-    collectives.scatter(results["scatter"], pieces, members[-1], group)
     results["reduce_scatter"] = collectives.reduce_scatter(values(rank, 17), group)
     try:
         collectives.broadcast(torch.ones(1), min({0, 1, 2, 3} - set(members)), group)
@@ -55,12 +51,9 @@ def test_groups_translate_ranks(ranks_of, on, members):
             assert torch.equal(results[name], values(members[-1], 17)), name
         start, stop = shard_bounds(17, len(members), members.index(rank))
         assert torch.equal(results["reduce_scatter"], total(members, 17)[start:stop])
-        assert torch.equal(results["scatter"], values(50 + rank, 4))
         assert "is not a member of this group" in results["error"]
         if rank == members[-1]:
             assert torch.equal(results["reduce"], total(members, 17))
-            for r, part in zip(members, results["gather"], strict=True):
-                assert torch.equal(part, values(r, 5))
 
 
 def on_two_levels(ranks_per_node: int) -> list[torch.Tensor]:
@@ -99,9 +92,7 @@ def refused() -> list[str]:
     for call in (
         lambda: collectives.two_level_groups(2),
         lambda: collectives.pipelined_broadcast(torch.ones(3), segments=0),
-        lambda: collectives.scatter(torch.ones(3), [], src=dist.get_rank()),
         lambda: collectives.broadcast(torch.ones(3), src=9),
-        lambda: collectives.scatter(torch.ones(3), 3 * [torch.ones(1)], src=dist.get_rank()),
         lambda: collectives.ring_all_reduce(torch.ones(1).expand(3)),
     ):
         with pytest.raises(ValueError) as error:
@@ -114,12 +105,10 @@ def refused() -> list[str]:
 
 def test_mistakes_are_named(ranks_of):
     messages = ranks_of("simulated", 3).run(refused)[0]
-    (nodes, broadcast, scatter, root, piece, expanded, sparse) = messages
+    (nodes, broadcast, root, expanded, sparse) = messages
     assert "3 ranks do not fill nodes of 2" in nodes
     assert "segments=0" in broadcast
-    assert "one piece for each of the 3 ranks" in scatter
     assert "rank 9" in root
-    assert "a piece has shape (1,)" in piece and "receives it has shape (3,)" in piece
     assert "clone()" in expanded
     assert "to_dense" in sparse
 

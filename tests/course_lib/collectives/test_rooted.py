@@ -1,7 +1,5 @@
 """One to all and all to one: every collective with a root, from every root."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,30 +34,3 @@ def test_reduce_leaves_the_sum_at_the_root(ranks_of, on, k):
     cases = [(length, root) for length in LENGTHS for root in range(k)]
     for case, (length, root) in enumerate(cases):
         assert torch.equal(replicas[root][case], total(list(range(k)), length))
-
-
-def pieces_around() -> tuple[list[torch.Tensor], list[Any]]:
-    rank, k = dist.get_rank(), dist.get_world_size()
-    received, gathered = [], []
-    for length in LENGTHS:
-        for root in range(k):
-            mine = torch.empty(length)
-            pieces = [values(100 * root + r, length) for r in range(k)] if rank == root else None
-            collectives.scatter(mine, pieces, root)
-            received.append(mine)
-            gathered.append(collectives.gather(values(rank, length), root))
-    return received, gathered
-
-
-@pytest.mark.parametrize(("on", "k"), WORLDS)
-def test_scatter_and_gather_move_the_pieces(ranks_of, on, k):
-    replicas = ranks_of(on, k).run(pieces_around)
-    for rank, (received, gathered) in enumerate(replicas):
-        cases = [(length, root) for length in LENGTHS for root in range(k)]
-        for case, (length, root) in enumerate(cases):
-            assert torch.equal(received[case], values(100 * root + rank, length))
-            if rank != root:
-                assert gathered[case] is None
-                continue
-            for r, part in enumerate(gathered[case]):
-                assert torch.equal(part, values(r, length))

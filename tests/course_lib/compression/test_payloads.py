@@ -13,7 +13,6 @@ from course_lib.compression import (
     QSGD,
     Compressor,
     ErrorFeedback,
-    OneBit,
     PowerSGD,
     RandomK,
     TopK,
@@ -53,18 +52,6 @@ def test_what_is_too_small_to_scale_stays_behind(
     torch.testing.assert_close(sent + compressor.residuals[None], x, rtol=1e-6, atol=1e-45)
     compressor.encode(torch.ones(3))
     assert compressor.residuals[None].isfinite().all()
-
-
-@pytest.mark.parametrize("n", [0, 1, 8, 9, 1000, 65_536, 100_001])
-def test_the_formulas_of_the_docstrings(n: int) -> None:
-    k = min(n, max(1, round(0.01 * n)))
-    assert TopK(0.01).nbytes(n) == 4 * k + min(4 * k, math.ceil(n / 8))
-    assert OneBit().nbytes(n) == (4 + math.ceil(n / 8) if n else 0)
-    assert Uniform8Bit(block=100).nbytes(n) == n + 4 * math.ceil(n / 100)
-    assert QSGD(7, block=100).nbytes(n) == math.ceil(n / 2) + 4 * math.ceil(n / 100)
-    if n < 65_536:
-        assert RandomK(0.01).nbytes(n) == 4 * k
-    assert PowerSGD(2).nbytes((n, 50)) == (4 * min(2, n) * (n + 50) if n else 0)
 
 
 @pytest.mark.parametrize("name", EVERY)

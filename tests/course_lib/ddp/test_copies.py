@@ -1,4 +1,4 @@
-"""Copies of a wrapped model, and several wrappers of one: each is synchronised as it should be."""
+"""Copies of a wrapped model: each is synchronised as it should be."""
 
 import copy
 import io
@@ -6,18 +6,15 @@ import io
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from course_lib.ddp import DistributedDataParallel
-from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import (
     SMALL_CAP,
     compare,
     gradients,
     mlp,
     own_shards,
-    random,
     steps,
 )
 
@@ -47,27 +44,3 @@ def train_a_copy(ddp: type, how: str) -> list[Tensor]:
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_copy_is_synchronised_as_well(ranks_of, k, how):
     compare(ranks_of("cpu", k), train_a_copy, how)
-
-
-def the_older_wrapper() -> None:
-    net = mlp(seed=0)
-    older = DistributedDataParallel(net)
-    newer = DistributedDataParallel(net)
-    newer(random(4, 6)).sum().backward()
-    older(random(4, 6))
-
-
-def wrapped_inside() -> None:
-    DistributedDataParallel(nn.Sequential(DistributedDataParallel(mlp()), nn.Linear(3, 2)))
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        (the_older_wrapper, "wrapped again, and"),
-        (wrapped_inside, "wrapped already"),
-    ],
-)
-def test_two_wrappers_of_one_module(ranks_of, mistake, message):
-    with pytest.raises(RankError, match=message):
-        ranks_of("simulated", 2).run(mistake)

@@ -41,6 +41,11 @@ def mistake(which: str) -> None:
         wrapped = DistributedDataParallel(net)
         net[0].weight.requires_grad_(True)
         wrapped(x)
+    elif which == "a newer wrapper":
+        DistributedDataParallel(net)
+        wrapped(x)
+    elif which == "wrapped inside":
+        DistributedDataParallel(nn.Sequential(wrapped, nn.Linear(3, 2)))
     elif which == "two hooks":
         wrapped.register_comm_hook(None, all_reduce_hook)
         wrapped.register_comm_hook(None, all_reduce_hook)
@@ -69,6 +74,8 @@ def _fail(_: Tensor) -> None:
             r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but the parameter .*float64",
         ),
         ("frozen, then not", r"'0\.weight' was frozen when the model was wrapped"),
+        ("a newer wrapper", "wrapped again, and"),
+        ("wrapped inside", "wrapped already"),
         ("two hooks", "there is a comm hook already"),
         ("a backward that failed", r"rank \d: the last backward\(\) did not end"),
     ],

@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from course_lib.mesh import AXES, make_mesh
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import RankError
 from tests.helpers.meshes import Case, train_alone, train_on_mesh
 
 TOLERANCE = {
@@ -78,28 +76,6 @@ def test_dense_and_frozen_parameters(ranks_of, kind, optimizer):
     case = Case(kind, optimizer)
     sizes = {"pipeline": 2, "tensor": 2} if kind == "dense" else {"data": 2, "pipeline": 2}
     check(ranks_of("simulated", 4).run(train_on_mesh, sizes, case), case)
-
-
-@pytest.mark.large
-@settings(max_examples=25)
-@given(st.data())
-def test_any_layout_kind_and_schedule(data):
-    case = Case(
-        data.draw(st.sampled_from(["dense", "experts", "frozen"])),
-        data.draw(st.sampled_from(["sgd", "adam"])),
-        data.draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble"])),
-        micro_batches=2,
-    )
-    fitting = [
-        each
-        for each in layouts(data.draw(st.sampled_from([2, 3, 4, 6, 8])))
-        if each.get("expert", 1) <= 5
-        and 12 % (each.get("data", 1) * each.get("expert", 1)) == 0
-        and each.get("pipeline", 1) <= (2 if case.plan == "interleaved" else 4)
-    ]
-    sizes = dict(data.draw(st.permutations(list(data.draw(st.sampled_from(fitting)).items()))))
-    with Ranks(math.prod(sizes.values()), on="simulated") as ranks:
-        check(ranks.run(train_on_mesh, sizes, case), case)
 
 
 # --- the mesh itself --------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from course_lib.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
     ParallelMLP,
-    RowParallelLinear,
     sum_partial_gradients,
 )
 from tests.helpers.ddp_scenarios import WORLDS
@@ -127,53 +126,6 @@ def test_along_the_sequence_each_rank_has_its_tokens(ranks_of, on, k):
 
 
 # --- linear -----------------------------------------------------------------------------------
-
-
-def linear_gradients(rows: bool, bias: bool) -> Any:
-    torch.manual_seed(3)
-    rank, k = place_in(None)
-    cls = RowParallelLinear if rows else ColumnParallelLinear
-    layer = cls(7, 5, bias).double()
-    x, y = inputs()
-    mine = (shard(x.t(), k, rank).t() if rows else x).clone().requires_grad_()
-    out = layer(mine)
-    weighted = out * (y if rows else shard(y.t(), k, rank).t())
-    weighted.sum().backward()
-    assert layer.weight.grad is not None and mine.grad is not None
-    b = layer.bias.grad if layer.bias is not None else None
-    return out.detach(), mine.grad, layer.weight.grad, b
-
-
-def inputs() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(3, n, generator=g, dtype=torch.float64) for n in (7, 5))
-    return x, y
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [True, False])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
-def test_a_linear_layer_is_the_whole_one_cut_up(ranks_of, k, rows, bias):
-    torch.manual_seed(3)
-    whole = nn.Linear(7, 5, bias).double()
-    x, y = inputs()
-    x.requires_grad_()
-    out = whole(x)
-    (out * y).sum().backward()
-    outs, grads, weights, biases = zip(
-        *ranks_of("simulated", k).run(linear_gradients, rows, bias), strict=True
-    )
-    assert x.grad is not None and whole.weight.grad is not None
-    expected: Tensor = out.detach()
-    for rank in range(k):
-        torch.testing.assert_close(
-            outs[rank], expected if rows else shard(expected.t(), k, rank).t()
-        )
-        torch.testing.assert_close(grads[rank], shard(x.grad.t(), k, rank).t() if rows else x.grad)
-    torch.testing.assert_close(torch.cat(weights, 1 if rows else 0), whole.weight.grad)
-    if bias:
-        found = biases[0] if rows else torch.cat(biases)
-        torch.testing.assert_close(found, whole.bias.grad)
 
 
 # --- what is sent, and held -------------------------------------------------------------------
