@@ -126,67 +126,10 @@ def gradient_spread(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tenso
     for ∇F.
     """
     full = batch_gradient(model, loss_fn, x, y)
-    one_by_one = ([i] for i in range(len(x)))
-    return _mean_squared_distance(model, loss_fn, x, y, one_by_one, full)
-
-
-def gradient_variance(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    x: Tensor,
-    y: Tensor,
-    batch_size: int,
-    num_batches: int = 100,
-    generator: torch.Generator | None = None,
-) -> float:
-    """Measure E |g_B - ∇F|² at the current w: the mean over `num_batches` random batches.
-
-    Every batch is drawn independently, without replacement, from the N examples `x`, `y`. Compare
-    the result with the theory, `variance_of_batch_mean(gradient_spread(…), batch_size, N)`. The
-    result is itself a mean of random numbers: its distance to the theory shrinks like
-    1/√num_batches.
-
-    Raises ValueError unless 1 <= batch_size <= N and num_batches >= 1.
-    """
-    if not 1 <= batch_size <= len(x) or num_batches < 1:
-        raise ValueError(
-            f"cannot draw num_batches={num_batches} batches of batch_size={batch_size} "
-            f"without replacement from {len(x)} examples"
-        )
-    full = batch_gradient(model, loss_fn, x, y)
-    draws = (
-        next(minibatches(len(x), batch_size, generator, device=x.device))
-        for _ in range(num_batches)
-    )
-    return _mean_squared_distance(model, loss_fn, x, y, draws, full)
-
-
-def variance_of_batch_mean(spread: float, batch_size: int, n: int) -> float:
-    """Return the theory, E |g_B - ∇F|² = σ²/B * (N - B)/(N - 1), for batches of B out of N = `n`.
-
-    `spread` is σ², from `gradient_spread`. Sampling is without replacement. For a single example,
-    N = 1, there is only one possible batch, and the variance is 0.
-
-    Raises ValueError unless 1 <= batch_size <= n.
-    """
-    if not 1 <= batch_size <= n:
-        raise ValueError(f"batch_size must be 1 to n={n} without replacement, got {batch_size}")
-    return spread / batch_size * (n - batch_size) / (n - 1) if n > 1 else 0.0
-
-
-def _mean_squared_distance(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    x: Tensor,
-    y: Tensor,
-    batches: Iterable[Tensor | list[int]],
-    center: list[Tensor],
-) -> float:
-    """Average |g - center|² over the batches, adding up in float64 on the data's device."""
     distances = []
-    for batch in batches:
-        gradient = batch_gradient(model, loss_fn, x[batch], y[batch])
+    for i in range(len(x)):
+        gradient = batch_gradient(model, loss_fn, x[i : i + 1], y[i : i + 1])
         distances.append(
-            sum((g - c).double().square().sum() for g, c in zip(gradient, center, strict=True))
+            sum((g - c).double().square().sum() for g, c in zip(gradient, full, strict=True))
         )
     return float(sum(distances) / len(distances))
