@@ -1,9 +1,9 @@
 """A unit: parameters that are gathered together, used, and freed again.
 
-    at rest      rank r holds chunk r, Ψ/K numbers
-    gather       chunk  →  all-gather  →  the whole, for as long as it is used
+    at rest      rank r holds chunk r, Ψ/K numbers in fp32: the master weights
+    gather       chunk in compute dtype  →  all-gather  →  the whole, for as long as it is used
     free         the whole is freed; the chunk stays
-    reduce       gradient of the whole  →  reduce-scatter  →  gradient of the chunk
+    reduce       gradient of the whole  →  reduce-scatter  →  gradient of the chunk, in fp32
 
 It is based on three ideas:
 
@@ -98,6 +98,7 @@ class Unit:
         self,
         params: Sequence[nn.Parameter],
         places: Sequence[Sequence[Place]],
+        compute_dtype: torch.dtype | None,
         group: Group,
     ) -> None:
         """Shard `params`; `places[i]` lists where modules have parameter i: several if tied."""
@@ -115,7 +116,7 @@ class Unit:
             Piece(self._chunks.piece(i, self.chunk), requires_grad=param.requires_grad)
             for i, param in enumerate(params)
         ]
-        self._whole = self._chunks.flat
+        self._whole = self._chunks.flat.to(compute_dtype or params[0].dtype)
         self._nbytes = self._whole.untyped_storage().nbytes()
         # .data: autograd must not count a write to the whole as a change of the weights.
         self._leaves = [
@@ -129,12 +130,12 @@ class Unit:
             if leaf.requires_grad:
                 leaf.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
         self.trained = sum(leaf.requires_grad for leaf in self._leaves)
-        self._started = False  # to gather the whole
-        self._work: dist.Work | None = None
+        self._gathering: tuple[dist.Work | None, Tensor] | None = None
         self._reducing: list[tuple[dist.Work | None, Tensor, Tensor]] = []
         self._gradient: Bucket | None = None
         self._missing: set[int] = set()
         self.gathered = True
+        self._chunks.flat.untyped_storage().resize_(0)  # it may differ from self._whole
         self.free()
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -150,27 +151,30 @@ class Unit:
     @torch.no_grad()
     def start_gathering(self) -> None:
         """Begin to gather the whole, unless it was started before; `use` waits for it."""
-        if self.gathered or self._started:
+        if self.gathered or self._gathering is not None:
             return
         self._whole.untyped_storage().resize_(self._nbytes)
-        self._work = start_all_gather(self._whole, self.chunk, self._group)
-        self._started = True
+        mine = self.chunk.to(self._whole.dtype)
+        work = start_all_gather(self._whole, mine, self._group)
+        self._gathering = (work, mine)
 
     def use(self) -> None:
         """Gather the whole, and give the modules the whole parameters instead of the pieces."""
         if self.gathered:
             return
         self.start_gathering()
-        if self._work is not None:
-            self._work.wait()
-        self._started, self._work, self.gathered = False, None, True
+        assert self._gathering is not None
+        work, _ = self._gathering
+        if work is not None:
+            work.wait()
+        self._gathering, self.gathered = None, True
         for leaf, places in zip(self._leaves, self._places, strict=True):
             for module, name in places:
                 module.__dict__[name] = leaf  # found before the registered piece
 
     def free(self) -> None:
         """Free the memory of the whole; the pieces are the parameters again."""
-        if self._started:  # gathered, but not used
+        if self._gathering is not None:  # gathered, but not used
             self.use()
         self._whole.untyped_storage().resize_(0)
         for places in self._places:
@@ -223,6 +227,7 @@ class Unit:
         for work, mine, _ in self._reducing:
             if work is not None:
                 work.wait()
+            mine = mine.to(self.chunk.dtype)
             for index, piece in enumerate(self.pieces):
                 if piece.requires_grad:
                     gradient = self._chunks.piece(index, mine)
@@ -233,7 +238,7 @@ class Unit:
 
     @torch.no_grad()
     def whole_parameters(self) -> list[tuple[Sequence[Place], Tensor]]:
-        """Return copies of the whole parameters. All ranks must call."""
+        """Return copies of the whole parameters, in their own dtype. All ranks must call."""
         flat = self.chunk.new_empty(self._chunks.flat.numel())
         self._chunks.chunk(flat).copy_(self.chunk)
         all_gather_chunks(flat, self._group)

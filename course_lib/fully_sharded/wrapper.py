@@ -1,11 +1,11 @@
 """FSDP: when to gather and free weights, so that the network is one layer ahead.
 
     >>> from course_lib.fully_sharded import FullyShardedDataParallel
-    >>> model = FullyShardedDataParallel(model)
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # of this rank's pieces
+    >>> model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # fp32, this rank's pieces
     >>> for x, y in loader:
     ...     optimizer.zero_grad()
-    ...     loss_fn(model(x), y).backward()
+    ...     loss_fn(model(x.bfloat16()), y.bfloat16()).backward()
     ...     optimizer.step()
     >>> weights = model.full_state_dict()  # the whole model, on every rank
 
@@ -48,6 +48,9 @@ class FullyShardedDataParallel(nn.Module):
 
     Args:
         module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
+        compute_dtype: dtype of the gathered weights and of the gradients that are sent. The pieces
+            and their gradients keep the dtype of the parameters (fp32: master weights). None: all
+            have this dtype.
         group: the process group; None for all ranks.
         unit_types: types of modules whose parameters, and those of modules inside, are gathered
             together, for example `(Block,)`. By default each module with its own parameters is a
@@ -65,6 +68,7 @@ class FullyShardedDataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
         group: Group = None,
         *,
         unit_types: tuple[type[nn.Module], ...] | None = None,
@@ -89,7 +93,7 @@ class FullyShardedDataParallel(nn.Module):
         self._in_backward = False
         for owner, members in owners.items():
             places = list(members.values())
-            unit = Unit(list(members), places, group)
+            unit = Unit(list(members), places, compute_dtype, group)
             self._units.append(unit)
             if owner is module:
                 self._root = unit  # used in the whole forward, so the wrapper gathers it
@@ -174,7 +178,7 @@ class FullyShardedDataParallel(nn.Module):
         return sum(unit.bytes_held for unit in self._units)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the whole `module.state_dict()`, on every rank.
+        """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
 
         All ranks must call. The result can be loaded into the plain module, which can then be
         wrapped again on any number of ranks.

@@ -84,6 +84,66 @@ def test_weights_equal_those_of_one_process(ranks_of, on, k, model):
         assert sum(held for _, held in results) == whole
 
 
+def beside_pytorch() -> tuple[list[Tensor], list[Tensor]]:
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+        if ours:
+            net = FullyShardedDataParallel(net)
+        else:
+            for layer in (net[0], net[2], net):
+                fully_shard(layer)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for batch in batches(torch.float32):
+            optimizer.zero_grad()
+            x, y = own(batch)
+            mse_loss(net(x), y).backward()
+            optimizer.step()
+        state = net.full_state_dict() if ours else net.state_dict()
+        values = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in state.values()]
+        found.append([value.detach().clone() for value in values])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_weights_equal_those_of_pytorchs_fsdp(ranks_of, k):
+    for ours, theirs in ranks_of("cpu", k).run(beside_pytorch):
+        for tensor, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
+
+
+# --- dtypes -----------------------------------------------------------------------------------
+
+
+def in_bfloat16() -> Any:
+    net = Awkward(dtype=torch.float32)
+    wrapped = FullyShardedDataParallel(net, compute_dtype=torch.bfloat16)
+    seen = []
+    net.body.register_forward_hook(lambda m, _, out: seen.append((m.weight.dtype, out.dtype)))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
+    x, y = own(batches(torch.float32)[0])
+    mse_loss(wrapped(x.bfloat16()), y.bfloat16()).backward()
+    dtypes = {p.grad.dtype for p in wrapped.parameters() if p.grad is not None}
+    optimizer.step()
+    return seen, dtypes, wrapped.full_state_dict()["enter.weight"]
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_computes_in_bfloat16_and_steps_in_float32(ranks_of, on):
+    net = Awkward(dtype=torch.float32)
+    x, y = batches(torch.float32)[0]
+    mse_loss(net(x), y).backward()
+    for seen, dtypes, weight in ranks_of(on, 2).run(in_bfloat16):
+        assert seen == [(torch.bfloat16, torch.bfloat16)]
+        assert dtypes == {torch.float32}
+        step = (net.enter.weight.detach() - weight) / 1e-4
+        # Were the weights bfloat16, a step of 1e-4 would be lost in rounding.
+        torch.testing.assert_close(step, net.enter.weight.grad, rtol=0.1, atol=0.02)
+
+
 # --- what is sent, what is held, and when -----------------------------------------------------
 
 WIDTH, DEPTH = 12, 4
@@ -103,26 +163,27 @@ def layers(kind: type[nn.Linear] = nn.Linear) -> nn.Sequential:
     return nn.Sequential(*[kind(WIDTH, WIDTH, bias=False) for _ in range(DEPTH)])
 
 
-def one_step() -> None:
-    wrapped = FullyShardedDataParallel(layers())
-    wrapped(torch.ones(2, WIDTH)).sum().backward()
+def one_step(dtype: torch.dtype | None) -> None:
+    wrapped = FullyShardedDataParallel(layers(), compute_dtype=dtype)
+    wrapped(torch.ones(2, WIDTH, dtype=dtype or torch.float32)).sum().backward()
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_bytes_sent_are_those_of_the_paper(ranks_of, k):
+@pytest.mark.parametrize(("dtype", "size"), [(None, 4), (torch.bfloat16, 2)])
+def test_bytes_sent_are_those_of_the_paper(ranks_of, k, dtype, size):
     """3Ψ numbers: gathered for forward, for backward, and gradients; (K-1)/K in a ring."""
     ranks = ranks_of("simulated", k)
-    ranks.run(one_step)
+    ranks.run(one_step, dtype)
     parameters = DEPTH * WIDTH * WIDTH
     for rank in range(k):
         kinds, trace = ("all_gather", "reduce_scatter"), ranks.trace
         of_rank = [e for e in trace.operations if e.rank == rank and e.kind in kinds]
         # Without what compares the ranks' models at the start.
-        floats = [e for e in of_rank if e.dtype == "float32"]
+        floats = [e for e in of_rank if e.dtype in ("float32", "bfloat16")]
         assert [e.kind for e in floats].count("all_gather") == 2 * DEPTH
         assert [e.kind for e in floats].count("reduce_scatter") == DEPTH
         sent = sum(trace._sent(e) for e in floats)
-        assert sent == 3 * 4 * parameters * (k - 1) / k
+        assert sent == 3 * size * parameters * (k - 1) / k
 
 
 def held(prefetch: bool) -> Any:
