@@ -7,12 +7,9 @@ only its rank's input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from course_lib.checking import (
     Case,
@@ -27,7 +24,6 @@ from course_lib.checking import (
 )
 from course_lib.checking.shared.averaging import unless_alone
 from course_lib.checking.shared.training import NUMEL, SHAPES
-from course_lib.checking.testing import Candidate, testing_task
 
 from .judges import (
     checkpoint_inputs,
@@ -139,63 +135,6 @@ def mended(name, kind, *more, modes=(True, False)):
         ),
     )
 
-
-# Task 7: a test of task 5. You can read these solutions; the grader has others.
-
-
-def token_step_of(step: Callable[..., Any], mine: Any, group: Any) -> Any:
-    """Call a solution with one rank's micro-batches; return the gradients and the loss."""
-    model = torch.nn.Linear(3, 4)
-    for param in model.parameters():
-        torch.nn.init.zeros_(param)
-    loss = step(model, list(mine), group)
-    return [[param.grad for param in model.parameters()], float(loss)]
-
-
-def expect_micro_batches(inputs: Sequence[Any]) -> None:
-    """Refuse what is not a list of micro-batches on every rank."""
-    for rank, mine in enumerate(inputs):
-        for x, y in mine:
-            if x.dim() != 2 or x.shape[1] != 3 or y.shape != x.shape[:1]:
-                raise ValueError(
-                    f"a micro-batch of rank {rank} has shapes {tuple(x.shape)} and "
-                    f"{tuple(y.shape)}, expected (n, 3) and (n,)"
-                )
-            if x.dtype != torch.float32 or y.dtype != torch.int64:
-                raise ValueError(f"rank {rank}: x must be float32 and y int64")
-    if not any((y != -100).any() for mine in inputs for _, y in mine):
-        raise ValueError("all ranks together must have a label")
-
-
-def gathers_all(model, micro_batches, group=None):  # type: ignore[no-untyped-def]
-    every = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, micro_batches, group=group)
-    x = torch.cat([x for mine in every for x, _ in mine])
-    y = torch.cat([y for mine in every for _, y in mine])
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return loss.item()
-
-
-def means_of_means(model, micro_batches, group=None):  # type: ignore[no-untyped-def]
-    every = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, micro_batches, group=group)
-    losses = []
-    for mine in every:
-        x, y = torch.cat([x for x, _ in mine]), torch.cat([y for _, y in mine])
-        if (y != -100).any():
-            losses.append(torch.nn.functional.cross_entropy(model(x), y))
-    loss = sum(losses) / len(every)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return loss.item()
-
-
-CANDIDATES = [
-    Candidate(gathers_all, "gathers all tokens", "every label", right=True),
-    Candidate(means_of_means, "takes the mean of the ranks' means", "every label"),
-]
 
 CHECKS = {
     "my_batches": task(
@@ -335,7 +274,7 @@ CHECKS = {
             ),
             receives_at_least(unless_alone(trained_bytes)),
         ],
-        worth={"values": 2, "communication": 1},
+        worth={"values": 4, "communication": 2},
         cases=in_many_forms(
             tokens_case("1 rank, 2 micro-batches", 1, [(6, 4), (3, 3)]),
             tokens_case("2 ranks, 24 labels and 2", 2, [(16, 16), (9, 8)], [(4, 2)]),
@@ -375,12 +314,5 @@ CHECKS = {
             form=Form(training=False),
         ),
         modes=(True,),
-    ),
-    "is_token_mean": testing_task(
-        "is_token_mean",
-        call=token_step_of,
-        expect=expect_micro_batches,
-        candidates=CANDIDATES,
-        worth={"every label": 1, "labels only": 1, "the clipping": 1, "every call": 1},
     ),
 }

@@ -97,57 +97,47 @@ def evaluate_program(evaluate: Callable[..., Any], mine: Any, given: Given) -> A
     return {**seen, **dict(zip(NUMBERS, answer, strict=True))}
 
 
-def evaluated(
-    rows: Callable[[int, int, int], list[int]] = lambda n, k, me: list(range(n)),
-    parts: Callable[[int, int, int], list[list[int]]] | None = None,
-) -> Oracle:
-    """Return the oracle of an evaluation over these rows, or of a mean over parts of all rows.
+Parts = Callable[[int, int, int, int], list[list[int]]]
+
+
+def evaluated(parts: Parts = lambda n, k, me, size: [list(range(n))]) -> Oracle:
+    """Return the oracle of a mean over parts of the rows, each as its mean; rightly all in one.
 
     Args:
-        rows: ``rows(n, k, me)`` returns the rows that count.
-        parts: ``parts(n, k, batch_size)`` returns parts whose mean is taken instead.
+        parts: ``parts(n, k, me, batch_size)`` returns lists of rows.
 
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        mine, k = inputs[me], len(inputs)
-        n = len(mine["x"])
+        mine = inputs[me]
         model = Watched([w.double() for w in mine["weights"]]).eval()
-        chosen = parts(n, k, mine["batch_size"]) if parts else [rows(n, k, me)]
-        chosen = [part for part in chosen if part]
         results = []
-        for part in chosen:
+        for part in filter(None, parts(len(mine["x"]), len(inputs), me, mine["batch_size"])):
             with torch.no_grad():
                 out, y = model(mine["x"].double()[part]), mine["y"][part]
             right = (out.argmax(1) == y).double().mean().item()
             results.append((loss_of(mine["loss"])(out, y).item(), right))
-        if not results:  # the sum over no rows is 0
-            return dict.fromkeys(NUMBERS, 0.0) if parts else {}
+        if not results:
+            return {}  # this rank has no rows
         means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
         return {MODE: False, **dict(zip(NUMBERS, means, strict=True))}
 
     return oracle
 
 
-def _padded(n: int, k: int, me: int) -> list[int]:
-    """Return all rows of a sampler that pads."""
-    return [i % n for i in range(-(-n // k) * k)]
-
-
-def _batches(n: int, k: int, size: int) -> list[list[int]]:
+def _batches(n: int, k: int, me: int, size: int) -> list[list[int]]:
     strided = [list(range(n))[rank::k] for rank in range(k)]
     return [rows[at : at + size] for rows in strided for at in range(0, n, size)]
 
 
 EVALUATION_MISTAKES: dict[str, Oracle] = {
     "the result if padded rows are counted: a sampler repeats rows to give every rank equally "
-    "many": evaluated(_padded),
-    "the mean of the ranks' means, though some ranks have fewer rows (strided shards)": evaluated(
-        parts=lambda n, k, size: [list(range(n))[r::k] for r in range(k)]
+    "many": evaluated(lambda n, k, me, size: [[i % n for i in range(-(-n // k) * k)]]),
+    "the result of this rank's rows alone": evaluated(
+        lambda n, k, me, size: [list(range(n))[me::k]]
     ),
-    "the result of this rank's rows alone": evaluated(lambda n, k, me: list(range(n))[me::k]),
     "the mean of the batches' means: a short batch counts as much as a full one": evaluated(
-        parts=_batches
+        _batches
     ),
 }
 

@@ -138,7 +138,7 @@ def called(function: Any, what: str) -> Callable[..., Any]:
     return function
 
 
-def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
+def local_sums(mine: Any, *, part: slice = slice(None)) -> list[list[Tensor]]:
     """Return the gradients of one rank before they are averaged, for each step.
 
     Args:
@@ -151,10 +151,10 @@ def local_sums(mine: Any, *, part: slice | None = None) -> list[list[Tensor]]:
     for number, (uses, xs) in enumerate(zip(mine["uses"], mine["x"], strict=True)):
         sums = [torch.zeros_like(w, dtype=torch.float64) for w in mine["weights"]]
         batches = list(zip(uses, xs, strict=True))
-        for layers, values in batches[part or slice(None)]:
+        for layers, values in batches[part]:
             for i, value in zip(layers, values, strict=True):
                 sums[i] = sums[i] + value
-        if number == 0 and (part is None or part.start == 0):
+        if number == 0:
             sums = [s if b is None else s + b for s, b in zip(sums, mine["before"], strict=True)]
         steps.append(sums)
     return steps
@@ -199,9 +199,6 @@ CHAIN_MISTAKES: dict[str, Oracle] = {
         "this rank's own gradient: nothing was averaged",
     )
 } | {
-    "the mean of what the last backward added: the earlier numbers in .grad are lost": mixed(
-        mean, part=slice(-1, None)
-    ),
     "the mean of the first micro-batch. Send nothing inside no_sync, even after an inner no_sync "
     "of the same model has ended": mixed(mean, part=slice(0, 1)),
 }
@@ -454,7 +451,7 @@ def computed_at_launches(case: Case, observed: Observed, rank: int) -> list[tupl
     A bucket needs its last gradient, and is launched after all earlier buckets. It has ended when
     its step ends.
     """
-    if not (case.parameters.get("timed") or case.parameters.get("fast")):
+    if not case.parameters.get("timed"):
         return []
     me, bounds, layers = case.members(rank).index(rank), [], 0
     for step in case.parameters["steps"]:
@@ -479,15 +476,3 @@ def overlapped_time(case: Case, network: Network) -> float:
         "all_reduce", network, len(case.members(0)), last, itemsize=case.itemsize
     )
     return 1.01 * (backward_time(case) + steps * left)
-
-
-def times_faster(factor: float) -> Callable[[Case, Network], float]:
-    """Return a formula: the time of one all-reduce per parameter, divided by `factor`."""
-
-    def seconds(case: Case, network: Network) -> float:
-        each = [torch.Size(shape).numel() * case.itemsize for shape in case.parameters["shapes"]]
-        k, size = len(case.members(0)), case.itemsize
-        once = sum(collective_time("all_reduce", network, k, n, itemsize=size) for n in each)
-        return (backward_time(case) + len(case.parameters["steps"]) * once) / factor
-
-    return seconds

@@ -268,9 +268,6 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
                 "the mean over the ranks: multiply it by n/k, so that it is right on average": mean,
                 "n/k times the sum over the ranks: the task asks for the mean": total * n / k,
                 "the sum over the ranks: divide it by K, and multiply it by n/k": total,
-                "n/k times the mean over all ranks: take the mean over the ranks of the group": n
-                / k
-                * torch.stack([each["x"].double() for each in inputs]).mean(0),
             }
             for seed, got in zip(case.parameters["seeds"], values[rank]["results"], strict=True):
                 drawn = got != 0

@@ -151,9 +151,6 @@ _codes = equals(
         "⌊x/s⌋, which rounds every number down: add u before you round": _with(
             lambda x, u: x.floor()
         ),
-        "x/s + u truncated towards zero, which moves negative numbers up: use the floor": _with(
-            lambda x, u: (x + u).trunc().clamp(max=127)
-        ),
         "the right codes, except that 128 became -128: cut codes off at 127": _with(
             lambda x, u: torch.where((x + u).float() == 128, -128, (x + u).floor())
         ),
@@ -408,7 +405,6 @@ equals_compressed_sum = equals(
     {
         "Σ C(x): compress the sums, too, before you send them": compressed_sum(sums=_exactly),
         "C(Σ x): compress the shards, too, before you send them": compressed_sum(parts=_exactly),
-        "Σ x: nothing is compressed": compressed_sum(_exactly, _exactly),
         "the tensor as it was before the call: write the result into it": in_calls(
             "tensor", lambda inputs, me: inputs[me]["tensor"]
         ),

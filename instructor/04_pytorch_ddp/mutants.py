@@ -1,14 +1,12 @@
 """Wrong solutions that people write, and right ones that differ from ours."""
 
-# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.checking.mutants import Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import Mutant, edits_of, passes
 
 # my_batches --------------------------------------------------------------------------------
 
@@ -51,6 +49,16 @@ my_batches__by_slices_edited = edits_of(
         "draws or seeds random numbers",
         "list(sampler)",
         "[int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]",
+    ),
+    Mutant(
+        "sampler_of_the_first_call",
+        "something is kept from the call before",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(
+            ("sampler = ", "sampler = kept.setdefault('sampler', "),
+            ("rank=rank, seed=seed)", "rank=rank, seed=seed))"),
+        ),
     ),
 )
 
@@ -300,6 +308,12 @@ save_checkpoint__and_waits_edited = edits_of(
         "{key.replace('module.', ''): value for key, value in ddp.state_dict().items()}",
     ),
     Mutant("closes_the_file", "closes the file", "dist.barrier(group)", "file.close()"),
+    Mutant(
+        "first_settings_only",
+        "lr of group 1 is missing",
+        "optimizer.state_dict(),",
+        "{k: v if k == 'state' else v[:1] for k, v in optimizer.state_dict().items()},",
+    ),
 )
 
 
@@ -347,6 +361,13 @@ load_checkpoint__by_broadcasts_edited = edits_of(
     ),
     Mutant("from_the_start", "epoch to begin with: expected", 'return state["epoch"]', "return 0"),
     Mutant("from_rank_0_of_the_world", "4 ranks, in two groups", "src=first", "src=0"),
+    Mutant(
+        "file_of_the_first_call",
+        "something is kept from the call before",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(("= saved[0]", "= kept.setdefault('state', saved[0])"),),
+    ),
     Mutant(
         "broadcasts_parameters",
         "loaded model middle.module.scale",
@@ -401,21 +422,6 @@ def token_mean_step__by_hand(model, micro_batches, group=None):
         param.grad = piece.view_as(param)
     dist.all_reduce(sums, group=group)
     return sums[1]
-
-
-@passes
-def token_mean_step__in_one_forward(model, micro_batches, group=None):
-    x, y = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-    x, y = x[y >= 0], y[y >= 0]
-    counts = [None] * dist.get_world_size(group)
-    dist.all_gather_object(counts, len(y), group=group)
-    losses = F.cross_entropy(model(x).float(), y, reduction="none")
-    for param in model.parameters():
-        param.grad = None
-    (losses * len(counts) / sum(counts)).sum().backward()
-    torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
-    dist.all_gather_object(counts, (losses.double().sum().item(), len(y)), group=group)
-    return sum(each[0] for each in counts) / sum(each[1] for each in counts)
 
 
 token_mean_step__with_ddp_edited = edits_of(
@@ -525,20 +531,15 @@ def exhibit_1__averages_after_the_step(model, loss_fn, batches, lr, group=None):
             param.data /= dist.get_world_size(group)
 
 
-@fails("averages the parameters, and then takes a step with this rank's own gradient")
-def exhibit_1__as_it_hangs(model, loss_fn, batches, lr, group=None):
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss_fn(model(x), y).backward()
-        for param in model.parameters():
-            dist.all_reduce(param.data, group=group)
-            param.data /= dist.get_world_size(group)
-        optimizer.step()
-
-
-exhibit_1__as_it_hangs_edited = edits_of(
-    exhibit_1__as_it_hangs,
+exhibit_1__averages_after_the_step_edited = edits_of(
+    exhibit_1__averages_after_the_step,
+    Mutant(
+        "as_it_hangs",
+        "averages the parameters, and then takes a step with this rank's own gradient",
+        "optimizer.step()",
+        "pass",
+        also=(("world_size(group)", "world_size(group); param.data -= lr * param.grad"),),
+    ),
     Mutant(
         "only_takes_it_out",
         "nothing was averaged",
@@ -648,90 +649,4 @@ exhibit_3__the_default_edited = edits_of(
         "=group",
         "=group, forward_sync_buffers=False",
     ),
-)
-
-
-# diagnoses ---------------------------------------------------------------------------------
-
-
-# State between calls, and solutions for one setting only -----------------------------------
-
-
-@fails("something is kept from the call before")
-def my_batches__sampler_of_the_first_call(length, batch_size, epoch, seed, group=None, kept={}):
-    world_size, me = dist.get_world_size(group), dist.get_rank(group)
-    if "sampler" not in kept:
-        kept["sampler"] = DistributedSampler(range(length), world_size, me, seed=seed)
-    kept["sampler"].set_epoch(epoch)
-    rows = list(kept["sampler"])
-    return [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-
-
-@fails("lr of group 1 is missing")
-def save_checkpoint__first_settings_only(file, ddp, optimizer, epoch, group=None):
-    if dist.get_rank(group) == 0:
-        state = optimizer.state_dict()
-        state["param_groups"] = state["param_groups"][:1]
-        model = ddp.module.state_dict()
-        torch.save({"model": model, "optimizer": state, "epoch": epoch}, file)
-
-
-@fails("something is kept from the call before")
-def load_checkpoint__file_of_the_first_call(file, model, optimizer, group=None, kept={}):
-    if "state" not in kept:
-        held = [None if file is None else torch.load(file, weights_only=True)]
-        dist.broadcast_object_list(held, group_src=0, group=group)
-        kept["state"] = held[0]
-    model.load_state_dict(kept["state"]["model"])
-    optimizer.load_state_dict(kept["state"]["optimizer"])
-    return kept["state"]["epoch"]
-
-
-# is_token_mean -----------------------------------------------------------------------------
-
-
-@passes
-def is_token_mean__by_hand(step):
-    for scale in (0.01, 40.0):
-        for sizes in ([[6, 2], [1]], [[3, 2], [9], [5, 4]], [[2, 7]]):
-            ranks = [
-                [(scale * torch.randn(n, 3), torch.randint(4, (n,))) for n in own] for own in sizes
-            ]
-            ranks[0][1][1][:] = -100
-            pairs = [pair for own in ranks for pair in own]
-            x, y = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
-            x, y = x[y >= 0], y[y >= 0]
-            error = 0.25 - F.one_hot(y, 4)  # all outputs are 0
-            weight, bias = error.T @ x / len(y), error.mean(0)
-            norm = max(1.0, torch.cat([weight.flatten(), bias]).norm().item())
-            for gradients, loss in step(ranks):
-                if not abs(loss - torch.tensor(4.0).log()) < 1e-4:
-                    return False
-                for got, right in zip(gradients, (weight, bias), strict=True):
-                    if not torch.allclose(got, right / norm, atol=1e-5):
-                        return False
-    return True
-
-
-is_token_mean__by_hand_edited = edits_of(
-    is_token_mean__by_hand,
-    Mutant(
-        "equal_parts",
-        "the mean of the ranks' means",
-        "[[6, 2], [1]], [[3, 2], [9], [5, 4]]",
-        "[[6, 6], [6, 6]]",
-        also=(("ranks[0][1][1][:] = -100", "pass"),),
-    ),
-    Mutant("nothing_large", "It never clips", "(0.01, 40.0)", "(0.01, 0.02)"),
-    Mutant("nothing_small", "It changes small gradients too", "(0.01, 40.0)", "(30.0, 40.0)"),
-    Mutant(
-        "the_loss_is_not_read",
-        "the rank's own part of the loss",
-        "not abs(loss - torch.tensor(4.0).log()) < 1e-4",
-        "False",
-    ),
-    Mutant(
-        "all_have_labels", "It counts tokens without a label", "ranks[0][1][1][:] = -100", "pass"
-    ),
-    Mutant("refuses_all", "refuses a right solution", "return True", "return False"),
 )

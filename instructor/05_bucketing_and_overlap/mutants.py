@@ -429,52 +429,6 @@ data_parallel__all_in_one_edited = edits_of(
 
 
 @passes
-def sync_batch_norm__merges_what_each_rank_knows(x, weight, bias, eps, group=None):
-    k = dist.get_world_size(group)
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            rows = x.transpose(0, 1).flatten(1)
-            rows = rows if rows.dtype == torch.float64 else rows.float()
-            n = rows.shape[1]
-            mean = rows.sum(1) / max(1, n)
-            spread = (rows - mean[:, None]).square().sum(1)
-            own = torch.cat([mean, spread, mean.new_tensor([n])])
-            every = own.new_empty(k * len(own))
-            dist.all_gather_into_tensor(every, own, group=group)
-            n, mean, spread = 0, 0, 0
-            for theirs in every.view(k, -1):
-                their_mean, their_spread = theirs[:-1].chunk(2)
-                both = n + theirs[-1]
-                apart = their_mean - mean
-                if both > 0:
-                    spread = spread + their_spread + apart.square() * n * theirs[-1] / both
-                    mean = mean + apart * theirs[-1] / both
-                    n = both
-            scale = (spread / n + eps).rsqrt()
-            normal = (rows - mean[:, None]) * scale[:, None]
-            ctx.save_for_backward(normal, weight, scale, n)
-            ctx.like = x
-            y = normal * weight[:, None] + bias[:, None]
-            return y.unflatten(1, (x.shape[0], *x.shape[2:])).transpose(0, 1).to(x.dtype)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            normal, weight, scale, n = ctx.saved_tensors
-            g = gradient.transpose(0, 1).flatten(1).to(normal.dtype)
-            own = torch.stack([g.sum(1), (g * normal).sum(1)], 1)
-            total = own.clone()
-            dist.all_reduce(total, group=group)
-            total /= n
-            of_x = (weight * scale)[:, None] * (g - total[:, :1] - normal * total[:, 1:])
-            shape = ctx.like.shape[0], *ctx.like.shape[2:]
-            return of_x.unflatten(1, shape).transpose(0, 1), own[:, 1], own[:, 0]
-
-    return Norm.apply(x, weight, bias)
-
-
-@passes
 def sync_batch_norm__sums_in_float64(x, weight, bias, eps, group=None):
     from torch.distributed.nn.functional import all_reduce
 
@@ -507,7 +461,7 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
     ),
     Mutant(
         "unbiased",
-        "batch normalization divides by n",
+        "2 ranks, 5 rows each",
         "variance = second / n - mean.square()",
         "variance = (second / n - mean.square()) * n / (n - 1)",
     ),
@@ -541,6 +495,16 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
         "first = all_reduce(sums[0], group=group)\nsecond, n = all_reduce(sums[1:], group=group)",
     ),
     Mutant(
+        "sums_of_the_first_call",
+        "2 ranks, two calls",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(
+            ("all_reduce(sums", "kept.setdefault(bias, all_reduce(sums"),
+            ("sums, group=group)", "sums, group=group))"),
+        ),
+    ),
+    Mutant(
         "skips_the_empty_rank",
         "waits in all_reduce",
         "group = group or dist.group.WORLD",
@@ -551,18 +515,6 @@ sync_batch_norm__sums_in_float64_edited = edits_of(
         """,
     ),
 )
-
-sync_batch_norm__merges_what_each_rank_knows_edited = edits_of(
-    sync_batch_norm__merges_what_each_rank_knows,
-    Mutant(
-        "keeps_the_last_forward",
-        "2 ranks, two calls",
-        "ctx.save_for_backward(normal, weight, scale, n)",
-        "sync_batch_norm__merges_what_each_rank_knows.saved = normal, weight, scale, n",
-        also=(("ctx.saved_tensors", "sync_batch_norm__merges_what_each_rank_knows.saved"),),
-    ),
-)
-
 
 # muon_step ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
 
 # quantize ----------------------------------------------------------------------------------
 
@@ -43,6 +43,7 @@ quantize__numpy_edited = edits_of(
     ),
     Mutant("floats_on_the_wire", "A code must be one byte", "astype(np.int8", "astype(np.float32"),
     Mutant("column_order", "codes[", "ravel()", "ravel(order='A')"),
+    Mutant("in_place", "the function changes x", "x / scale if", "np.divide(x, scale, out=x) if"),
     Mutant("an_epsilon", "codes[", "x / scale if scale else x", "x / (scale + np.float32(1e-30))"),
 )
 
@@ -50,36 +51,21 @@ quantize__numpy_edited = edits_of(
 quantize__into_the_wire_edited = edits_of(
     quantize__into_the_wire,
     Mutant("lets_128_wrap", "except that 128 became -128", "> 127] = 127", "> 127] = -128"),
+    Mutant(
+        "imports_the_reference",
+        "course_lib.compression",
+        "import struct",
+        "import struct, importlib; importlib.import_module('course_lib.compression')",
+        ("grader",),
+    ),
+    Mutant(
+        "into_the_same_memory",
+        "this call has changed the result of an earlier call",
+        "(x, u):",
+        "(x, u, kept={}):",
+        also=(("flat = x", "wire = kept.setdefault(x.numel(), wire); flat = x"),),
+    ),
 )
-
-
-@fails("the function changes x")
-def quantize__in_place(x, u):
-    scale = x.float().abs().max() / 127 if x.numel() else torch.zeros(())
-    x /= torch.where(scale == 0, 1, scale)
-    codes = (x.flatten().float() + u.flatten()).floor().clamp(max=127).to(torch.int8)
-    return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
-
-
-@fails("course_lib.compression", ("grader",))
-def quantize__imports_the_reference(x, u):
-    import importlib
-
-    importlib.import_module("course_lib.compression")
-    scale = x.float().abs().max() / 127 if x.numel() else torch.zeros(())
-    scaled = x.float() / torch.where(scale == 0, 1, scale)
-    codes = (scaled + u).flatten().floor().clamp(max=127).to(torch.int8)
-    return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
-
-
-@fails("this call has changed the result of an earlier call")
-def quantize__into_the_same_memory(x, u, kept={}):  # noqa: B006
-    x, u = x.float().flatten(), u.flatten()
-    wire = kept.setdefault(len(x), torch.zeros(len(x) + 4, dtype=torch.uint8))
-    scale = x.abs().max() / 127 if len(x) else x.new_zeros(())
-    codes = (x / (scale if scale > 0 else 1) + u).floor().clamp(max=127).to(torch.int8)
-    wire[:4], wire[4:] = scale.view(1).view(torch.uint8), codes.view(torch.uint8)
-    return wire
 
 
 # dequantize --------------------------------------------------------------------------------
@@ -228,31 +214,24 @@ with_feedback__default_dict_edited = edits_of(
         "x.add_(residuals[key]).float(",
     ),
     Mutant("by_object", "expected", "[key]", "[id(key)]"),
+    Mutant(
+        "compresses_twice",
+        "compress is called twice for the same tensor",
+        "torch.sub(p, result)",
+        "p - compress(p)",
+    ),
+    Mutant(
+        "for_good",
+        "two senders share their residuals",
+        "(compress):",
+        "(compress, kept={}):",
+        also=(
+            ("= defaultdict(", "= kept.setdefault(0, defaultdict("),
+            ("torch.zeros(()))", "torch.zeros(())))"),
+        ),
+    ),
     Mutant("by_its_hash", "✗ many keys", "residuals[key]", "residuals[hash(key)]"),
 )
-
-
-@fails("compress is called twice for the same tensor")
-def with_feedback__compresses_twice(compress):
-    residuals = {}
-
-    def send(x, key):
-        p = x.float() + residuals.get(key, 0)
-        residuals[key] = p - compress(p)
-        return compress(p).to(x.dtype, copy=True)
-
-    return send
-
-
-@fails("two senders share their residuals")
-def with_feedback__for_good(compress, residuals={}):  # noqa: B006
-    def send(x, key):
-        p = x.float() + residuals.get(key, 0)
-        sent = compress(p)
-        residuals[key] = p - sent
-        return sent.to(x.dtype, copy=True)
-
-    return send
 
 
 # compressed_all_reduce ---------------------------------------------------------------------
@@ -317,6 +296,17 @@ compressed_all_reduce__in_turn_edited = edits_of(
             ("totals.append(decode(wire, shard.shape, torch.float32))", "totals.append(whole)"),
         ),
     ),
+    Mutant(
+        "everything_to_everybody",
+        "the bytes do not grow with K",
+        "dist.gather(wire, rows, group=group, group_dst=owner)",
+        "dist.all_gather(rows, wire, group=group)",
+        also=(
+            (" if rank == owner else None", ""),
+            ("if rank == owner:", "if True:"),
+            ("dist.broadcast(wire, group=group, group_src=owner)", "pass"),
+        ),
+    ),
 )
 
 
@@ -354,20 +344,6 @@ compressed_all_reduce__messages_edited = edits_of(
         """,
     ),
 )
-
-
-@fails("the bytes do not grow with K")
-def compressed_all_reduce__everything_to_everybody(x, encode, decode, group=None):
-    shards = x.detach().float().flatten().tensor_split(dist.get_world_size(group))
-    wires = [encode(shard) for shard in shards]
-    rows = [torch.empty_like(torch.cat(wires)) for _ in shards]
-    dist.all_gather(rows, torch.cat(wires), group=group)
-    table = [row.split([len(wire) for wire in wires]) for row in rows]
-    sums = []
-    for i, shard in enumerate(shards):
-        total = sum(decode(row[i], shard.shape, torch.float32) for row in table)
-        sums.append(decode(encode(total), shard.shape, torch.float32))
-    x.copy_(torch.cat(sums).view(x.shape))
 
 
 # random_k_mean -----------------------------------------------------------------------------

@@ -13,10 +13,10 @@ def speed_of_light__by_kind(flops, sent, received, rate, bandwidth):
     return max(max(flops) / rate, max(sent) / bandwidth, max(received) / bandwidth)
 
 
-@fails("perfect overlap hides the shorter one")
-def speed_of_light__adds_up(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received, strict=True)
-    return max(f / rate + max(s, r) / bandwidth for f, s, r in rows)
+@passes
+def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
+    f, s, r = (torch.tensor(list(each), dtype=torch.float32) for each in (flops, sent, received))
+    return torch.maximum(f / rate, torch.maximum(s, r) / bandwidth).max()
 
 
 speed_of_light__by_kind_edited = edits_of(
@@ -27,32 +27,26 @@ speed_of_light__by_kind_edited = edits_of(
         ", max(received) / bandwidth",
         "",
     ),
+    Mutant(
+        "walks_twice",
+        "you can go through each of them only once",
+        "max(flops) / rate",
+        "max(flops) / rate if sum(flops) else 0",
+    ),
 )
 
 
-@fails("you can go through each of them only once")
-def speed_of_light__walks_twice(flops, sent, received, rate, bandwidth):
-    both = max(max(sent), max(received)) / bandwidth
-    return max(both, *(f / rate for f in flops), max(sent) / bandwidth)
-
-
-@passes
-def speed_of_light__in_float32(flops, sent, received, rate, bandwidth):
-    f, s, r = (torch.tensor(list(each), dtype=torch.float32) for each in (flops, sent, received))
-    return torch.maximum(f / rate, torch.maximum(s, r) / bandwidth).max()
-
-
-@fails("the slowest rank sets the time")
-def speed_of_light__mean_over_ranks(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received, strict=True)
-    seconds = [max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in rows]
-    return sum(seconds) / len(seconds)
-
-
-@fails("a rank does both at once")
-def speed_of_light__both_ways(flops, sent, received, rate, bandwidth):
-    rows = zip(flops, sent, received, strict=True)
-    return max(max(f / rate, (s + r) / bandwidth) for f, s, r in rows)
+speed_of_light__in_float32_edited = edits_of(
+    speed_of_light__in_float32,
+    Mutant(
+        "adds_up",
+        "perfect overlap hides the shorter one",
+        "torch.maximum(f / rate, torch.maximum(s, r) / bandwidth)",
+        "(f / rate + torch.maximum(s, r) / bandwidth)",
+    ),
+    Mutant("mean_over_ranks", "the slowest rank sets the time", ".max()", ".mean()"),
+    Mutant("both_ways", "a rank does both at once", "torch.maximum(s, r)", "(s + r)"),
+)
 
 
 # train -------------------------------------------------------------------------------------------
