@@ -146,11 +146,11 @@ def _is_timestamp(path: Path, size: int) -> bool:
 
 
 def notes_on_files(names: Iterable[str]) -> list[str]:
-    """Return a note on each kept file that a notebook might need."""
+    """Return a note on each kept file that a notebook might need; only its pictures are shown."""
     return [
         f"{name[:80]!r} is not there when the notebook is graded: only what is in its cells counts"
         for name in names
-        if name.endswith((".py", ".csv", ".json", ".png", ".jpg", ".jpeg"))
+        if name.endswith((".py", ".csv", ".json"))
     ]
 
 

@@ -160,7 +160,7 @@ def _notes_on(found: _Candidate, released: NotebookNode, vetted: Vetted) -> list
     used = "the part that can be read" if found.notebook.cells else "an empty notebook instead"
     notes = [f"{found.entry.name} {found.problem}: grading uses {used}"]
     if not found.problem:
-        notes = list(rebuild(released, found.notebook).metadata.get("rebuild", ()))
+        notes = list(rebuild(released, found.notebook, vetted.files).metadata.get("rebuild", ()))
         if not tasks_in(released, found.notebook):
             notes = ["has none of this assignment's tasks: is it another notebook?"]
     return notes + notes_on_files(vetted.files)

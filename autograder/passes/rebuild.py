@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 from autograder.course import Folders
-from course_lib.learner.what_counts import rebuild
+from course_lib.learner.what_counts import pictures_in, rebuild
 
 
 class Rebuild(NbGraderPreprocessor):
@@ -66,4 +66,4 @@ def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> Not
             f"run nbgrader generate_assignment {path.parent.name}"
         )
     submitted = nbformat.read(path, as_version=4) if nb is None else nb
-    return rebuild(nbformat.read(released, as_version=4), submitted)
+    return rebuild(nbformat.read(released, as_version=4), submitted, pictures_in(path.parent))

@@ -22,9 +22,11 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import nbformat
 from nbformat import NotebookNode
@@ -34,16 +36,27 @@ from course_lib.learner.notebooks import EXPLORE
 MAX_CELLS = 1000  # that a student may add
 MAX_SOURCE = 2**20  # bytes in one cell
 MAX_TOTAL = 10 * 2**20  # bytes in all cells
+MAX_LINES = 10_000  # in one cell
 MAX_PICTURE = 5 * 2**20  # bytes in one picture
+MAX_PICTURES = 20 * 2**20  # bytes in all pictures
 MAX_NOTES = 20
 _PICTURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 """The kinds of pictures that are kept → the bytes with which they begin."""
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_SHOWN = re.compile(
+    r"!\[(?P<alt>[^\]]*)\]\(\s*(?:<(?P<angled>[^>]+)>|(?P<url>[^)\s]+))[^)]*\)"
+    r"|<img\b[^>]*?\bsrc\s*=\s*[\"'](?P<src>[^\"']+)[\"'][^>]*>",
+    re.IGNORECASE,
+)
+"""A picture in Markdown, or in HTML."""
 _ELSEWHERE = (
     "\n\n*The student left this cell as it was. The cell above or below it may hold the answer.*"
 )
 
 
-def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
+def rebuild(
+    released: NotebookNode, submitted: NotebookNode, pictures: Mapping[str, bytes] | None = None
+) -> NotebookNode:
     """Return the notebook that counts; neither argument is changed.
 
     For any ``submitted``, the result is a valid notebook with each cell of ``released`` once. If
@@ -53,10 +66,11 @@ def rebuild(released: NotebookNode, submitted: NotebookNode) -> NotebookNode:
     Args:
         released: the assignment as it was handed out.
         submitted: the student's copy; anything at all.
+        pictures: PNG and JPEG files beside it, by their relative paths. Texts show them.
 
     """
     theirs = submitted.get("cells")
-    walk = _Walk(released.cells, theirs if isinstance(theirs, list) else [])
+    walk = _Walk(released.cells, theirs if isinstance(theirs, list) else [], pictures or {})
     placed, notes = walk.placed, walk.notes
     notes += _put_back(placed, released.cells)
     _empty_stubs(placed, released.cells)
@@ -114,6 +128,18 @@ def _is_students(cell: NotebookNode) -> bool:
     return is_run(cell) or is_answer(cell) or not (grade_id(cell) or _tags(cell))
 
 
+def pictures_in(folder: Path) -> dict[str, bytes]:
+    """Return the pictures in a submission's folder, by relative path; links are not followed."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in _SUFFIXES
+        and not path.is_symlink()
+        and path.is_file()
+        and path.stat().st_size <= MAX_PICTURE
+    }
+
+
 @dataclass
 class _Placed:
     """A cell of the rebuilt notebook, and the index of its released cell if it has one."""
@@ -125,10 +151,13 @@ class _Placed:
 class _Walk:
     """Goes through the student's cells and places those that count, in the student's order."""
 
-    def __init__(self, released: Sequence[NotebookNode], theirs: Sequence[Any]) -> None:
+    def __init__(
+        self, released: Sequence[NotebookNode], theirs: Sequence[Any], pictures: Mapping[str, bytes]
+    ) -> None:
         self.placed: list[_Placed] = []
         self.notes: list[str] = []
         self._released = released
+        self._pictures = pictures
         self._first: dict[int, NotebookNode] = {}  # index of a released cell → where it was placed
         self._room = _Room()
         origins = list(_origins(released, theirs))
@@ -161,7 +190,7 @@ class _Walk:
             self._another(number, cell, index)
         elif self._accepts(number, source, None):
             placed.source = source
-            self._keep_pictures(number, cell, placed)
+            self._show_pictures(number, cell, placed)
 
     def _another(self, number: int, cell: Any, index: int) -> None:
         """Keep a further copy or part of a released cell, or what became of a locked one."""
@@ -185,7 +214,7 @@ class _Walk:
             return
         begun = "" if _same(answer.source, released.source) else answer.source.rstrip()
         answer.source = f"{begun}\n\n{source}" if begun else source
-        self._keep_pictures(number, cell, answer)
+        self._show_pictures(number, cell, answer)
         self.notes.append(
             f"cell {number} is another part of {grade_id(released)}, so both were joined"
         )
@@ -198,7 +227,7 @@ class _Walk:
             return False
         metadata = {"tags": [EXPLORE]} if explore else {}
         own = nbformat.from_dict({"cell_type": kind, "metadata": metadata, "source": source})
-        self._keep_pictures(number, cell, own)
+        self._show_pictures(number, cell, own)
         self.placed.append(_Placed(own))
         return True
 
@@ -207,19 +236,37 @@ class _Walk:
             self.notes.append(f"cell {number} {problem}, so it was left out")
         return not problem
 
-    def _keep_pictures(self, number: int, theirs: Any, text: NotebookNode) -> None:
-        """Keep the pictures that are attached to a text."""
-        attached = theirs.get("attachments") if isinstance(theirs, dict) else None
-        if text.cell_type != "markdown" or not isinstance(attached, dict):
+    def _show_pictures(self, number: int, theirs: Any, text: NotebookNode) -> None:
+        """Keep the pictures that a text shows: its attachments, and files beside the notebook."""
+        if text.cell_type != "markdown":
             return
-        found = {str(name): _picture(bundle) for name, bundle in attached.items()}
-        kept = {name: {kind: data} for name, (kind, data) in found.items() if kind}
+        attached = theirs.get("attachments") if isinstance(theirs, dict) else None
+        found = {
+            str(name): _picture(bundle)
+            for name, bundle in (attached if isinstance(attached, dict) else {}).items()
+        }
+
+        def attach(match: re.Match[str]) -> str:
+            url = unquote(match["url"] or match["angled"] or match["src"])
+            if re.match(r"(attachment|https?|data):", url, re.IGNORECASE):
+                return match[0]
+            name = PurePosixPath(url).as_posix()
+            plain = re.sub(r"[^\w.-]", "_", name)
+            found[plain] = _kind_and_text(self._pictures.get(name, b""))
+            return f"![{match['alt'] or ''}](attachment:{plain})"
+
+        text.source = _SHOWN.sub(attach, text.source)
+        kept = {
+            name: {kind: data}
+            for name, (kind, data) in found.items()
+            if kind and self._room.has_for_picture(len(data))
+        }
         if kept:
             text.attachments = nbformat.from_dict({**text.get("attachments", {}), **kept})
         if len(kept) < len(found):
             self.notes.append(
-                f"a picture in cell {number} was left out: it is no PNG or JPEG, or has more than "
-                f"{MAX_PICTURE >> 20} MiB"
+                f"a picture in cell {number} was left out: it was not handed in, is no PNG or "
+                f"JPEG, or has more than {MAX_PICTURE >> 20} MiB"
             )
 
 
@@ -267,6 +314,7 @@ class _Room:
     def __init__(self) -> None:
         self._cells = MAX_CELLS
         self._bytes = MAX_TOTAL
+        self._pictures = MAX_PICTURES
 
     def refuse(self, source: str, added: str | None) -> str:
         """Return why a cell is refused; if it is accepted, count it and return "".
@@ -279,6 +327,8 @@ class _Room:
             return "is neither code nor Markdown"
         if size > MAX_SOURCE:
             return f"is longer than {MAX_SOURCE} bytes"
+        if source.count("\n") > MAX_LINES:
+            return f"has more than {MAX_LINES} lines"
         if size > self._bytes:
             return f"exceeds the limit of {MAX_TOTAL} bytes in all cells together"
         if added is not None and not self._cells:
@@ -286,6 +336,12 @@ class _Room:
         self._bytes -= size
         self._cells -= added is not None
         return ""
+
+    def has_for_picture(self, size: int) -> bool:
+        """Tell whether a picture is accepted; if it is, count it."""
+        fits = size <= self._pictures
+        self._pictures -= size * fits
+        return fits
 
 
 def _put_back(placed: list[_Placed], released: Sequence[NotebookNode]) -> list[str]:
@@ -438,15 +494,22 @@ def _content(cell: Any) -> tuple[str, str]:
 
 def _picture(bundle: Any) -> tuple[str, str]:
     """Return the type and the base64 of an attached picture; both empty if it is not kept."""
-    for kind, start in _PICTURES.items():
+    for kind in _PICTURES:
         text = bundle.get(kind) if isinstance(bundle, dict) else None
         if isinstance(text, list):  # as in the file: lines
             text = "".join(map(str, text))
         if isinstance(text, str):
             with contextlib.suppress(ValueError):
-                data = base64.b64decode("".join(text.split()), validate=True)
-                if data.startswith(start) and len(data) <= MAX_PICTURE:
-                    return kind, base64.b64encode(data).decode("ascii")
+                found = _kind_and_text(base64.b64decode("".join(text.split()), validate=True))
+                return found if found[0] == kind else ("", "")
+    return "", ""
+
+
+def _kind_and_text(data: bytes) -> tuple[str, str]:
+    """Return the type and the base64 of a picture; both empty if it is not kept."""
+    for kind, start in _PICTURES.items():
+        if data.startswith(start) and len(data) <= MAX_PICTURE:
+            return kind, base64.b64encode(data).decode("ascii")
     return "", ""
 
 

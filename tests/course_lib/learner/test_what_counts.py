@@ -124,16 +124,22 @@ def test_what_became_of_a_locked_cell_is_kept_behind_it() -> None:
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 
 
-def test_pictures_attached_to_answers_are_kept_and_others_are_named() -> None:
+def test_pictures_in_answers_are_kept_and_others_are_named() -> None:
     text = base64.b64encode(PNG).decode()
     submitted = answered()
+    submitted.cells[4].source = "![a](attachment:a.png) ![b](<my sketch.jpg>) <img src='c.png'>"
     submitted.cells[4].attachments = {
         "a.png": {"image/png": text},
         "d.svg": {"image/svg+xml": "<svg onload='alert(1)'/>"},
         "e.png": {"image/png": base64.b64encode(b"<script>").decode()},
     }
-    rebuilt = rebuild(notebook(), submitted)
-    assert rebuilt.cells[4].attachments == {"a.png": {"image/png": text}}
+    beside = {"c.png": PNG, "my sketch.jpg": b"\xff\xd8\xff"}
+    rebuilt = rebuild(notebook(), submitted, beside)
+    assert rebuilt.cells[4].source == (
+        "![a](attachment:a.png) ![b](attachment:my_sketch.jpg) ![](attachment:c.png)"
+    )
+    assert sorted(rebuilt.cells[4].attachments) == ["a.png", "c.png", "my_sketch.jpg"]
+    assert rebuilt.cells[4].attachments["c.png"] == {"image/png": text}
     assert "a picture in cell 5 was left out" in rebuilt.metadata["rebuild"][0]
     nbformat.validate(rebuilt)
 
