@@ -13,6 +13,7 @@ from course_lib.checking import (
     CaseResult,
     Check,
     CheckReport,
+    Expectation,
     Form,
     Observed,
     Wrong,
@@ -23,6 +24,7 @@ from course_lib.checking import (
 from course_lib.checking.causes import agreed, cause_of, in_common
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
+from course_lib.ranks import Trace
 from course_lib.ranks.explain.errors import RankState
 from course_lib.ranks.explain.failure import Failure, rank_error
 
@@ -257,3 +259,27 @@ def test_a_part_that_no_case_decides_is_not_earned_by_failing() -> None:
     assert parts("2") == {"a": False, "b": True, "c": False}
     assert parts("3") == {"a": True, "b": False, "c": False}
     assert parts("1", of=replace(check, cases=cases[:1])) == dict.fromkeys("abc", False)
+
+
+def test_each_part_of_the_points_that_is_missed_is_told_once() -> None:
+    def missing(words: str) -> Expectation:
+        def test(case: Case, observed: Observed, trace: Trace) -> None:
+            raise Wrong(words, f"Mend {words}.")
+
+        return Expectation(test, part=words.partition(" ")[0])
+
+    check = task(
+        "same",
+        inputs=lambda case, _: [{"x": 1.0}],
+        program=lambda function, mine, given: {"x": function(mine["x"])},
+        judges=[equals(lambda case, inputs, me: {"x": 1.0})],
+        expects=[missing("time is long"), missing("time is short"), missing("memory is short")],
+        worth={"values": 1, "time": 1, "memory": 1},
+        cases=[Case("1 rank", 1)],
+    )
+    with LocalRunner(lambda x: x) as runner:
+        report = run_check("t/same", check, runner, seed="1")
+    assert report.reason == (
+        "time is long. Mend time is long. Also: memory is short. Mend memory is short."
+    )
+    assert report.parts == {"values": True, "time": False, "memory": False}

@@ -136,6 +136,22 @@ def test_what_is_wrong_is_said(function: Any, words: str) -> None:
         assert words in "\n".join([report.reason, *(each.detail for each in report.results)])
 
 
+def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
+    before = torch.get_deterministic_debug_mode()
+    seen: list[Any] = []
+
+    def look(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+        seen.extend([torch.empty(3), torch.empty(2, dtype=torch.int64)])
+        raise ValueError("seen")
+
+    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
+    with pytest.raises(ValueError, match="seen"):
+        RankProgram(program)(look, mine)
+    assert seen[0].isnan().all()
+    assert (seen[1] == torch.iinfo(torch.int64).max).all()
+    assert torch.get_deterministic_debug_mode() == before
+
+
 def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
     def warns(x: torch.Tensor, group: Any = None) -> torch.Tensor:
         warnings.warn("in a case", stacklevel=1)
