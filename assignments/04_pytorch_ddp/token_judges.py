@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.checking import Case, Given, equals
 from course_lib.checking.judges import Oracle
-from course_lib.checking.shared.training import CLASSES, FEATURES, NUMEL, SHAPES, fill, make_model
+from course_lib.checking.shared.training import CLASSES, FEATURES, SHAPES, fill, make_model
 
 UNLABELLED = -100
 GRADIENT, LOSS = "gradient of parameter {}", "mean loss"
@@ -69,7 +69,7 @@ def token_mean(per: str = "token", divisor: str = "1", clips: str = "the mean") 
     """Return the oracle of a step, right or with a mistake.
 
     Args:
-        per: every ``token``, ``rank`` or ``micro-batch`` counts the same.
+        per: every ``token`` or ``rank`` counts the same.
         divisor: by what the mean is divided: ``1``, or ``K``, the number of ranks.
         clips: what is clipped: ``the mean``, or ``each rank``'s share before the mean.
 
@@ -84,11 +84,9 @@ def token_mean(per: str = "token", divisor: str = "1", clips: str = "the mean") 
         total = sum(labels for theirs in sums for labels, _ in theirs)
         shares = []
         for theirs in sums:
-            here, parts = sum(labels for labels, _ in theirs), len(theirs)
-            shares.append(torch.zeros(NUMEL + 1, dtype=torch.float64))
-            for labels, vector in theirs:
-                divisors = {"token": total, "rank": k * here, "micro-batch": k * parts * labels}
-                shares[-1] += vector / max(1, divisors[per])
+            here = sum(labels for labels, _ in theirs)
+            vectors = torch.stack([vector for _, vector in theirs])
+            shares.append(vectors.sum(0) / (total if per == "token" else max(1, k * here)))
         if clips == "each rank":
             step = torch.stack([_clipped(k * share) for share in shares]).mean(0)
         else:
@@ -122,9 +120,6 @@ def _clipped(step: Tensor) -> Tensor:
 
 TOKEN_MISTAKES: dict[str, Oracle] = {
     "a mean of the ranks' means: a label counts more on a rank that has few": token_mean("rank"),
-    "a mean of the micro-batches' means: a label counts more in a micro-batch that has few": (
-        token_mean("micro-batch")
-    ),
     "the mean divided by the number of ranks: DDP divides by it once more": token_mean(divisor="K"),
     "the mean of gradients that each rank clipped before: clip once, after the mean": token_mean(
         clips="each rank"

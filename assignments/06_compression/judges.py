@@ -532,12 +532,12 @@ def _left(x: Tensor, e: Tensor, c: Tensor) -> Tensor:
 
 def replayed(
     keep: Keep = _left,
-    memory: Callable[[str, Hashable], Hashable] = lambda sender, key: (sender, key),
+    one_for_all_keys: bool = False,
     weight: float = 1,
 ) -> Oracle:
     """Return an oracle of senders that add `weight` times the residual that they `keep`.
 
-    `memory(sender, key)` names the residual.
+    With `one_for_all_keys` a sender has only one residual.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Tensor]:
@@ -547,13 +547,14 @@ def replayed(
             for x, key in zip(own[step], own["keys"], strict=True):
                 for sender, g in (("first", x), ("second", 4 * x)):
                     place = f"{sender} sender, {step}, key {key!r}"
-                    e = residuals.get(memory(sender, key), torch.zeros(()))
+                    name = sender if one_for_all_keys else (sender, key)
+                    e = residuals.get(name, torch.zeros(()))
                     if e.shape != x.shape:  # the residual of a different key cannot be added
                         e = torch.zeros(x.shape)
                     p = g.float() + weight * e
                     sent = COMPRESS[own["compress"]](p)
                     kept = keep(g.float(), e, sent)
-                    residuals[memory(sender, key)] = kept
+                    residuals[name] = kept
                     found[place], found[f"{place}: change of x"] = sent.to(x.dtype), 0 * x
         return found
 
@@ -566,10 +567,8 @@ equals_feedback = equals(
         "C(x), without the residual: add what the last call with an equal key left out (equal keys "
         "may be different objects)": replayed(weight=0),
         "the result if all keys share one residual: each key needs its own": replayed(
-            memory=lambda s, key: s
+            one_for_all_keys=True
         ),
-        "the result if two senders share their residuals: make new residuals in each call of "
-        "with_feedback": replayed(memory=lambda sender, key: key),
         "the result if you keep x - C(x + e): keep x + e - C(x + e)": replayed(
             lambda x, e, c: x - c
         ),

@@ -272,7 +272,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "forgets_what_is_ready",
-        "Step 0 is right, but a later step is wrong",
+        "gradient in step 1",
         "ready.clear()",
         "pass",
     ),

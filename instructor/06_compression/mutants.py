@@ -222,7 +222,7 @@ with_feedback__default_dict_edited = edits_of(
     ),
     Mutant(
         "for_good",
-        "two senders share their residuals",
+        "second sender",
         "(compress):",
         "(compress, kept={}):",
         also=(

@@ -141,20 +141,17 @@ def train__parameter_by_parameter(job):
     return sent
 
 
-EACH = """
-for p in job.model.parameters():
-    dist.all_reduce(p.grad)
-    p -= 0.1 * p.grad / world_size
-    sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
-"""
-
-
 train__parameter_by_parameter_edited = edits_of(
     train__parameter_by_parameter,
     Mutant(
         "in_one_message",
         "175 ms for the points of ‘overlap or compression’",
-        EACH,
+        """
+        for p in job.model.parameters():
+            dist.all_reduce(p.grad)
+            p -= 0.1 * p.grad / world_size
+            sent += 2 * (world_size - 1) * p.numel() * 4 // world_size
+        """,
         """
         params = list(job.model.parameters())
         flat = torch.cat([p.grad.flatten() for p in params])
@@ -165,19 +162,17 @@ train__parameter_by_parameter_edited = edits_of(
         """,
         VIRTUAL,
     ),
+)
+
+train__in_one_message_edited = edits_of(
+    train__parameter_by_parameter_edited[0],
     Mutant(
         "in_one_message_of_half_the_bytes",
         "70 ms for the points of ‘fewer rounds’",
-        EACH,
-        """
-        params = list(job.model.parameters())
-        flat = torch.cat([p.grad.flatten() for p in params]).bfloat16()
-        dist.all_reduce(flat)
-        sent += 2 * (world_size - 1) * flat.nbytes // world_size
-        for p, g in zip(params, flat.float().split([p.numel() for p in params]), strict=True):
-            p -= 0.1 * g.view(p.shape) / world_size
-        """,
+        "torch.cat([p.grad.flatten() for p in params])",
+        "torch.cat([p.grad.flatten() for p in params]).bfloat16()",
         VIRTUAL,
+        also=(("flat.split", "flat.float().split"),),
     ),
 )
 
