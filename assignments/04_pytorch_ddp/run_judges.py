@@ -229,16 +229,13 @@ def epochs_program(call: Callable[..., Any]) -> Callable[[Callable[..., Any], An
     return program
 
 
-def with_epochs(
-    mix: Matrix = mean, *, scale: str = "rows", loss: str = "all", **sampler: Any
-) -> Oracle:
+def with_epochs(mix: Matrix = mean, *, scale: str = "rows", **sampler: Any) -> Oracle:
     """Return the oracle of a training function, right or with a mistake.
 
     Args:
         mix: how gradients are mixed over the members.
         scale: the divisor of a row's gradient. ``rows``: the number of rows of the window.
             ``accumulate``: this number times the rows of the row's micro-batch.
-        loss: the loss of a step that is returned: of ``all`` rows, or of this rank's ``own`` rows.
         **sampler: mistakes of `windows_of`.
 
     """
@@ -261,9 +258,7 @@ def with_epochs(
         return {
             "parameter {} after training": [p.detach().to(dtype) for p in models[me].parameters()],
             "buffer {} after training": [b.to(dtype) for b in models[me].buffers()],
-            "loss of step {}": [
-                theirs[me] if loss == "own" else sum(theirs) / len(inputs) for theirs in steps
-            ],
+            "loss of step {}": [sum(theirs) / len(inputs) for theirs in steps],
         }
 
     return oracle
@@ -345,7 +340,6 @@ EPOCHS_MISTAKES: dict[str, Oracle] = {
         scale="accumulate"
     ),
     "a run with this rank's own gradients: nothing was averaged": with_epochs(own),
-    "the loss of this rank's own rows: average the loss, too": with_epochs(loss="own"),
 }
 
 

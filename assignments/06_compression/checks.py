@@ -236,13 +236,10 @@ def _equally_likely(places: Tensor, k: int) -> None:
     kinds, counts = places.unique(dim=0, return_counts=True)
     if equally_likely(counts.tolist(), math.comb(n, k)):
         return
-    often = places.double().mean(0)
-    worst = int((often - k / n).abs().argmax())
     most = int(counts.argmax())
     raise Wrong(
         f"the set of places {kinds[most].nonzero().flatten().tolist()} is drawn for "
-        f"{counts[most] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}; place "
-        f"{worst} for {often[worst]:.0%}, expected {k / n:.0%}",
+        f"{counts[most] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}",
         "All sets of k places must be equally likely: only then is the result right on average. "
         "Take the first k numbers of torch.randperm, or use random.sample.",
     )

@@ -162,7 +162,7 @@ train__no_sync_edited = edits_of(
     ),
     Mutant(
         "own_loss",
-        "the loss of this rank's own rows",
+        "loss of step 0",
         "dist.all_reduce(shown, group=group)",
         "shown *= k",
     ),
