@@ -1,7 +1,5 @@
 """Calls on the ranks when all goes well."""
 
-import inspect
-import linecache
 import os
 import sys
 import threading
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.ranks import RankError, Ranks, RanksError
+from course_lib.ranks import Ranks, RanksError
 
 # Fresh ranks would otherwise import this file, and pytest with it, after every failure.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -24,20 +22,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def ranks() -> Iterator[Ranks]:
     with Ranks(3, on="cpu", timeout=60) as ranks:
         yield ranks
-
-
-_cells = 0
-
-
-def run_as_cell(source: str, namespace: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Execute `source` as a notebook does: in no file, but with its lines in ``linecache``."""
-    global _cells
-    _cells += 1
-    name = f"<cell {_cells}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace = {"__name__": "__main__"} if namespace is None else namespace
-    exec(compile(source, name, "exec"), namespace)
-    return namespace
 
 
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
@@ -52,19 +36,6 @@ def test_a_rank_cannot_change_what_another_gets(ranks_of, on: str) -> None:  # t
 
     assert ranks_of(on, 3).run(program, shared) == [1e5, 2e5, 3e5]
     assert shared.sum() == 0
-
-
-def test_source_lines_are_known_on_the_ranks(ranks: Ranks) -> None:
-    namespace = run_as_cell("def loss():\n    return 1 / 0  # the culprit\n")
-    assert (
-        ranks.run(inspect.getsource, namespace["loss"])
-        == ["def loss():\n    return 1 / 0  # the culprit\n"] * 3
-    )
-    with pytest.raises(RankError) as caught:
-        ranks.run(namespace["loss"])
-    assert "return 1 / 0  # the culprit" in str(caught.value)
-    assert "line 2" in caught.value.states[0].where
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_modules_folder_and_environment_are_the_notebooks(
@@ -115,18 +86,6 @@ def test_ranks_may_start_before_their_first_call(on: str) -> None:
         assert ranks.processes() == started
     with pytest.raises(RanksError, match="closed"):
         ranks.start()
-
-
-def test_closed_ranks_say_so() -> None:
-    ranks = Ranks(2, on="cpu")
-    assert "start with the first call" in repr(ranks)
-    ranks.run(os.getpid)
-    assert all(str(pid) in repr(ranks) for pid in ranks.processes())
-    ranks.close()
-    ranks.close()
-    assert "closed" in repr(ranks)
-    with pytest.raises(RanksError, match=r"closed; make new ones"):
-        ranks.run(os.getpid)
 
 
 @pytest.mark.parametrize("k", [0, -1, 65, 2.0, "4"])

@@ -87,15 +87,6 @@ def here() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def ring_of_messages() -> list[float]:
-    rank, k = here()
-    x, y = torch.full((2,), float(rank)), torch.empty(2)
-    send = dist.isend(x, (rank + 1) % k)
-    dist.recv(y, (rank - 1) % k)
-    send.wait()
-    return y.tolist()
-
-
 def ring_all_reduce() -> list[float]:
     rank, k = here()
     x = torch.arange(12.0) + rank
@@ -141,14 +132,6 @@ def receives_from_anyone_of_a_group() -> int | None:
     if rank == k - 1:
         dist.send(torch.ones(1), k - 2, group=group)
     return None
-
-
-def lists_of_different_sizes() -> list[list[float]]:
-    rank, k = here()
-    outputs = [torch.empty(i + rank + 1) for i in range(k)]
-    inputs = [torch.full((rank + i + 1,), 10.0 * rank + i) for i in range(k)]
-    dist.all_to_all(outputs, inputs, async_op=True).wait()
-    return [output.tolist() for output in outputs]
 
 
 def reduce_scatter_in_every_way() -> list[list[float]]:
@@ -216,11 +199,6 @@ FROM_ONE = ("nccl",)
 """Carriers that receive from a rank that is named, and not from whoever comes first."""
 PROGRAMS = [
     Program(
-        ring_of_messages,
-        lambda rank, k: [float((rank - 1) % k)] * 2,
-        lambda rank, k: ({"send": 1, "recv": 1}, 8, {(rank + 1) % k, (rank - 1) % k}),
-    ),
-    Program(
         ring_all_reduce,
         lambda rank, k: (k * torch.arange(12.0) + k * (k - 1) / 2).tolist(),
         lambda rank, k: (
@@ -239,10 +217,6 @@ PROGRAMS = [
         receives_from_anyone_of_a_group,
         lambda rank, k: k - 1 if rank == k - 2 else None,
         but=FROM_ONE,
-    ),
-    Program(
-        lists_of_different_sizes,
-        lambda rank, k: [[10.0 * i + rank] * (i + rank + 1) for i in range(k)],
     ),
     Program(reduce_scatter_in_every_way, lambda rank, k: [sum_of_chunks(rank, k)] * 5),
     Program(objects, lambda rank, k: ([{"rank": r} for r in range(k)], [("from", k - 1)])),

@@ -196,27 +196,6 @@ def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path: Path) -> 
     assert report.count("waits in barrier #2") == 2, report
 
 
-ENDS_SOON = f"""{JOIN}
-dist.init_process_group("gloo")
-if dist.get_rank() == 0 or sys.argv[1] == "circle":
-    dist.recv(torch.ones(3), 1 - dist.get_rank())
-"""
-
-
-@pytest.mark.large
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("circle", "It ends at the time limit of the process group (1800 s)."),
-        ("ended", "(1800 s), or sooner if the backend notices that rank 1 has exited."),
-    ],
-)
-def test_when_the_job_will_end_is_told(what: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ENDS_SOON)
-    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", what, ranks=2)
-    assert words in told_by(output_of(job))
-
-
 WORKS = f"""{JOIN}
 import time
 dist.init_process_group("gloo")

@@ -1,11 +1,9 @@
-"""Every operation of the table is complete: its effect, its cost, and a call in the tests."""
+"""Every operation of the table is complete: its effect, its cost, and a way to ask for it."""
 
 from __future__ import annotations
 
-from course_lib.ranks import Ranks
 from course_lib.ranks._torch.collective_table import COLLECTIVES, KINDS
 from course_lib.ranks.costs.collective_time import COSTS
-from tests.helpers.every_operation import everything
 
 MESSAGES = {"send", "recv"}
 
@@ -15,9 +13,3 @@ def test_every_collective_has_an_effect_a_cost_and_a_way_to_ask_for_it() -> None
     assert {name for name, kind in KINDS.items() if kind.effect} == collectives
     assert COSTS.keys() == collectives
     assert {each.kind for each in COLLECTIVES} == collectives
-
-
-def test_the_tests_call_every_operation() -> None:
-    ranks = Ranks(2, on="simulated")
-    ranks.run(everything, 3)
-    assert {event.kind for event in ranks.trace.events} - {"compute"} == KINDS.keys()

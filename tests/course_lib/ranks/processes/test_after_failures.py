@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks, RanksError
 from course_lib.ranks.processes import object_pipe
+from course_lib.ranks.processes.fork_client import shared_server
 from course_lib.ranks.processes.object_pipe import ObjectPipe
 from tests.course_lib.ranks.test_every_carrier import (
     a_ddp_step_against_a_receive,
@@ -185,3 +186,27 @@ def test_what_failed_calls_leave_behind_does_not_grow(ranks: Ranks) -> None:
     while max(ranks.run(gloo_threads)) > 16 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert max(ranks.run(gloo_threads)) <= 16
+
+
+def boards() -> int:
+    """Return how many boards this process has in its memory, those of other tests' ranks too."""
+    return Path("/proc/self/maps").read_text().count("memfd:board")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_nothing_is_left() -> None:
+    """After failed calls: the ranks, and no descriptor, no file, no shared memory."""
+    before = boards()
+    with Ranks(3, on="cpu", timeout=30) as ranks:
+        ranks.run(dist.barrier)
+        server = shared_server().process
+        fds = len(os.listdir("/proc/self/fd"))
+        for wrong in (lambda: os._exit(3), raise_on_one, a_ddp_step_against_a_receive):
+            with pytest.raises(RanksError):
+                ranks.run(wrong)
+            ranks.run(dist.barrier)
+        assert len(os.listdir("/proc/self/fd")) == fds
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        assert set(ranks.processes()) <= {int(pid) for pid in children}
+        assert boards() <= before + 1
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "ranks"))]

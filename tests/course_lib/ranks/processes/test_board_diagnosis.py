@@ -132,14 +132,3 @@ def test_any_bytes_on_the_board_are_read_without_harm(junk: bytes, at: int) -> N
     assert all(text.isprintable() for view in views for text in (view.text, view.where))
     data.close()
     board.close()
-
-
-def test_a_receive_from_anyone_waits_for_one_of_the_others(board: Board) -> None:
-    anyone = MessageChannel.any_source(0, 3, WORLD)
-    board.block(0, Wait.RECV, channel=anyone)
-    board.set_state(1, RankPhase.FINISHED)
-    assert stuck_ranks(board.views()) == {}  # rank 2 may yet send
-    wait_in_message(board, 2, 0, sends=False)
-    assert set(stuck_ranks(board.views())) == {0, 2}
-    board.start_message(2, MessageChannel(True, 0, 3, WORLD), ONE)  # it did, from another thread
-    assert stuck_ranks(board.views()) == {}

@@ -61,14 +61,16 @@ class Links:
 
     def _carry(
         self, rank: int, moment: float, sizes: Sequence[int], kind: str, peer: int | None,
-        channel: MessageChannel | None = None, members: tuple[int, ...] = (), group: int = GROUP,
+        channel: MessageChannel | None = None,
     ) -> Transfer:  # fmt: skip
         start, all_bytes = self.PAST + moment, sum(sizes)
         event = Event(
-            rank, kind, members or self.members, peer, all_bytes, "float32", self.count, start,
+            rank, kind, self.members, peer, all_bytes, "float32", self.count, start,
             start, "",
         )  # fmt: skip
-        operation = MeteredOperation(self.recorders[rank], event, Wait.COLLECTIVE, group, channel)
+        operation = MeteredOperation(
+            self.recorders[rank], event, Wait.COLLECTIVE, self.GROUP, channel
+        )
         return self.links[rank].carry(operation, sizes, None)
 
     def collective(
@@ -81,13 +83,6 @@ class Links:
         """Let every rank launch it at its moment; `sizes`: by rank, bytes of what it puts in."""
         self.count += 1
         return [self._carry(r, moment, sizes[r], kind, root) for r, moment in moments.items()]
-
-    def all_reduce_among(self, members: tuple[int, ...], nbytes: int) -> list[Transfer]:
-        """Let the ranks of a group of their own launch it."""
-        group = sum(1 << rank for rank in members)
-        return [
-            self._carry(r, 0.0, [nbytes], "all_reduce", None, None, members, group) for r in members
-        ]
 
     def message(self, rank: int, kind: str, peer: int, nbytes: int, moment: float) -> Transfer:
         """Let one side start a message: the only one between the two."""
@@ -155,38 +150,6 @@ def test_an_emulated_collective_ends_when_a_simulated_one_does(
     ends = [links.end(transfer) for transfer in transfers]
     simulated = simulated_ends(k, launch, kind, n, root, network=network)
     assert ends == [exactly(simulated[rank]) for rank in range(k)]
-
-
-def beside_a_message(first: str, nbytes: int) -> None:
-    """All-reduce, and send from rank 0 to rank 1, at the same time; `first` is launched first."""
-    x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
-    works = [] if first == "message" else [dist.all_reduce(x, async_op=True)]
-    works.append(dist.irecv(y, 0) if dist.get_rank() else dist.isend(y, 1))
-    works += [dist.all_reduce(x, async_op=True)] if first == "message" else []
-    for work in works:
-        work.wait()
-
-
-@pytest.mark.parametrize("first", ["all_reduce", "message"])
-def test_a_collective_and_a_message_share_a_link(links_of: LinksOf, first: str) -> None:
-    """They take turns, as on simulated ranks; all the bytes go over the link of rank 0."""
-    nbytes, links = 4_000_000, links_of(2)
-
-    def message() -> list[Transfer]:
-        links.count = 0
-        send = links.message(0, "send", 1, nbytes, 0.0)
-        return [send, links.message(1, "recv", 0, nbytes, 0.0)]
-
-    transfers = message() if first == "message" else []
-    transfers += links.collective("all_reduce", [[nbytes]] * 2, {0: 0.0, 1: 0.0})
-    transfers += message() if first != "message" else []
-    ends = [links.end(transfer) for transfer in transfers]
-    simulated = simulated_ends(2, beside_a_message, first, nbytes)
-    assert [max(ends[::2]), max(ends[1::2])] == [exactly(simulated[rank]) for rank in range(2)]
-    assert max(ends) >= 2 * nbytes / SLOW.bandwidth + SLOW.latency - 1e-8
-
-
-ROWS, COLUMNS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
 
 
 def test_a_rank_that_was_woken_late_is_excused_and_one_that_came_late_is_not(

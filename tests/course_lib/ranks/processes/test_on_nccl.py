@@ -32,24 +32,6 @@ def nccl_ranks(request):
         yield ranks
 
 
-# The emulation itself --------------------------------------------------------------------------
-
-
-def receive_early():
-    group, rank = bare_group(), dist.get_rank()
-    x, y = torch.ones(2), torch.empty(2)
-    receive = dist.irecv(y, group=group, group_src=1 - rank)
-    send = dist.isend(x, group=group, group_dst=1 - rank)
-    receive.wait()
-    send.wait()
-
-
-@pytest.mark.large
-def test_single_messages_hang_by_themselves_as_with_nccl():
-    with Ranks(2, on="cpu", timeout=4) as ranks, pytest.raises(RanksError):
-        ranks.run(receive_early)
-
-
 # Metered ----------------------------------------------------------------------------------------
 
 

@@ -1,74 +1,13 @@
-"""The ranks start wherever a notebook does: sandboxes, odd paths, no network, two at once."""
+"""The ranks start as the notebook around them wants: early, and with its GPUs."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autograder.errors import SandboxUnavailable
-from autograder.sandbox.bubblewrap import probe
 from course_lib.ranks import Ranks
 from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.fork_client import ForkServer
-from tests.helpers import ROOT
 from tests.helpers.kernels import descendants, kernel, wait_until_gone
-
-PROGRAM = """
-import os, socket, torch, torch.distributed as dist
-from course_lib.ranks import DeadlockError, Ranks
-
-def total():
-    x = torch.tensor([float(dist.get_rank())])
-    dist.all_reduce(x)
-    return x.item()
-
-with Ranks(3, on="cpu") as ranks:
-    assert ranks.run(total) == [3.0] * 3
-    try:
-        ranks.run(lambda: dist.barrier() if dist.get_rank() else None)
-    except DeadlockError:
-        pass
-    assert ranks.run(total) == [3.0] * 3
-print("right", os.getuid(), socket.gethostname())
-"""
-
-
-@pytest.fixture
-def bwrap() -> str:
-    """Return the path of the bubblewrap that the autograder would use."""
-    try:
-        return probe().path
-    except SandboxUnavailable as error:
-        pytest.skip(error.reason)
-
-
-@pytest.mark.large
-def test_in_a_sandbox_without_network_name_or_rights(tmp_path: Path, bwrap: str) -> None:
-    place = "/tmp/a path with spaces"
-    command = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    command += ["--tmpfs", "/tmp", "--ro-bind", str(ROOT), f"{place}/the course"]
-    if Path(sys.prefix).is_relative_to("/tmp"):  # as it is when the checkout lies there
-        command += ["--ro-bind", sys.prefix, sys.prefix]
-    command += ["--bind", str(tmp_path), f"{place}/home", "--chdir", f"{place}/home"]
-    command += ["--unshare-user", "--uid", "1234", "--unshare-pid", "--unshare-net"]
-    command += ["--unshare-uts", "--hostname", "nowhere.invalid", "--die-with-parent"]
-    command += [
-        "--setenv",
-        "PYTHONPATH",
-        f"{place}/the course",
-        "--setenv",
-        "HOME",
-        f"{place}/home",
-    ]
-    probe = subprocess.run([*command, "true"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"bubblewrap cannot make namespaces here: {probe.stderr.strip()}")
-    done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == "right 1234 nowhere.invalid\n", done.stderr
 
 
 def test_a_notebook_starts_the_fork_server_when_it_imports_the_ranks() -> None:

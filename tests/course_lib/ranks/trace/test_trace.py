@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.ranks import Event, Ranks, Trace
-from course_lib.ranks.trace.bars import styles_of
 
 
 @pytest.fixture(scope="module")
@@ -156,29 +153,6 @@ def test_the_figure_tells_without_colour(k: int) -> None:
     assert len({hatch or "" for hatch in hatches.values()}) == 3
 
 
-def many(world_size: int, each: int) -> Trace:
-    """Return so many messages of every rank that a figure has no room for them."""
-    return Trace(
-        [
-            Event(rank, kind, (), 0, 8, "float32", i, i + 0.5 * late, i + 0.5 + 0.5 * late, "")
-            for rank in range(world_size)
-            for i in range(each)
-            for late, kind in enumerate(("send", "recv"))
-        ],
-        world_size,
-    )
-
-
-@pytest.mark.parametrize(("k", "each"), [(4, 1000), (64, 63)])
-def test_thousands_of_operations_are_drawn_without_hatches(k: int, each: int) -> None:
-    """Hatches of bars that are a few pixels wide take minutes."""
-    (axes,) = many(k, each).plot().axes
-    assert sum(len(bars.get_paths()) for bars in axes.collections) >= 2 * k * each
-    assert not any(bars.get_hatch() for bars in axes.collections)
-    (axes,) = many(k, 5).plot().axes
-    assert any(bars.get_hatch() for bars in axes.collections)
-
-
 @pytest.mark.parametrize("on", ["cpu", "simulated"])
 def test_groups_are_told_apart(on: str, tmp_path: Path) -> None:
     def program() -> None:
@@ -218,10 +192,3 @@ def test_a_part_of_a_trace_begins_at_zero() -> None:
 def test_an_empty_trace_says_so() -> None:
     with pytest.raises(ValueError, match="the trace is empty"):
         Trace([], 4).plot()
-
-
-@given(st.lists(st.sampled_from(["send", "recv", "send, a", "send, b", "a lane", "compute"])))
-def test_what_differs_looks_different(kinds: list[str]) -> None:
-    styles = styles_of(kinds)
-    assert list(styles) == sorted(dict.fromkeys(kinds), key=lambda kind: kind != "compute")
-    assert len(set(styles.values())) == len(styles)
