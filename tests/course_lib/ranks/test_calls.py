@@ -24,20 +24,6 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.mark.parametrize("on", ["cpu", "simulated"])
-def test_a_rank_cannot_change_what_another_gets(ranks_of, on: str) -> None:  # type: ignore[no-untyped-def]
-    """Large arguments travel through shared memory; every rank still has its own."""
-    shared = torch.zeros(100_000)
-
-    def program(x: torch.Tensor) -> float:
-        x += dist.get_rank() + 1
-        dist.barrier()
-        return x.sum().item()
-
-    assert ranks_of(on, 3).run(program, shared) == [1e5, 2e5, 3e5]
-    assert shared.sum() == 0
-
-
 def test_modules_folder_and_environment_are_the_notebooks(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,12 @@ def message(skeleton: bytes, blobs: bytes = b"") -> bytes:
     return header(len(skeleton), len(blobs)) + skeleton + blobs
 
 
+def test_the_handmade_messages_below_differ_from_a_good_one_only_in_their_fault() -> None:
+    good = message(b'{"tensor":["float32",[2]]}', torch.tensor([1.0, 2.0]).numpy().tobytes())
+    assert same(decode(good), torch.tensor([1.0, 2.0]))
+    assert same(decode(message(b'{"dict":[["a",{"tuple":[1]}]]}')), {"a": (1,)})
+
+
 @pytest.mark.parametrize(
     "data",
     [

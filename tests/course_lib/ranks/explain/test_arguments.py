@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from course_lib.ranks import RankError, Ranks
-from course_lib.ranks.explain.arguments import OPTIONS, argument_hint
+from course_lib.ranks.explain.arguments import OPTIONS
 
 
 def spawned(rank: int, world_size: int) -> int:  # as mp.spawn would call it
@@ -55,12 +55,3 @@ def test_the_function_s_own_calls_get_no_hint() -> None:
 
 def test_every_option_of_ranks_is_known() -> None:
     assert set(OPTIONS) == {*inspect.signature(Ranks).parameters} - {"world_size"}
-
-
-def test_a_call_that_can_begin_gets_no_hint() -> None:
-    def takes(a: int, *more: int, b: int = 1, **others: int) -> None: ...
-
-    for args, options in (((1,), {}), ((1, 2, 3), {"timeout": 5}), ((), {"a": 1})):
-        assert argument_hint(takes, args, options) == ""
-    assert argument_hint(print, (1,), {}) == ""
-    assert "every argument" in argument_hint(takes, (), {"b": 2})

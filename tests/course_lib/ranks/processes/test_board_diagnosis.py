@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, RING, Board
+from course_lib.ranks.processes.board import MAX_CHANNELS, MAX_GROUPS, Board
 from course_lib.ranks.processes.board_diagnosis import (
     DeadlockWatch,
     find_deadlock,
@@ -94,15 +94,6 @@ def test_the_watch_wants_to_see_it_twice(board: Board) -> None:
     assert watch.look(board.views()) is None
     time.sleep(0.06)
     assert watch.look(board.views()) is not None
-
-
-def test_a_long_history_is_forgotten_but_counted(board: Board) -> None:
-    for number in range(3 * RING):
-        board.enter_collective(0, 0, f"all_reduce {number}", "")
-    assert board.view(0).groups[WORLD].entered == 3 * RING
-    assert len(board.view(0).groups[WORLD].latest) == RING
-    assert board.collective(0, WORLD, 1) is None
-    assert board.collective(0, WORLD, 3 * RING) == (f"all_reduce {3 * RING - 1}", "")
 
 
 def test_tables_that_are_full_say_so(board: Board) -> None:
