@@ -66,8 +66,3 @@ def test_bytes_are_those_of_the_formulas(rows):
     }
     for way, sent in expected.items():
         assert rows[way].sent == pytest.approx(sent, rel=0.02), way
-
-
-def test_another_name_is_refused():
-    with pytest.raises(ValueError, match="way must be one of one rank, data parallel"):
-        measure("two ranks")

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, mse_loss
-from torch.utils.checkpoint import checkpoint_sequential
 
 from course_lib.compare import Cut, Record, blocks, record
 from course_lib.ddp import DistributedDataParallel
@@ -26,7 +25,7 @@ from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 from course_lib.sharded_optimizer import ShardedOptimizer
-from course_lib.sharding import ShardedSampler, shard
+from course_lib.sharding import shard
 from course_lib.tensor_parallel import (
     ParallelMLP,
     gather_from_sequence,
@@ -656,12 +655,6 @@ def ddp(rank: int, world_size: int, seed: int) -> Record:
     return train(model, rank, world_size, seed, steps=3)
 
 
-@right(three_adam)
-def pytorch_ddp(rank: int, world_size: int, seed: int) -> Record:
-    model = nn.parallel.DistributedDataParallel(mlp())
-    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
-
-
 @right(three)
 def flat_bucket_and_accumulation(rank: int, world_size: int, seed: int) -> Record:
     return train(mlp(), rank, world_size, seed, after=synchronized, micro=2, steps=3)
@@ -675,12 +668,6 @@ def _sharded(model: nn.Module) -> torch.optim.Optimizer:
 @right(three_adam)
 def zero_2(rank: int, world_size: int, seed: int) -> Record:
     return train(mlp(), rank, world_size, seed, optimizer=_sharded, steps=3)
-
-
-@right(three_adam)
-def fully_sharded(rank: int, world_size: int, seed: int) -> Record:
-    model = FullyShardedDataParallel(mlp())
-    return train(model, rank, world_size, seed, optimizer=adam, steps=3)
 
 
 @right(three_adam, on=("cpu",))
@@ -724,17 +711,6 @@ def pipeline(rank: int, world_size: int, seed: int) -> Record:
     return recorded
 
 
-class Recomputed(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint_sequential(list(self), 2, x, use_reentrant=False)
-
-
-@right(three)
-def activations_computed_again(rank: int, world_size: int, seed: int) -> Record:
-    model = DistributedDataParallel(Recomputed(*mlp()))
-    return train(model, rank, world_size, seed, steps=3)
-
-
 @right(partial(one_rank, steps=3, dtype=torch.bfloat16))
 def bfloat16(rank: int, world_size: int, seed: int) -> Record:
     model = DistributedDataParallel(mlp().bfloat16())
@@ -775,18 +751,6 @@ def dropout_with_seeds_of_their_own(rank: int, world_size: int, seed: int) -> Re
     model = DistributedDataParallel(Dropped())
     torch.manual_seed(100 * seed + rank)
     return train(model, rank, world_size, seed, steps=2)
-
-
-@right(partial(one_rank, steps=2))
-def a_shuffled_sampler(rank: int, world_size: int, seed: int) -> Record:
-    sampler = ShardedSampler(range(B), world_size, rank, seed=seed)
-
-    def data(step: int) -> list[Tensor]:
-        sampler.set_epoch(step)
-        rows = list(sampler)
-        return [each[rows] for each in batch(step, B, seed)]
-
-    return train(DistributedDataParallel(mlp()), data=data, steps=2)
 
 
 @right(partial(one_rank, steps=2, clip=0.05))

@@ -6,12 +6,10 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from course_lib.compare import Record, compare, record, trusted_run
-from course_lib.ranks import Ranks
-from tests.course_lib.compare.museum import batch, mine, mlp, one_rank, sgd, train
+from tests.course_lib.compare.museum import batch, mlp, one_rank, sgd, train
 
 
 def test_a_record_can_be_sent_and_nothing_stays_behind() -> None:
@@ -59,26 +57,3 @@ def test_wrong_uses_are_refused() -> None:
     model = mlp()
     with pytest.raises(ValueError, match="build the model inside the step"):
         trusted_run(lambda: one_rank(make=lambda: model))
-
-
-def test_a_rule_of_the_user_for_names() -> None:
-    def step(rank: int, world_size: int) -> Record:
-        model = nn.ModuleDict({"inner": mlp()})
-        with record(model, name=lambda name: name.removeprefix("inner.")) as recorded:
-            x, y = mine(rank, world_size)
-            nn.functional.mse_loss(model["inner"](x), y).backward()
-            for param in model.parameters():
-                dist.all_reduce(param.grad)
-        return recorded
-
-    def one() -> Record:
-        model = mlp()
-        with record(model) as recorded:
-            x, y = batch()
-            nn.functional.mse_loss(model(x), y).backward()
-        return recorded
-
-    with Ranks(2, on="simulated") as ranks:
-        records = ranks.run(lambda: step(dist.get_rank(), 2))
-    report = compare(trusted_run(one), records)
-    assert report.first is not None and report.first.label == "times K", report

@@ -6,10 +6,7 @@ import base64
 import itertools
 import json
 import re
-import shutil
-import subprocess
 import zlib
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,11 +14,9 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from course_lib.figures import _explore, explore, tip
+from course_lib.figures import explore, tip
 from course_lib.figures._explore import Explored
 
-NODE = shutil.which("node")
-PROGRAM = Path(_explore.__file__).with_name("explore.js")
 SIZES, STEPS = [2, 3, 5], range(4)
 
 
@@ -99,18 +94,3 @@ def test_the_element_fetches_nothing_and_says_what_it_shows(made: Explored) -> N
 def test_what_it_cannot_show(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shown(**options)
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_program_finds_the_drawing_of_each_combination(made: Explored, tmp_path: Path) -> None:
-    data = data_in(page_of(made))
-    shutil.copy(PROGRAM, tmp_path / "explore.mjs")
-    (tmp_path / "run.mjs").write_text(
-        f"import {{ place, unpack }} from './explore.mjs'; const d = {json.dumps(data)};\n"
-        "const places = [0, 1, 2].flatMap((a) => [0, 1, 2, 3].map((b) => place(d, [a, b])));\n"
-        "console.log(JSON.stringify([places, await unpack(d.drawings)]));\n"
-    )
-    assert NODE is not None
-    ran = subprocess.run([NODE, tmp_path / "run.mjs"], capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == [list(range(12)), drawings_in(data)]

@@ -1,14 +1,10 @@
-"""The command line: tables, a figure, and what bad input gets."""
+"""The command line: tables, and what bad input gets."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
 from course_lib.simulate.__main__ import main
-from tests.helpers import ROOT
 
 TINY = ["--layers=4", "--width=512", "--heads=8", "--vocabulary=1000", "--sequence=256"]
 
@@ -35,25 +31,3 @@ def test_bad_input_gets_one_line(
 ) -> None:
     assert main(command) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["step", "--like", "MegaScale 175B, 12288"],
-        ["search", "--like", "MPT 30b, 8 H100", "--ranks", "16", "--batch", "32"],
-        ["published"],
-        ["failures"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_formulas_do_not_wait_for_pytorch(command: list[str]) -> None:
-    """It takes a second to import, and what 100,000 ranks take is known in some milliseconds."""
-    program = (
-        "import sys; from course_lib.simulate.__main__ import main; "
-        f"status = main({command!r}); sys.exit(status or 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, cwd=ROOT, timeout=300
-    )
-    assert done.returncode == 0, done.stderr.decode()

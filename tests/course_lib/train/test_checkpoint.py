@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from course_lib.ranks import RankError
-from course_lib.train import TrainConfig, train
+from course_lib.train import train
 from course_lib.train.checkpoint import checkpoints, save_checkpoint, step_of
-from course_lib.train.datasets import documentation_text
 from tests.helpers.train_runs import (
     DIGITS,
     EXACT,
@@ -121,18 +119,3 @@ def test_a_checkpoint_of_another_configuration_is_refused(ranks_of, tmp_path, ch
     with pytest.raises(RankError, match=words) as error:
         ranks.run(train, replace(config, **change))
     assert "choose another folder with --checkpoint" in str(error.value)
-
-
-def train_on_other_data(config: TrainConfig) -> None:
-    text = documentation_text()
-    text[100] ^= 1
-    with patch("course_lib.train.datasets.documentation_text", lambda: text):
-        train(config)
-
-
-def test_a_checkpoint_of_other_data_is_refused(ranks_of, tmp_path):
-    config = replace(TEXT, steps=1, checkpoint=str(tmp_path))
-    ranks = ranks_of("cpu", 2)
-    ranks.run(train, config)
-    with pytest.raises(RankError, match="on different data"):
-        ranks.run(train_on_other_data, config)

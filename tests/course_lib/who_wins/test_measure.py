@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from course_lib.ranks import Network
 from course_lib.who_wins.algorithms import ALGORITHMS, EVERY, setting_of
 from course_lib.who_wins.measure import (
     Lumps,
     lumps_of,
-    pace_of,
     run_server,
     run_steps,
     time_steps,
@@ -29,24 +26,6 @@ GENTLE = Setting("SGD", 0.1)
 SLOW, FAST = (5e-3, 1e5), (20e-6, 10e6)
 OTHERS = [("flat", FAST), ("1-bit", SLOW), ("decentralized", FAST)]
 IN_STEP = [name for name, each in ALGORITHMS.items() if each.prepare is not None]
-
-
-@given(
-    pattern=st.lists(st.floats(0.1, 10), min_size=1, max_size=4),
-    first=st.floats(0.1, 20),
-    beyond=st.integers(0, 40),
-)
-def test_a_pattern_that_repeats_is_found_and_continued(
-    pattern: list[float], first: float, beyond: int
-) -> None:
-    times, now = [], first
-    for step in range(60):
-        now += pattern[step % len(pattern)]
-        times.append(now)
-    pace = pace_of(times[:20], 1)
-    assert pace is not None and pace.exact
-    assert pace.after(20 + beyond) == pytest.approx(times[19 + beyond], rel=1e-6)
-    assert pace.after(3) == times[2]
 
 
 def end_of(problem: Problem, name: str, steps: int, network: Network) -> float:
