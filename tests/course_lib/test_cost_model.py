@@ -112,17 +112,3 @@ def test_no_other_number_of_buckets_is_better_than_the_best(backward, k, latency
 
     assert best == pytest.approx(round(best))
     assert time(round(best)) <= min(time(m) for m in range(1, 201)) * (1 + 1e-9)
-
-
-def test_the_best_all_reduce_is_no_slower_than_any_and_has_two_levels() -> None:
-    inside, between = Link(5e-6, 450e9), Link(10e-6, 50e9)
-    for nbytes in (1e3, 1e6, 1e9):
-        flat = cost_model.best_all_reduce_time(nbytes, 64, between)
-        assert flat == min(
-            time(nbytes, 64, between) for time in cost_model.ALL_REDUCE_TIMES.values()
-        )
-        both = cost_model.best_all_reduce_time(nbytes, 64, between, inside)
-        assert both == min(
-            flat, cost_model.hierarchical_all_reduce_time(nbytes, 8, 8, inside, between)
-        )
-    assert both < flat

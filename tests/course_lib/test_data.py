@@ -23,22 +23,6 @@ def test_train_and_test_hold_every_digit_once():
     assert sorted_rows(images, labels) == expected
 
 
-def test_dtypes_shapes_and_range():
-    train, test = digits()
-    for part in (train, test):
-        images, labels = part.tensors
-        assert images.dtype == torch.float32
-        assert images.shape == (len(part), 64)
-        assert images.min() == 0.0
-        assert images.max() == 1.0
-        assert labels.dtype == torch.int64
-        assert labels.shape == (len(part),)
-        assert labels.unique().tolist() == list(range(10))
-    image, label = train[3]
-    assert torch.equal(image, train.tensors[0][3])
-    assert label == train.tensors[1][3]
-
-
 @pytest.mark.parametrize("test_fraction", [-0.1, 1.0, 20.0])
 def test_impossible_fraction_is_refused(test_fraction):
     with pytest.raises(ValueError, match="test_fraction"):

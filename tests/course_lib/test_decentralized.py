@@ -25,7 +25,7 @@ from course_lib.decentralized import (
     second_eigenvalue,
     torus_mixing,
 )
-from course_lib.ranks import RankError, Ranks
+from course_lib.ranks import Ranks
 from course_lib.sharding import shard
 from tests.helpers.ddp_scenarios import WORLDS, batches, mlp, own_shards
 
@@ -140,31 +140,6 @@ def test_every_mixing_is_doubly_stochastic_and_shrinks_distances(rows, columns):
 def test_a_matrix_that_does_not_mix_is_refused(matrix, why):
     with pytest.raises(ValueError, match=why):
         check_mixing(matrix, 4)
-
-
-def wrong_use(how: str) -> None:
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), LR)
-    if how == "matrix":
-        Gossip(optimizer, lambda step: torch.ones(2, 2)).start()
-    gossip = Gossip(optimizer, ring_mixing(2))
-    if how == "finish":
-        gossip.finish()
-    gossip.start()
-    gossip.start()
-
-
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("matrix", "ValueError.*not doubly stochastic"),
-        ("finish", "RuntimeError.*nothing was sent"),
-        ("start", "RuntimeError.*call finish"),
-    ],
-)
-def test_wrong_use_is_named(ranks_of, how, why):
-    with pytest.raises(RankError, match=f"(?s){why}"):
-        ranks_of("simulated", 2).run(wrong_use, how)
 
 
 def in_a_group() -> Tensor:

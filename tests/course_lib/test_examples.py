@@ -20,17 +20,6 @@ from tests.helpers import ROOT
 
 Names = dict[str, Any]
 
-# Parts that other parts call, and people do not.
-INSIDE = {
-    *("ddp.reducer", "fully_sharded.unit"),
-    "pipeline_parallel.messages",
-    *("sharded_optimizer.gradients", "sharded_optimizer.partition", "sharded_optimizer.states"),
-    "sharded_optimizer.partial_gradients",
-    "mesh.divide",
-    "compression.triton_kernels",
-    *("tensor_parallel.blocks", "tensor_parallel.conjugate", "tensor_parallel.linear"),
-}
-
 
 def module_of(path: Path) -> str:
     """Return the dotted name of a file: of a folder's face, that of the folder."""
@@ -39,7 +28,6 @@ def module_of(path: Path) -> str:
 
 
 FILES = [path for top in ("course_lib", "autograder") for path in (ROOT / top).rglob("*.py")]
-MODULES = {module_of(path) for path in FILES}
 
 
 def docstrings_by_name() -> dict[str, str]:
@@ -124,9 +112,3 @@ def test_the_examples_of_a_notebook_do_what_they_say(name):
     }
     afterwards = run_lines(EXAMPLES[name], names, name)
     assert afterwards.get("results", [0, 1, 2, 3]) == [0, 1, 2, 3]
-
-
-def test_every_rung_shows_its_call():
-    rungs = {name for name in MODULES if is_rung(name)} | {"course_lib.data", "course_lib.figures"}
-    silent = {name.removeprefix("course_lib.") for name in rungs - EXAMPLES.keys()}
-    assert silent == INSIDE, "a rung shows its call in its docstring, or stands in INSIDE"

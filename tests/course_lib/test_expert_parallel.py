@@ -79,25 +79,6 @@ def test_bytes_are_those_of_the_tokens_that_travel(ranks_of):
         assert ranks.trace.bytes_sent(rank) == rows * WIDTH * 8 + (EXPERTS - (stop - start)) * 8
 
 
-def frozen_here(inputs_too: bool) -> list[bool]:
-    """Freeze the experts of rank 0; return which parameters of this rank have a gradient."""
-    router, experts = parts()
-    for expert in experts[:3]:
-        expert.requires_grad_(False)
-    layer = ExpertParallel(router, experts, top_k=EXPERTS)
-    x = tokens_of(dist.get_rank()).requires_grad_(not inputs_too and dist.get_rank() == 1)
-    layer(x).square().sum().backward()
-    layer.sync_gradients()
-    return [p.grad is not None for p in layer.experts.parameters()]
-
-
-@pytest.mark.parametrize("inputs_too", [False, True])
-def test_ranks_that_want_no_gradient_pass_on_those_of_others(ranks_of, inputs_too):
-    first, second = ranks_of("cpu", 2).run(frozen_here, inputs_too)
-    assert not any(first)
-    assert all(second)
-
-
 def test_too_few_experts_are_refused(ranks_of):
     def few() -> None:
         router, experts = parts()

@@ -8,7 +8,7 @@ up in a different order.
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 from course_lib.data import digits
 from course_lib.replicas import (
@@ -75,35 +75,6 @@ def test_gradient_equals_that_of_the_whole_batch(batch_size, world_size, dtype):
         if world_size == 1:
             assert torch.equal(param.grad, gradient)
     assert_same(replicas)
-
-
-class Gate(nn.Module):
-    """Uses `rare` only for negative examples; `frozen` takes no gradient and `unused` has none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.common, self.rare, self.unused, self.frozen = (
-            nn.Parameter(torch.tensor([value], dtype=torch.float64)) for value in (1.0, 2.0, 3.0, 4)
-        )
-        self.frozen.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.common * x + self.frozen
-        return out + self.rare * x.clamp(max=0) if (x < 0).any() else out
-
-
-def test_parameters_used_by_some_replicas_or_none():
-    x = torch.tensor([1.0, 2.0, 3.0, 4.0, -5.0], dtype=torch.float64)  # negative on rank 1 only
-    y = torch.zeros_like(x)
-    master = Gate()
-    replicas = replicate(master, ["cpu"] * 2)
-    data_parallel_gradients(replicas, mse_loss, x, y)
-    mse_loss(master(x), y).backward()
-    for replica in replicas:
-        torch.testing.assert_close(replica.common.grad, master.common.grad)
-        torch.testing.assert_close(replica.rare.grad, master.rare.grad)
-        assert replica.unused.grad is None
-        assert replica.frozen.grad is None
 
 
 def test_impossible_batches_are_refused():

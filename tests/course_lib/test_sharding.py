@@ -53,17 +53,6 @@ def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_
                 assert all(type(index) is int for index in indices)
 
 
-@pytest.mark.parametrize("sampler", [ShardedSampler, DistributedSampler])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_an_epoch_that_has_begun_goes_on_as_it_began(sampler, shuffle):
-    long = sampler(range(20_001), 2, 1, shuffle)
-    expected = list(long)
-    indices = iter(long)
-    first = next(indices)
-    long.set_epoch(1)
-    assert [first, *indices] == expected == list(DistributedSampler(range(20_001), 2, 1, shuffle))
-
-
 def test_rank_and_world_size_come_from_the_process_group():
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     try:

@@ -16,8 +16,7 @@ from course_lib.mesh import (
     next_word_loss,
     transformer,
 )
-from course_lib.pipeline_parallel import Pipeline, split_layers
-from tests.helpers.pipelines import schedule
+from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 
 STEPS, BATCH = 5, 24
 DENSE = Shape(words=11, length=5, width=10, heads=5, hidden=13, layers=2)
@@ -38,8 +37,6 @@ class Case(NamedTuple):
 
     kind: str = "dense"
     optimizer: str = "sgd"
-    plan: str = "1f1b"
-    dtype: torch.dtype = torch.float64
     micro_batches: int = 2
 
 
@@ -52,7 +49,7 @@ def whole_model(case: Case) -> nn.Sequential:
         model[2].norms[0].weight.requires_grad_(False)
         model[2].feed_forward.router.requires_grad_(False)
         model[0].requires_grad_(False)
-    return model.to(case.dtype)
+    return model.double()
 
 
 def batches(shape: Shape) -> list[Tensor]:
@@ -73,7 +70,7 @@ def divided(case: Case, sizes: dict[str, int]) -> tuple[Any, Pipeline, Callable[
     def build(model: nn.Module) -> Pipeline:
         divide_tensors(model, mesh["tensor"])
         divide_experts(model, mesh["expert"])
-        plan = schedule(case.plan, mesh.sizes["pipeline"], case.micro_batches)
+        plan = one_forward_one_backward(mesh.sizes["pipeline"], case.micro_batches)
         return Pipeline(
             split_layers(model, plan.stages), next_word_loss, plan,
             group=mesh["pipeline"],

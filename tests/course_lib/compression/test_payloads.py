@@ -6,8 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from course_lib.compression import (
     QSGD,
@@ -18,7 +16,6 @@ from course_lib.compression import (
     TopK,
     Uniform8Bit,
 )
-from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.top_k import SAMPLE, largest
 from tests.helpers.compressors import EVERY
 
@@ -101,21 +98,6 @@ def test_wrong_arguments_are_refused() -> None:
     for make in (lambda: QSGD(1, block=0), lambda: Uniform8Bit(block=0)):
         with pytest.raises(ValueError, match="block"):
             make()
-
-
-@given(st.data())
-def test_bits_come_back(data: st.DataObject) -> None:
-    width = data.draw(st.sampled_from([1, 2, 4, 8]))
-    codes = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=50))
-    tensor = torch.tensor(codes, dtype=torch.uint8)
-    packed = pack_bits(tensor, width)
-    assert packed.numel() == packed_bytes(len(codes), width)
-    assert unpack_bits(packed, width, len(codes)).tolist() == codes
-    # The layout, from its definition.
-    m = 8 // width
-    for byte, value in enumerate(packed.tolist()):
-        inside = codes[byte * m : (byte + 1) * m]
-        assert value == sum(code << (width * place) for place, code in enumerate(inside))
 
 
 @pytest.mark.parametrize("draw", ["normal", "equal", "sparse", "one sign", "nan", "sorted"])

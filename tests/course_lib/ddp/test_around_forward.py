@@ -59,19 +59,6 @@ def test_ignored_names_stay_each_rank_s_own(ranks_of, on, k, by):
     assert "grad of tied" in replicas[0] or "grad of layer.weight" in replicas[0]
 
 
-def without_init_sync() -> Tensor:
-    net = mlp(seed=dist.get_rank())
-    DistributedDataParallel(net, init_sync=False)
-    return next(net.parameters()).detach()
-
-
-def test_without_init_sync_nothing_is_sent(ranks_of):
-    ranks = ranks_of("simulated", 2)
-    one, other = ranks.run(without_init_sync)
-    assert not torch.equal(one, other)
-    assert not ranks.trace.calls(0)
-
-
 # --- join -----------------------------------------------------------------------------------------
 
 

@@ -122,28 +122,6 @@ def test_mixed_dtypes_tied_and_frozen_parameters(ranks_of, on, k):
 # --- accumulation ---------------------------------------------------------------------------------
 
 
-def accumulate(ddp: type, set_to_none: bool) -> list[Tensor]:
-    net = mlp(seed=dist.get_rank())
-    wrapped = ddp(net, bucket_cap_mb=SMALL_CAP)
-    optimizer = sgd(net)
-    micro = own_shards(steps=9)
-    for first in range(0, 9, 3):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        with wrapped.no_sync():
-            for x, y in micro[first : first + 2]:
-                (mse_loss(wrapped(x), y) / 3).backward()
-        x, y = micro[first + 2]
-        (mse_loss(wrapped(x), y) / 3).backward()
-        optimizer.step()
-    return state_of(net)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize(("on", "k"), FEW)
-def test_accumulation_in_no_sync(ranks_of, on, k, set_to_none):
-    compare(ranks_of(on, k), accumulate, set_to_none)
-
-
 def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
     """It is the forward that counts; and an exception must not leave no_sync switched on."""
     net = mlp(seed=0)

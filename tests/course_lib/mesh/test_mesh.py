@@ -9,11 +9,6 @@ from course_lib.mesh import AXES, make_mesh
 from course_lib.ranks import RankError
 from tests.helpers.meshes import Case, train_alone, train_on_mesh
 
-TOLERANCE = {
-    torch.float64: {"rtol": 1e-9, "atol": 1e-11},
-    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
-}
-
 
 def check(results, case):
     """Every piece on every rank is that of one process, and together they are all of it."""
@@ -23,7 +18,7 @@ def check(results, case):
     for pieces, _ in results:
         for number, where, value in pieces:
             whole = expected[number].view(-1)[where]
-            torch.testing.assert_close(value, whole, **TOLERANCE[case.dtype], msg=f"{number}")
+            torch.testing.assert_close(value, whole, rtol=1e-9, atol=1e-11, msg=f"{number}")
             seen[number][where.flatten()] = True
     assert all(each.all() for each in seen)
     known = [each for _, each in results if each]

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from course_lib.pipeline_parallel.weight_gradients import LaterWeightGradients
-from tests.helpers.pipelines import Block
 
 
 def compare(net: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
@@ -31,15 +29,6 @@ def compare(net: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
     return first
 
 
-def test_weights_of_linear_layers_come_later_and_others_at_once():
-    torch.manual_seed(0)
-    first = compare(Block(), torch.randn(2, 3, 5))
-    assert first["up.weight"] is None
-    assert first["up.bias"] is None
-    assert first["down.weight"] is None
-    assert first["norm.weight"] is not None
-
-
 def test_tied_frozen_and_computed_weights():
     torch.manual_seed(0)
     a, b, c, d = (nn.Linear(5, 5) for _ in range(4))
@@ -57,15 +46,3 @@ def test_tied_frozen_and_computed_weights():
 def test_a_share_without_columns(inputs, outputs):
     """With more ranks than columns or rows of a weight, some rank has none."""
     compare(nn.Linear(inputs, outputs, bias=outputs > 0), torch.randn(2, 3, inputs))
-
-
-def test_hooks_that_wait_for_a_gradient_are_called_then():
-    layer, called = nn.Linear(3, 3), []
-    layer.weight.register_post_accumulate_grad_hook(lambda param: called.append(param.grad.sum()))
-    later = LaterWeightGradients()
-    with later:
-        y = F.relu(layer(torch.ones(2, 3)))
-    y.sum().backward()
-    assert not called
-    later.compute()
-    assert len(called) == 1
