@@ -53,31 +53,8 @@ LONG = (
     "test_watch.py",
     "test_feedback.py",
     "test_same_verdict.py",
-    "test_forgeries.py",
-    "test_mutants.py",
-    "test_cells.py",
-    "test_submission.py",
-    "test_self_test.py",
-    "test_lectures.py",
-    "test_defence.py",
-    "test_attacks.py",
-    "test_surroundings.py",
-    "test_what_is_loaded.py",
-    "test_reports.py",
-    "test_cards.py",
-    "test_local.py",
-    "test_hook.py",
-    "test_doctor.py",
-    "test_export.py",
-    "test_main.py",
-    "test_nbgrader_config.py",
-    "test_readme.py",
-    "test_docstrings.py",
-    "test_multinode.py",
-    "test_budget.py",
-    "test_museum.py",
 )
-"""Files of ten seconds or more, the longest first: workers begin with them."""
+"""The files that take longest, in this order: workers begin with them."""
 
 MARK = "SGD_TO_DDP_TEST"
 GRACE_SECONDS = 3.0

@@ -16,7 +16,6 @@ from nbformat import NotebookNode
 
 from autograder.__main__ import main
 from autograder.commands.release import files, release
-from autograder.course import CourseNotFound, SourcesMissing, find_course
 from autograder.errors import CommandFailed
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
@@ -120,18 +119,6 @@ def test_a_release_is_made_and_made_again_byte_by_byte(course: Path) -> None:
 
 
 @needs_sources
-def test_checks_have_one_copy(course: Path) -> None:
-    """An edit in ``assignments/`` stays, and a second copy is refused."""
-    checks = course / "assignments" / NAME / "checks.py"
-    checks.write_text(checks.read_text() + "# mine\n")
-    release(course, say=lambda line: None)
-    assert checks.read_text().endswith("# mine\n")
-    shutil.copy(checks, course / "instructor" / NAME)
-    with pytest.raises(CommandFailed, match=rf"checks\.py[^~]*Move[^~]*assignments/{NAME}/"):
-        release(course)
-
-
-@needs_sources
 def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course: Path) -> None:
     source = course / "instructor" / NAME / f"{NAME}.ipynb"
     edit(source, "try-2", source="Hint: `size, rest = divmod(length, world_size)`")
@@ -150,23 +137,6 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return main()
 
     return run
-
-
-def test_a_copy_without_sources_is_a_course_and_says_what_it_lacks(
-    tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
-    (tmp_path / "assignments" / NAME).mkdir(parents=True)
-    assert find_course(tmp_path / "assignments" / NAME) == tmp_path
-    with pytest.raises(SourcesMissing, match="needs the folder instructor/"):
-        release(tmp_path)
-    with pytest.raises(CourseNotFound, match=r"no nbgrader_config\.py in it or above"):
-        find_course(Path("/"))
-    for word in ("demo", "release"):
-        assert command(word, "--course", str(tmp_path)) == 2
-        told = capsys.readouterr()
-        (sentence,) = told.err.splitlines()
-        assert "needs the folder instructor/" in sentence and not told.out
 
 
 @needs_sources

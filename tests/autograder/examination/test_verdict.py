@@ -37,23 +37,6 @@ def test_the_key_is_that_of_the_content() -> None:
     assert key() == key(seconds=3.0, notes=["slow"])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"schema": 3, "checks": []}',
-        '{"schema": 99, "checks": []}',
-        '{"checks": 1}',
-    ],
-)
-def test_what_is_no_verdict_is_said_to_be_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "v.json").write_text(text)
-    with pytest.raises(ValueError, match=r"v\.json is not a verdict"):
-        Verdict.read(tmp_path / "v.json")
-
-
 @needs_sources
 @pytest.mark.parametrize("name", ["checks.py", "judges.py", "more_judges.py"])
 def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path: Path, name: str) -> None:

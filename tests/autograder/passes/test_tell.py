@@ -65,17 +65,3 @@ def test_what_is_for_the_author_of_a_check_no_student_is_told(tmp_path: Path) ->
     overview, _ = told(tmp_path, [case(True)], notes=notes, limits=limits)
     assert "**Also:**\n\n- late\n- limit reached&#58; time&#44; cell 3" in overview.source
     assert "judge" not in overview.source
-
-
-@pytest.mark.parametrize("content", [None, "no verdict"])
-def test_without_a_verdict_it_says_so(tmp_path: Path, content: str | None) -> None:
-    path = verdict_path(tmp_path, "02", "ada", "02")
-    if content is not None:
-        path.parent.mkdir(parents=True)
-        path.write_text(content)
-    nb = new_notebook(cells=[new_code_cell("x = 1")])
-    tell(nb, tmp_path, "02", "ada", "02")
-    assert [cell.source for cell in nb.cells] == [
-        "There is no verdict on this notebook: ask your instructor.",
-        "x = 1",
-    ]

@@ -44,14 +44,6 @@ def test_a_guess_is_scored_against_what_was_run(guess: Any, actual: Any, words: 
     assert scored.right is (words == "right")
 
 
-def test_no_guess_locks_nothing_and_stops_nothing() -> None:
-    assert "no prediction yet" in repr(predict("q", None))
-    unasked = predict("q", None).score(7)
-    assert repr(unasked) == "q: 7 (you made no prediction)"
-    assert unasked.right is None
-    assert predict("q", 7).guess == 7
-
-
 def test_the_desk_keeps_a_record(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / ".desk").mkdir()
     lecture = tmp_path / "lectures" / "01"
@@ -64,15 +56,3 @@ def test_the_desk_keeps_a_record(tmp_path: Path, monkeypatch: Any) -> None:
     first, second = predictions.record()
     assert (first["predicted"], first["guess"]) == ("steps", 10)
     assert (second["scored"], second["actual"], second["right"]) == ("steps", 12, False)
-
-
-def test_without_a_desk_nothing_is_written(tmp_path: Path) -> None:
-    predict("q", 1).score(1)
-    assert predictions.record() == []
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("guess", [True, [1], object()])
-def test_a_guess_is_a_number_or_a_text(guess: Any) -> None:
-    with pytest.raises(TypeError, match="must be a number or a string"):
-        predict("q", guess)

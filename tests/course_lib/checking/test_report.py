@@ -110,9 +110,3 @@ def test_the_timeline_of_the_traced_case_is_in_the_report() -> None:
     assert "send" in alt
     assert html.index("two") < html.index(f"<{image}")
     assert "<img" not in html_of(report)  # it is not drawn unless asked for
-
-
-def test_a_trace_that_cannot_be_drawn_costs_the_picture_alone() -> None:
-    report = CheckReport("t/f", (failed("a", "one"),), trace=Trace([], 2), traced="a")
-    assert "one" in report._repr_html_()
-    assert "<img" not in report._repr_html_()

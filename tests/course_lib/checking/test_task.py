@@ -281,20 +281,6 @@ def always_wrong(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     return total(x, group) + 1
 
 
-def test_that_something_is_kept_is_said_only_where_both_calls_alone_are_right() -> None:
-    def one_more_each_call(x: torch.Tensor, group: Any = None, kept: Any = {}) -> Any:  # noqa: B006
-        kept[dist.get_rank()] = kept.get(dist.get_rank(), -1) + 1
-        return total(x, group) + kept[dist.get_rank()]
-
-    cases = (Case("1 rank", 1), Case("2 ranks", 2))
-    check = sum_task(cases=cases, in_turn=[(1, 1)])
-    kept = "something is kept from the call before"
-    report = run(one_more_each_call, check)
-    assert [result.passed for result in report.results] == [True, True, False]
-    assert kept in report.results[-1].reason
-    assert kept not in run(always_wrong, check).results[-1].reason
-
-
 def gathering_in_call(number: int) -> Callable[..., Any]:
     """Return `total`, which in this one of its calls gathers as well."""
 
@@ -327,11 +313,3 @@ def test_of_cases_in_turn_what_the_second_one_sends_is_judged(
 ) -> None:
     check = sum_task(cases=[Case("2 ranks", 2)], in_turn=[(0, 0)])
     assert [result.passed for result in run(function, check).results] == passed
-
-
-def test_a_case_in_turn_is_named_plainly() -> None:
-    cases = [Case("one", 2), Case("two", 2)]
-    made = sum_task(cases=cases, in_turn=[(0, 1), (1, 1)]).cases[2:]
-    assert [case.name for case in made] == ["two, after ‘one’", "two, after ‘two’"]
-    with pytest.raises(ValueError, match="already comes after another case"):
-        sum_task(cases=made, in_turn=[(0, 0)])

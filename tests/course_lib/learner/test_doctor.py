@@ -10,7 +10,6 @@ import pytest
 
 from course_lib.learner import doctor
 from course_lib.learner.__main__ import main
-from course_lib.learner.doctor import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -27,27 +26,6 @@ def test_this_machine_can_take_the_course(capsys: Any, monkeypatch: pytest.Monke
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "Ready: lectures and checks work here" in said and "✗" not in said
-
-
-@pytest.mark.parametrize(("need", "status"), [("course", 1), ("nothing", 0)])
-def test_the_exit_status_says_for_what(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, need: Any, status: int
-) -> None:
-    def look() -> Finding:
-        return Finding("thing", "is broken", "mend it", need)
-
-    monkeypatch.setattr(doctor, "LOOKS", (look, doctor.python))
-    assert main(["doctor"]) == status
-    assert capsys.readouterr().out.count("→ mend it") == 1
-
-
-def test_a_look_that_stumbles_is_a_finding_too() -> None:
-    def gpus_of_the_future() -> Finding:
-        raise RuntimeError("no such driver")
-
-    (found,) = doctor.findings([gpus_of_the_future])
-    assert found.name == "gpus of the future" and "no such driver" in found.summary
-    assert not found.fine
 
 
 def test_an_incomplete_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,24 +202,6 @@ def test_solution_is_shown_after_a_question(
     assert "get_rank" not in capsys.readouterr().out
 
 
-def test_options_that_nobody_knows_are_refused_but_lab_passes_them_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(SystemExit) as refused:
-        main(["progress", "--no-browser"])
-    assert refused.value.code == 2
-    passed: list[Any] = []
-
-    def opened(desk: Path, options: list[str]) -> None:
-        passed.append((desk, options))
-        raise CannotGoOn("stop")
-
-    monkeypatch.setattr("course_lib.learner.lab.refresh", lambda course, desk: [])
-    monkeypatch.setattr("course_lib.learner.lab.open_lab", opened)
-    assert main(["lab", "--no-browser", "--desk", "/d", "--port=9000"]) == 2
-    assert passed == [(Path("/d"), ["--no-browser", "--port=9000"])]
-
-
 def test_lab_shows_lecture_00_until_it_has_been_run(tmp_path: Path) -> None:
     assert opened(tmp_path) == "lectures"  # there is none
     write(tmp_path / FIRST, notebook("a = 1"))

@@ -55,18 +55,6 @@ def test_without_records_what_differs_is_the_students(
     assert refresh(course, desk) == []
 
 
-def test_a_folder_or_a_dead_link_in_the_way_stays(course: Path, desk: Path) -> None:
-    (desk / LECTURE).unlink()
-    (desk / LECTURE).mkdir()
-    (desk / CHECKS).unlink()
-    (desk / CHECKS).symlink_to(desk / "nowhere")
-    (desk / "lectures/01_topic.new.ipynb").mkdir()
-    notes = refresh(course, desk)
-    assert [note.partition(" ")[0] for note in notes] == [LECTURE, CHECKS]
-    assert (desk / LECTURE).is_dir() and (desk / CHECKS).is_symlink()
-    assert sources(desk / "lectures/01_topic.new-2.ipynb") == ["a = 1", "print(a)", ""]
-
-
 def test_the_command_says_what_a_student_should_know(
     course: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
