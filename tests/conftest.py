@@ -40,6 +40,7 @@ settings.load_profile("course")
 
 LONG = (
     "test_class.py",
+    "test_lectures.py",
     "test_handed_in.py",
     "test_assignments.py",
     "test_learner.py",
@@ -50,7 +51,6 @@ LONG = (
     "test_kills.py",
     "test_repair.py",
     "test_one_rule.py",
-    "test_watch.py",
     "test_feedback.py",
     "test_same_verdict.py",
 )
