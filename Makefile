@@ -38,7 +38,7 @@ coverage: .venv/ready  ## which lines of the grader and of simulated ranks the t
 	@$(COVERAGE) erase
 	@$(COVERAGE) run -m pytest $(IN_WORKERS) $(or $(ARGS),$(DECIDES)); tests=$$?; \
 	  $(COVERAGE) combine --quiet && .venv/bin/python .ci/lines_run.py && exit $$tests
-FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_host.py)
+FABRIC = $(addprefix tests/course_lib/ranks/,_torch simulated test_host.py test_every_carrier.py test_student_bugs.py)
 DECIDES = tests/course_lib/checking tests/course_lib/capstone $(FABRIC) tests/autograder tests/test_assignments.py
 
 # Rooted at work/, where the copies lie, so that no click opens a file that git tracks.

@@ -37,7 +37,7 @@ from autograder.examination.verdict import (
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
-from tests.helpers.course_folders import ROOT, needs_sources
+from tests.helpers.course_folders import needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -262,13 +262,3 @@ def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
     assert f"{sum(event.kind == 'send' for event in drawn)} send" in words
     assert "“2 ranks”" in caption_of(check)
     assert "Only the first" in caption_of(check) and len(drawn) < len(trace.events)
-
-
-def test_nothing_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
-    command = ["autograder", "feedback", ASSIGNMENT, "--student", "ada", "--course", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", command)
-    assert main() == 2
-    assert f"no submission from ada of {ASSIGNMENT} has been graded" in capsys.readouterr().err

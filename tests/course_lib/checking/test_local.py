@@ -125,6 +125,24 @@ def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
         check("2/shard_bounds", right_bounds, case="x")
 
 
+def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def chatty(length: int, world_size: int, rank: int) -> tuple[int, int]:
+        print("hello")
+        return right_bounds(length, world_size, rank)
+
+    check("2/shard_bounds", chatty)
+    out, told = capsys.readouterr()
+    shown = [line for line in told.split("\r\033[K") if line]
+    assert shown[0] == "reading 2/shard_bounds …"
+    assert shown[1] == "starting 1 rank …"
+    assert shown[2] == "simulated ranks, case 1 of 3: lengths that divide"
+    assert shown[-1] == "CPU ranks, case 3 of 3: fewer elements than ranks"
+    assert told.endswith("\r\033[K")  # the report begins on an empty line
+    assert "hello" in out and "3 of 3 cases passed" in out
+
+
 @pytest.mark.large
 def test_a_notebook_shows_one_output_that_becomes_the_report() -> None:
     define = """

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nbformat import v4
 
 from course_lib import diary
 from course_lib.learner import CannotGoOn, _course
 from course_lib.learner.__main__ import main
-from course_lib.learner.lab import FIRST, opened
 from course_lib.limits import OTHERS
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
-from tests.helpers.desk_files import notebook, write
+from tests.helpers.desk_files import write
 
 WRONG = "def rank():\n    return 7"
 AS_CHECK_DOES = """
@@ -200,16 +198,6 @@ def test_solution_is_shown_after_a_question(
     assert RIGHT in told and "Because." in told and "SOLUTION" not in told
     assert main(["solution", NAME, "why", "--yes"]) == 0
     assert "get_rank" not in capsys.readouterr().out
-
-
-def test_lab_shows_lecture_00_until_it_has_been_run(tmp_path: Path) -> None:
-    assert opened(tmp_path) == "lectures"  # there is none
-    write(tmp_path / FIRST, notebook("a = 1"))
-    assert opened(tmp_path) == FIRST
-    ran = notebook("a = 1")
-    ran.cells[-1] = v4.new_code_cell("a = 1", outputs=[v4.new_output("stream", text="1")])
-    write(tmp_path / FIRST, ran)
-    assert opened(tmp_path) == "lectures"
 
 
 def test_a_missing_package_or_a_read_only_place_is_one_sentence(
