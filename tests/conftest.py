@@ -50,9 +50,6 @@ LONG = (
     "test_notebook.py",
     "test_kills.py",
     "test_repair.py",
-    "test_one_rule.py",
-    "test_feedback.py",
-    "test_same_verdict.py",
 )
 """The files that take longest, in this order: workers begin with them."""
 

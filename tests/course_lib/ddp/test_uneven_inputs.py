@@ -54,9 +54,11 @@ def test_ranks_with_different_numbers_of_batches(ranks_of, on, counts, by_initia
     )
     for replica, other in zip(ours, theirs, strict=True):
         for number, (tensor, expected) in enumerate(zip(replica, other, strict=True)):
-            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
             is_buffer = 6 <= number < len(replica) - 1  # each rank's own, after its last forward
             assert is_buffer or torch.equal(tensor, ours[0][number])
+            # With no_sync, a rank that is done gets buffers at other times than with PyTorch.
+            if micro == 1 or not is_buffer:
+                torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-12)
 
 
 def other_communication(own_group: bool) -> None:
