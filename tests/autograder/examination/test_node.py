@@ -61,13 +61,8 @@ ON_REAL_RANKS_ALONE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        pytest.param(*each, marks=() if number == 0 else pytest.mark.large)
-        for number, each in enumerate(ON_REAL_RANKS_ALONE)
-    ],
-)
+@pytest.mark.large
+@pytest.mark.parametrize(("line", "words"), ON_REAL_RANKS_ALONE)
 def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, words: str) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")

@@ -4,6 +4,8 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.watched_jobs import output_of, torchrun
 
 SCRIPT = """
@@ -23,6 +25,7 @@ def main(name):
 """
 
 
+@pytest.mark.large
 def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with socket.create_server(("127.0.0.1", 0)) as probe:
