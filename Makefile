@@ -25,7 +25,7 @@ WORKERS ?= 4
 IN_WORKERS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST = .venv/bin/python -m pytest $(IN_WORKERS)
 
-test: .venv/ready  ## the default tests, six minutes on two cores; choose some with ARGS="-k sharding"
+test: .venv/ready  ## the default tests, five minutes on two cores; choose some with ARGS="-k sharding"
 	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready  ## all tests: every case, every mistake, whole classes
