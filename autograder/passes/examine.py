@@ -141,11 +141,7 @@ class Exam:
                 sandbox.close()
             _warm.clear()
             sandbox = Sandbox(key[0], limits, access.mounts, access.environment)
-            try:
-                sandbox.make_ready()
-            except BaseException:
-                sandbox.close()
-                raise
+            sandbox.make_ready()
             _warm[key] = sandbox
         return _warm[key]
 

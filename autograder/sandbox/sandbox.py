@@ -226,11 +226,18 @@ class Sandbox:
 
         A sandbox may start even if cells fail, or if a cell's user may not read Python, its
         packages or the course. If this were noticed later, it would look like a student's mistake.
+        A sandbox that is not ready is closed.
 
         Raises:
             SandboxUnavailable: nothing can be graded here; the message says why, and what to do.
 
         """
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(self.close)
+            self._make_sure_it_has_all()
+            unless_ready.pop_all()
+
+    def _make_sure_it_has_all(self) -> None:
         try:
             self.warm()
             seen = self._look_from_a_cell()
