@@ -75,7 +75,8 @@ def choices(root: Path, arguments: argparse.Namespace) -> tuple[Settings, int]:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
-    assignment, (settings, jobs) = arguments.assignment, choices(root, arguments)
+    assignment = arguments.assignment
+    settings, jobs = choices(root, arguments)
     outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
     unbooked = phases.book_class(root, assignment, arguments.student, settings)
     status = phases.report(outcomes)

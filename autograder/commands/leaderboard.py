@@ -30,7 +30,7 @@ who missed the target stay on it, with the reason and without a place."""
 
 
 HONOURS = {"sent": "fewest bytes", "rounds": "fewest rounds", "computed": "least computing"}
-"""What a race costs → what the board says of whoever has the least of it."""
+"""A cost of the race → the words on the board for the students with the lowest cost."""
 
 
 class Entry(NamedTuple):

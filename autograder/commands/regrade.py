@@ -75,7 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Regrade for the command line; return the exit status."""
-    assignment, (settings, jobs) = arguments.assignment, grade.choices(root, arguments)
+    assignment = arguments.assignment
+    settings, jobs = grade.choices(root, arguments)
     if arguments.one:
         try:
             return int(not _one_student.explain(root, assignment, arguments.one))

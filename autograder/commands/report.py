@@ -159,8 +159,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write and print the report; return the exit status."""
     folders, name = Folders.at(root), arguments.assignment
     roster = kept_roster(folders.data)
-    there = [s for s in students(folders, name) if not roster or s in roster.students]
-    left = sorted(set(students(folders, name)) - set(there))
+    everyone = students(folders, name)
+    there = [s for s in everyone if not roster or s in roster.students]
+    left = sorted(set(everyone) - set(there))
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
         raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")

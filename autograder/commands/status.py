@@ -12,9 +12,10 @@ from autograder.settings import Settings
 from autograder.tables import format_rows
 
 DESCRIPTION = (
-    "Show for each assignment the number of submissions, and how many are graded, outdated "
-    "(code or checks changed after grading), failed (the machine or a check failed), booked (the "
-    "gradebook has points, perhaps older ones), or to be graded by hand. Changes nothing."
+    "Show for each assignment how many submissions there are, and how many of them are graded, "
+    "outdated, failed, booked, or to be graded by hand. Outdated: code or checks changed after "
+    "grading. Failed: the machine or a check failed. Booked: the gradebook has points, perhaps "
+    "older ones. The command changes nothing."
 )
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
@@ -39,22 +40,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Print the table; return the exit status."""
     config = load_config(root)
-    folders = Folders.of(config.CourseDirectory)
+    folders, settings = Folders.of(config.CourseDirectory), Settings.of(config)
     names = [arguments.assignment] if arguments.assignment else assignments(folders)
     if not names:
         print("nothing has been released or submitted yet: run nbgrader generate_assignment NAME")
         return 0
+    roster = kept_roster(folders.data)
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
     for name in names:
         try:
-            found = standings(config, name, Settings.of(config))
+            found = standings(config, name, settings)
         except NothingToGrade:
             if arguments.assignment:
                 raise
             found = []
         rows.append((name, *row(found)))
-        roster = kept_roster(folders.data)
         notes += [
             f"{name}: {s.student}: not in the class list"
             for s in found

@@ -108,10 +108,12 @@ def thread_worlds() -> Iterator[None]:
             for name, stand_in in STAND_INS.items():
                 stack.enter_context(_replaced(module, name, stand_in))
         stack.enter_context(_replaced(dist, "rendezvous", _rendezvous))
-        stack.enter_context(_replaced(distributed_c10d, "_new_group_with_tag", _new_group))
-        helper = "_new_process_group_helper"
-        stack.enter_context(_replaced(distributed_c10d, helper, _new_process_group))
-        stack.enter_context(_replaced(distributed_c10d, "_get_default_group", _get_default_group))
+        for name, stand_in in (
+            ("_new_group_with_tag", _new_group),
+            ("_new_process_group_helper", _new_process_group),
+            ("_get_default_group", _get_default_group),
+        ):
+            stack.enter_context(_replaced(distributed_c10d, name, stand_in))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
