@@ -9,9 +9,9 @@ time of the network's formula. Their computation takes the CPU time of the rank,
 runs at a time. How much sharing slows computation is measured once, by a step without
 communication. The simulation gets this number as the device's slowdown. Nothing else is fitted.
 
-The table also has the cost model's times, with the same step's time C, of which backward is 2/3,
-and t(n) for an all-reduce of n bytes: C + sum of t for each parameter; C + t(all); and C/3 plus
-`bucketing.overlapped_time`.
+The table also has the cost model's times. C is the time of the same step, and backward takes 2/3
+of it. t(n) is the time of an all-reduce of n bytes. The three ways take C + sum of t for each
+parameter; C + t(all); and C/3 plus `bucketing.overlapped_time`.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
 
 
 class Account(NamedTuple):
-    """Who owns a file; the name is the number if this machine knows no name of the account."""
+    """The owner of a file. If this machine knows no name of the account, `name` is its number."""
 
     name: str
     is_named: bool

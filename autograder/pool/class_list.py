@@ -182,7 +182,7 @@ def _read_json(path: Path) -> Any:
 
 
 Entry = tuple[dict[str, float | None], bool]
-"""What the gradebook has of a student: cell → points, and whether a person must grade a part."""
+"""A student in the gradebook: cell → points, and whether a person must still grade a part."""
 
 
 def _entries(config: Any, assignment: str) -> dict[str, Entry]:

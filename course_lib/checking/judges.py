@@ -3,8 +3,8 @@
 A judge is a function of a case, the inputs and the values of all ranks; it raises `Wrong` if a
 value is wrong. If a case has several groups, each group is judged separately.
 
-A right answer is not always exact: a sum in another order is also right, or with one rounding more,
-and where large terms cancel its error is far larger than a fixed share of the small result. So the
+A right answer is not always exact. A sum in another order is also right, or one with one rounding
+more. If large terms cancel, its error is far larger than a fixed share of the small result. So the
 allowed error comes from the case: the oracle is computed in float64 several times, each time from
 inputs whose numbers are moved at random by one rounding of the dtype. The results differ by what
 roundings do to this case. This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000).

@@ -310,7 +310,7 @@ def _explanation(error: RanksError) -> str:
 
 @dataclass
 class _Judged:
-    """What the judges and the expectations found in one case.
+    """The findings of the judges and the expectations in one case.
 
     Attributes:
         wrong: the finding; ``None`` if nothing is wrong.
