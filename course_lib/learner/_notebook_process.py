@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from typing import IO, Any
 
@@ -34,11 +33,7 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(plan["folder"])
     importlib.import_module("course_lib.checking")  # as in the grader, imports take no cell's time
-    with (
-        tempfile.TemporaryDirectory(prefix="course-check-") as home,  # without the user's settings
-        os.fdopen(plan["results"], "w") as results,
-    ):
-        os.environ["IPYTHONDIR"] = home
+    with os.fdopen(plan["results"], "w") as results:
         config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
         shell = InteractiveShell.instance(config=config)
         without_display(shell)

@@ -16,6 +16,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +159,10 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], lis
     outcomes: dict[str, Any] = {}
     left, notes = {SOLUTIONS: CELLS_SECONDS, OTHERS: CELLS_SECONDS}, list[str]()
     while True:
-        status, stuck = _run_once(steps, folder, left, outcomes, notes)
+        # IPython's folder, in place of the user's settings. The process may be killed, so it is
+        # this one that removes the folder.
+        with tempfile.TemporaryDirectory(prefix="course-check-") as home:
+            status, stuck = _run_once(steps, folder, home, left, outcomes, notes)
         if stuck is None:
             return status, outcomes, notes
         notes.append(f"cell {stuck} could not be interrupted, so it was left out")
@@ -168,6 +172,7 @@ def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], lis
 def _run_once(
     steps: list[Step],
     folder: Path,
+    home: str,
     left: dict[str, float],
     outcomes: dict[str, Any],
     notes: list[str],
@@ -184,7 +189,7 @@ def _run_once(
         [sys.executable, "-P", "-m", "course_lib.learner._notebook_process"],
         stdin=subprocess.PIPE,
         pass_fds=[write],
-        env={**os.environ, "MPLBACKEND": "agg"},
+        env={**os.environ, "MPLBACKEND": "agg", "IPYTHONDIR": home},
         start_new_session=True,
         text=True,
     )

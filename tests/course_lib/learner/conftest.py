@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,8 +61,11 @@ def assignment(*written: str, answer: str = "YOUR ANSWER HERE") -> NotebookNode:
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a course whose one check asks for a rank's own number; we stand beside it."""
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a course whose one check asks for a rank's own number; we stand beside it."""
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     folder = tmp_path / "the course, 课程"
     write(folder / f"lectures/{NAME}.ipynb", notebook("a = 1", link="#"))
     write(folder / f"assignments/{NAME}/{NAME}.ipynb", assignment(STUB))
@@ -70,7 +75,8 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("start", "check", "progress", "solution"):
         monkeypatch.setattr(f"course_lib.learner.{module}.find_course", lambda: folder)
     monkeypatch.chdir(tmp_path)
-    return folder
+    yield folder
+    assert not list(temporary.glob("course-check-*"))
 
 
 @pytest.fixture
