@@ -1,7 +1,5 @@
 """Wrong solutions that people write, and right ones that differ from ours."""
 
-# ruff: noqa: B006 - people make the mistake of a default that is kept from call to call
-
 import math
 
 import torch
@@ -51,17 +49,16 @@ minibatches__sorted_random_numbers_edited = edits_of(
     ),
     Mutant("reseeds", "two epochs have the same batches", ", dtype", ".manual_seed(7), dtype"),
     Mutant(
-        "shuffles_batches_of_neighbours",
+        "keeps_neighbours_together",
         "shuffle the rows, not the batches",
-        """
-        order = torch.rand(n, generator=generator, dtype=torch.float64).argsort()
-        for start in range(0, n - n % batch_size if drop_last else n, batch_size):
-        """,
-        """
-        order = torch.arange(n)
-        batches = torch.randperm(-(-n // batch_size), generator=generator)
-        for start in (batches * batch_size).tolist():
-        """,
+        "rand(n, generator=generator, dtype=torch.float64).argsort(",
+        "arange(n).roll(int(torch.randint(n, (), generator=generator))",
+    ),
+    Mutant(
+        "by_a_sampler",
+        "RandomSampler cannot be used: it is what this task asks you to write",
+        "rand(n, generator=generator, dtype=torch.float64).argsort(",
+        "tensor(list(torch.utils.data.RandomSampler(range(n), generator=generator))",
     ),
     Mutant("lists", "vector of row numbers (int64)", ".sort().values", ".tolist()"),
 )
@@ -74,6 +71,16 @@ def minibatches__imports_the_reference(n, batch_size, generator, drop_last=False
     reference = importlib.import_module("course_lib.sgd").minibatches
 
     return reference(n, batch_size, generator, drop_last)
+
+
+@fails("a shuffle by hand may prefer some")
+def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
+    rows = torch.arange(n)
+    for i in range(n):
+        j = int(torch.randint(n, (), generator=generator))
+        rows[[i, j]] = rows[[j, i]]
+    batches = rows.split(batch_size)
+    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
 
 
 # sgd_step ----------------------------------------------------------------------------------
@@ -98,46 +105,34 @@ sgd_step__in_no_grad_edited = edits_of(
     sgd_step__in_no_grad,
     Mutant("climbs", "the sign is wrong", "param -= lr * param.grad", "param += lr * param.grad"),
     Mutant("in_new_memory", "in its own memory", "param -= lr *", "param.data = param.data - lr *"),
-    Mutant(
-        "walks_twice",
-        "α = 0.3",
-        "for param in params:",
-        """
-        any(p.grad is None for p in params)
-        for param in params:
-        """,
-    ),
+    Mutant("walks_twice", "α = 0.3", "in params", "in params if len(list(params)) else ()"),
     Mutant(
         "stops_at_a_frozen_parameter",
         "parameter 2 after two steps",
-        """
-        if param.grad is not None:
-            param -= lr * param.grad
-        """,
+        "if param.grad is not None:",
         """
         if param.grad is None:
             break
-        param -= lr * param.grad
+        if True:
         """,
     ),
     Mutant(
         "freezes",
         "changes which of the parameters require a gradient",
-        """
-        with torch.no_grad():
-            for param in params:
-        """,
-        """
-        if True:
-            for param in params:
-                param.requires_grad_(False)
-        """,
+        "-= lr * param.grad",
+        "-= lr * param.grad; param.requires_grad_(False)",
     ),
     Mutant(
         "scales_the_gradient_there_and_back",
         "do not scale it or round it",
         "lr * param.grad",
         "param.grad.mul_(lr); param.grad.div_(lr)",
+    ),
+    Mutant(
+        "by_the_optimizer",
+        "SGD cannot be used: it is what this task asks you to write",
+        "param -= lr * param.grad",
+        "torch.optim.SGD([param], lr).step()",
     ),
     Mutant("clips", "expected", "-= lr * param.grad", "-= lr * param.grad.clamp(-5, 5)"),
     Mutant(
@@ -221,6 +216,26 @@ accumulate_gradients__weighted_edited = edits_of(
 )
 
 
+@passes
+def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_batch_size):
+    from torch.func import functional_call, grad_and_value
+
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    params, total = {name: param.detach() for name, param in trained.items()}, 0.0
+    model.zero_grad()
+    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+
+        def share(params, rows=rows, targets=targets):
+            return loss_fn(functional_call(model, params, (rows,)), targets) * len(rows) / len(x)
+
+        gradients, loss = grad_and_value(share)(params)
+        total += loss.item()
+        for name, param in trained.items():
+            gradient = gradients[name]
+            param.grad = gradient if param.grad is None else param.grad + gradient
+    return total
+
+
 # learning_rate -----------------------------------------------------------------------------
 
 
@@ -252,11 +267,15 @@ learning_rate__by_formula_edited = edits_of(
     Mutant(
         "divides_by_the_warm_up",
         "ZeroDivisionError",
-        "if step < warmup_steps:",
-        """
-        rising = (step + 1) / warmup_steps
-        if step < warmup_steps:
-        """,
+        "if step <",
+        "if (step + 1) / warmup_steps <= 1 and step <",
+    ),
+    Mutant(
+        "keeps_the_first_peak",
+        "something is kept from the call before",
+        "total_steps):",
+        "total_steps, kept={}):",
+        also=(("return peak", "return kept.setdefault((warmup_steps, total_steps), peak)"),),
     ),
 )
 
@@ -343,67 +362,3 @@ gradient_variance__draw_by_draw_edited = edits_of(
         VIRTUAL,
     ),
 )
-
-
-# State between calls, nearly right solutions, and ways around a rule ------------------------
-
-
-@fails("a shuffle by hand may prefer some")
-def minibatches__swaps_with_any_row(n, batch_size, generator, drop_last=False):
-    rows = torch.arange(n)
-    for i in range(n):
-        j = int(torch.randint(n, (), generator=generator))
-        rows[[i, j]] = rows[[j, i]]
-    batches = rows.split(batch_size)
-    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
-
-
-@fails("RandomSampler cannot be used: it is what this task asks you to write")
-def minibatches__a_sampler_without_init(n, batch_size, generator, drop_last=False):
-    sampler = torch.utils.data.RandomSampler.__new__(torch.utils.data.RandomSampler)
-    sampler.data_source, sampler.replacement = range(n), False
-    sampler._num_samples, sampler.generator = None, generator
-    batches = torch.tensor(list(sampler)).split(batch_size)
-    return [batch for batch in batches if len(batch) == batch_size or not drop_last]
-
-
-@fails("_single_tensor_sgd cannot be used: it is what this task asks you to write")
-def sgd_step__a_part_of_the_optimizer(params, lr):
-    from torch.optim.sgd import _single_tensor_sgd
-
-    params = [param for param in params if param.grad is not None]
-    grads, none = [param.grad for param in params], [None] * len(params)
-    settings = {"weight_decay": 0, "momentum": 0, "lr": lr, "dampening": 0}
-    settings |= {"nesterov": False, "maximize": False, "has_sparse_grad": False}
-    with torch.no_grad():
-        _single_tensor_sgd(params, grads, none, None, None, **settings)
-
-
-@passes
-def accumulate_gradients__by_function_transforms(model, loss_fn, x, y, micro_batch_size):
-    from torch.func import functional_call, grad_and_value
-
-    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    params, total = {name: param.detach() for name, param in trained.items()}, 0.0
-    model.zero_grad()
-    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
-
-        def share(params, rows=rows, targets=targets):
-            return loss_fn(functional_call(model, params, (rows,)), targets) * len(rows) / len(x)
-
-        gradients, loss = grad_and_value(share)(params)
-        total += loss.item()
-        for name, param in trained.items():
-            gradient = gradients[name]
-            param.grad = gradient if param.grad is None else param.grad + gradient
-    return total
-
-
-@fails("something is kept from the call before")
-def learning_rate__kept_by_all_but_the_peak(step, peak, warmup_steps, total_steps, kept={}):
-    key = step, warmup_steps, total_steps
-    if key not in kept:
-        angle = math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        late = step >= warmup_steps
-        kept[key] = peak * ((1 + math.cos(angle)) / 2 if late else (step + 1) / warmup_steps)
-    return kept[key]
