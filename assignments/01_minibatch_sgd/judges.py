@@ -175,27 +175,21 @@ def _judge_chances(asked: str, many: Sequence[str], possible: set[str]) -> None:
 
 AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
 
-Factors = Callable[[Tensor, int], Tensor]
-"""``factors(rows, micro)``: the factor of each micro-batch.
-
-Its arguments are the numbers of rows b_j and the largest size of a micro-batch.
-"""
+Factors = Callable[[Tensor], Tensor]
+"""``factors(rows)``: the factor of each micro-batch, from the numbers of rows b_j."""
 
 
-def share(rows: Tensor, micro: int) -> Tensor:
+def share(rows: Tensor) -> Tensor:
     """Weigh each micro-batch by its number of rows: b_j / B."""
     return rows / rows.sum()
 
 
 MISTAKES: dict[str, Factors] = {
     "the plain mean over the micro-batches, though the last micro-batch is shorter": (
-        lambda rows, micro: torch.ones_like(rows) / len(rows)
+        lambda rows: torch.ones_like(rows) / len(rows)
     ),
     "the sum over the micro-batches: weight each micro-batch by its share of the rows": (
-        lambda rows, micro: torch.ones_like(rows)
-    ),
-    "the result with the weight micro_batch_size / B, though the last micro-batch is shorter": (
-        lambda rows, micro: torch.full_like(rows, micro) / rows.sum()
+        torch.ones_like
     ),
 }
 
@@ -301,14 +295,14 @@ def equals_accumulated(*keys: str, **options: Any) -> Judge:
     def some(oracle: Oracle) -> Oracle:
         return lambda case, inputs, me: those(oracle(case, inputs, me), keys)
 
-    mistakes = {name: some(_oracle(factors, factors)) for name, factors in MISTAKES.items()}
+    mistakes = {name: some(_oracle(factors)) for name, factors in MISTAKES.items()}
     mistakes["the right gradient, added to the .grad from before the call"] = some(
         _oracle(carry=1.0)
     )
     return looking_at(keys, equals(some(_oracle()), mistakes, **options))
 
 
-def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0) -> Oracle:
+def _oracle(factors: Factors = share, carry: float = 0.0) -> Oracle:
     """Return the oracle of these factors; `carry` times the previous gradient is added to it."""
 
     def oracle(case: Case, inputs: Any, me: int) -> Any:
@@ -321,12 +315,11 @@ def _oracle(gradient: Factors = share, loss: Factors = share, carry: float = 0.0
             rows = torch.tensor([len(part) for part, _ in parts], dtype=torch.float64)
             means = [mean_loss(model, mine["loss"], *part) for part in parts]
             grads = [torch.autograd.grad(mean, list(model.parameters())) for mean in means]
-            factors = gradient(rows, mine["micro"])
+            shares = factors(rows)
             for i in range(len(held)):
-                mixed = sum(f * g[i] for f, g in zip(factors, grads, strict=True))
+                mixed = sum(f * g[i] for f, g in zip(shares, grads, strict=True))
                 held[i] = mixed + carry * held[i]
-            scalars = loss(rows, mine["micro"]).tolist()
-            losses.append(sum(f * m.item() for f, m in zip(scalars, means, strict=True)))
+            losses.append(sum(f * m for f, m in zip(shares, means, strict=True)).item())
             numbers += [
                 torch.arange(len(x))[i : i + mine["micro"]] for i in range(0, len(x), mine["micro"])
             ]

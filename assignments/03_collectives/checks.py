@@ -6,6 +6,8 @@ these numbers is rounded, so every answer must be exact. A program gets only its
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from course_lib.checking import (
@@ -92,11 +94,11 @@ def in_half_rings(halves: int) -> list[Expectation]:
         ),
         calls_at_most("Send only one message per step.", send=steps),
         time_within(seconds, hint="Send and receive at the same time: isend and irecv, then wait."),
-        receives_at_least(lambda case, rank: _unknown(case, rank, whole=halves == 2)),
+        receives_at_least(partial(unknown_bytes, whole=halves == 2)),
     ]
 
 
-def _unknown(case: Case, rank: int, whole: bool) -> int:
+def unknown_bytes(case: Case, rank: int, whole: bool) -> int:
     """Return the bytes that a rank cannot know: the whole sum, or at least a shortest chunk."""
     k = len(case.members(rank))
     chunk = numel(case) if whole else numel(case) // k
@@ -133,11 +135,6 @@ def along_a_tree() -> list[Expectation]:
         ),
         receives_at_least(lambda case, rank: receives(case, rank) * numel(case) * case.itemsize),
     ]
-
-
-def whole_sum(case: Case, rank: int) -> int:
-    """Return the bytes of a sum over all ranks, which a rank among others cannot know."""
-    return 0 if case.world_size == 1 else calls_of(case) * numel(case) * case.itemsize
 
 
 def two_level_time(case: Case, network: Network) -> float:
@@ -411,7 +408,7 @@ CHECKS = {
                 hint="Messages to other nodes take long. Reduce-scatter inside the node first: "
                 "then each rank sends only its chunk of n/L numbers to other nodes.",
             ),
-            receives_at_least(whole_sum),
+            receives_at_least(partial(unknown_bytes, whole=True)),
         ],
         worth={"values": 2, "communication": 2},
         cases=in_many_forms(

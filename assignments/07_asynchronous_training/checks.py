@@ -74,11 +74,11 @@ def backup_program(backup_server, mine, given):
 LIVE = "the weights at the end: pull must return copies, so that later updates do not change them"
 
 
-def stepping(share, said=lambda age: age, **options):
+def stepping(share, **options):
     """Return the oracle of an asynchronous server that uses ``share(age)`` of a gradient."""
 
     def rule(w, g, age, own):
-        return minus(w, g, own["lr"] * share(age)), said(age), 1
+        return minus(w, g, own["lr"] * share(age)), age, 1
 
     return served(AGE, rule, **options)
 
@@ -87,16 +87,16 @@ def aware(age):
     return 1 / (1 + age)
 
 
-def backing_up(late=False, share=lambda n: 1 / n, kept=False, **options):
+def backing_up(share=lambda n: 1 / n, kept=False, **options):
     """Return the oracle of a server that waits for N gradients, or of a mistake.
 
-    `late`: it takes late gradients. `share` is the factor of each of the N gradients. `kept`: it
-    keeps the workers' tensors, and the workers overwrite all of them except the last.
+    `share` is the factor of each of the N gradients. `kept`: it keeps the workers' tensors, and the
+    workers overwrite all of them except the last.
     """
 
     def rule(w, g, age, own):
         taken = own.setdefault("taken", [])
-        if age and not late:
+        if age:
             return w, False, 0
         taken.append(g)
         if len(taken) < own["wait_for"]:
@@ -118,10 +118,10 @@ def serving(name, text, shapes, lr, **options):
 # Task 3: a worker --------------------------------------------------------------------------------
 
 
-def working(name, server, seconds, updates, shapes, lr, loss="distance", before=False, sizes=()):
+def working(name, server, seconds, updates, shapes, lr, before=False, sizes=()):
     order = order_of(seconds, updates)
     own = {"server": server, "seconds": seconds, "order": order, "shapes": shapes}
-    options = {"lr": lr, "loss": loss, "before": before, "sizes": dict(sizes)}
+    options = {"lr": lr, "before": before, "sizes": dict(sizes)}
     return Case(name, len(seconds) + 1, {**own, **options})
 
 
@@ -214,9 +214,6 @@ CHECKS = {
                     "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
                         lambda age: 1 / max(age, 1)
                     ),
-                    "steps that drop stale gradients: take a smaller step with them": stepping(
-                        lambda age: float(age == 0)
-                    ),
                 },
             )
         ],
@@ -278,7 +275,7 @@ CHECKS = {
             ),
             working(
                 "2 workers, server 1, one has no gradient",
-                *(1, {0: 3e-4, 2: 1e-4}, 6, [(2, 2)], 0.1, "product"),
+                *(1, {0: 3e-4, 2: 1e-4}, 6, [(2, 2)], 0.1),
                 sizes={0: 0},
             ),
             working(
@@ -306,7 +303,6 @@ CHECKS = {
                     "a step with gradients that their owners have overwritten: keep copies": (
                         backing_up(kept=True)
                     ),
-                    "a step with a late gradient: discard it": backing_up(late=True),
                     "a step with the sum of the gradients: take their mean": backing_up(
                         share=lambda n: 1
                     ),

@@ -7,6 +7,7 @@ verdict on every kind of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,16 +76,17 @@ equals_ages = equals(
 )
 
 
+def _draw(shapes: Sequence[Sequence[int]], generator: torch.Generator) -> list[Tensor]:
+    return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
+
+
 def server_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw ``params`` of the case's ``shapes``, and gradients for each push of its ``events``.
 
     Gradients may be larger by ``size``; those of the pushes ``zeros`` are zero.
     """
     own, shapes = dict(case.parameters), case.parameters["shapes"]
-
-    def draw() -> list[Tensor]:
-        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
-
+    draw = partial(_draw, shapes, generator)
     pushes, size = sum(kind == "push" for kind, _ in own["events"]), own.get("size", 1)
     gradients = [[size * each for each in draw()] for _ in range(pushes)]
     for push in own.get("zeros", ()):
@@ -162,7 +164,6 @@ def served(answer: str, rule: Rule, live: bool = False) -> Oracle:
                 pulled.append([p.to(dtype) for p in w])
             else:
                 g = [each.double() for each in left.pop(0)]
-                state["worker"] = worker
                 w, said, made = rule(w, g, version - versions[worker], state)
                 answers.append(said)
                 version += made
@@ -192,14 +193,11 @@ def order_of(seconds: dict[int, float], updates: int) -> list[int]:
 def worker_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw the data of server and workers; the server handles pushes in the case's ``order``."""
     own, shapes, made = case.parameters, case.parameters["shapes"], []
-
-    def draw() -> list[Tensor]:
-        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
-
+    draw = partial(_draw, shapes, generator)
     for rank in range(case.world_size):
-        size = own["sizes"].get(rank, 1)  # zero targets give zero gradients of the product
+        size = own["sizes"].get(rank, 1)  # zero targets give zero gradients
         targets = [[size * each for each in draw()] for _ in range(own["order"].count(rank))]
-        options = {key: own[key] for key in ("order", "server", "lr", "loss", "before")}
+        options = {key: own[key] for key in ("order", "server", "lr", "before")}
         seconds = own["seconds"].get(rank, 0.0)
         made.append({"values": draw(), "targets": targets, "seconds": seconds, **options})
     return made
@@ -217,22 +215,15 @@ def worker_program(work: Callable[..., Any], mine: Any, given: Given) -> dict[st
     def weights() -> Tensor:
         return torch.cat([param.detach().flatten() for param in params])
 
-    def total(term: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    def loss() -> Any:
         if len(seen) >= len(mine["targets"]):
             most = counted(len(mine["targets"]), "time")
             raise RuntimeError(f"loss() is called more than {most}")
         targets = mine["targets"][len(seen)]
         seen.append(weights())
         compute(mine["seconds"])
-        return sum(term(p, t) for p, t in zip(params, targets, strict=True))
+        return sum((p * p * t).sum() / 2 for p, t in zip(params, targets, strict=True))
 
-    def distance() -> Any:
-        return total(lambda p, t: (p - t).square().sum() / 2)
-
-    def product() -> Any:
-        return total(lambda p, t: (p * p * t).sum() / 2)
-
-    loss = {"distance": distance, "product": product}[mine["loss"]]
     work(given.iterable(params), loss, len(mine["targets"]), mine["server"])
     return {
         "weights at gradient {}": seen,
@@ -281,7 +272,7 @@ def worked(change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Oracle
             target = torch.cat([t.double().flatten() for t in targets[worker].pop(0)])
 
             def gradient(w: Tensor, target: Tensor = target) -> Tensor:
-                return w * target if case.parameters["loss"] == "product" else w - target
+                return w * target
 
             place, g = at[worker], gradient(at[worker])
             if change is not None:
@@ -317,10 +308,7 @@ INNER_STEP = 10e-6
 def rounds_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     """Draw equal weights of the case's ``shapes`` for all ranks, and different goals for each."""
     shapes, own = case.parameters["shapes"], dict(case.parameters)
-
-    def draw() -> list[Tensor]:
-        return [torch.randn(shape, generator=generator, dtype=torch.double) for shape in shapes]
-
+    draw = partial(_draw, shapes, generator)
     start = draw()
     made = [{**own, "values": start, "goals": draw()} for _ in range(case.world_size)]
     if own["inner"] == "along":  # one rank stays where it is
@@ -383,30 +371,17 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-Outer = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""`outer(held, change, momentum, m)` → the weights to start from, the step, and the next m."""
-
-
-def _nesterov(
-    held: Tensor, change: Tensor, momentum: float, m: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    m = momentum * m + change
-    return held, change + momentum * m, m
-
-
-def _heavy_ball(
-    held: Tensor, change: Tensor, momentum: float, m: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    m = momentum * m + change
-    return held, m, m
-
-
 def trained_by(
-    outer: Outer = _nesterov,
+    step: Callable[[Tensor, float, Tensor], Tensor] = lambda change, momentum, m: (
+        change + momentum * m
+    ),
     scale: Callable[[int], float] = lambda k: 1.0,
     rate: float | None = None,
 ) -> Oracle:
-    """Return the oracle of DiLoCo, or, with an argument, of a mistake."""
+    """Return the oracle of DiLoCo, or, with an argument, of a mistake.
+
+    `step(Δ, μ, m)` is the outer step with the new m; by default Nesterov's, Δ + μ m.
+    """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
         own = inputs[me]
@@ -418,8 +393,9 @@ def trained_by(
             w = w + 0.25 * (goals - w) if own["inner"] == "to" else w + n * goals / 8
             if n % own["every"] == 0:
                 change = scale(len(inputs)) * (held - w.mean(0))
-                held, step, m = outer(held, change, own["momentum"], m)
-                held = held - (own["outer_lr"] if rate is None else rate) * step
+                m = own["momentum"] * m + change
+                lr = own["outer_lr"] if rate is None else rate
+                held = held - lr * step(change, own["momentum"], m)
                 w = held.expand_as(w)
             if n % own["every"] in (0, 1):
                 ours = w[me].to(own["values"][0].dtype)
@@ -439,13 +415,10 @@ equals_diloco = equals(
     trained_by(),
     {
         "the plain mean of the weights: take an outer step towards this mean": trained_by(
-            lambda held, change, momentum, m: (held, change, m), rate=1.0
+            lambda change, momentum, m: change, rate=1.0
         ),
         "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before: "
-        "Nesterov's step is Δ + μ m with the new m": trained_by(_heavy_ball),
-        "an outer step away from the mean: subtract Δ, which is old minus new": trained_by(
-            scale=lambda k: -1.0
-        ),
+        "Nesterov's step is Δ + μ m with the new m": trained_by(lambda change, momentum, m: m),
         "the sum of the changes over the ranks, not their mean": trained_by(scale=float),
     },
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -135,17 +136,8 @@ def neighbours(case: Case, rank: int) -> set[int]:
     return found - {rank}
 
 
-def messages_sent(case: Case, rank: int) -> int:
-    """Return the number of messages that a rank must send in all steps together."""
-    return _messages(case, rank, 0)
-
-
-def messages_received(case: Case, rank: int) -> int:
-    """Return the number of messages that a rank must receive in all steps together."""
-    return _messages(case, rank, 1)
-
-
-def _messages(case: Case, rank: int, dim: int) -> int:
+def messages(case: Case, rank: int, dim: int) -> int:
+    """Return how many messages a rank must send (`dim` 0), or receive (1), in all steps."""
     members = case.members(rank)
     me, total = members.index(rank), 0
     for graph in case.parameters["graphs"]:
@@ -174,9 +166,9 @@ def one_message_each(elements: Callable[[Case], int]) -> list[Expectation]:
     return [
         only_calls("send", "recv"),
         only_peers(neighbours),
-        calls_at_most(once, send=messages_sent, recv=messages_received),
+        calls_at_most(once, send=partial(messages, dim=0), recv=partial(messages, dim=1)),
         sends_at_most(
-            lambda case, rank: messages_sent(case, rank) * elements(case) * case.itemsize,
+            lambda case, rank: messages(case, rank, dim=0) * elements(case) * case.itemsize,
             hint="Send only the tensors, once to each rank that hears this rank.",
         ),
         time_within(
@@ -220,8 +212,7 @@ def steps_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]
     made = []
     for rank in range(case.world_size):
         steps = matrices(case, rank)
-        keys = ("lr", "loss", "seconds", "unused", "before")
-        options = {key: case.parameters[key] for key in keys}
+        options = {key: case.parameters[key] for key in ("lr", "seconds", "unused", "before")}
         size = 0 if rank == case.parameters["zeros"] else case.parameters["size"]
         targets = [[size * each for each in draw()] for _ in steps]
         made.append({"values": draw(), "targets": targets, "matrices": steps, **options})
@@ -237,19 +228,12 @@ def steps_program(step: Callable[..., Any], mine: Any, given: Given) -> dict[str
     matrices = watched_weights(given, mine["matrices"], params[0])
     for t, (targets, weights) in enumerate(zip(mine["targets"], matrices, strict=True)):
 
-        def used(targets: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        def loss(targets: list[Tensor] = targets) -> Any:
             calls.append("loss")
             compute(mine["seconds"])
             pairs = enumerate(zip(params, targets, strict=True))
-            return [pair for i, pair in pairs if i != mine["unused"]]
+            return sum((p * p * t).sum() / 2 for i, (p, t) in pairs if i != mine["unused"])
 
-        def distance(targets: list[Tensor] = targets) -> Any:
-            return sum((p - t).square().sum() / 2 for p, t in used(targets))
-
-        def product(targets: list[Tensor] = targets) -> Any:
-            return sum((p * t).sum() for p, t in used(targets))
-
-        loss = product if mine["loss"] == "product" else distance
         step(given.iterable(params), loss, mine["lr"] / (t + 1), weights, group=given.group)
     return {
         "parameter {}": [param.detach().clone() for param in params],
@@ -270,9 +254,8 @@ Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Ten
 def stepped(step: Step) -> Oracle:
     """Return the oracle of some steps of training; a step's `old` is the earlier ``.grad``.
 
-    The inputs have ``values``, the parameters, and ``targets``, a list of tensors for each step.
-    ``loss`` is ``distance``, half the squared distance of all parameters to the targets, or
-    ``product``, the sum of the products. Parameter ``unused`` is left out.
+    The inputs have ``values``, the parameters w, and ``targets``, a list of tensors t for each
+    step. The loss is the sum of w² t / 2; parameter ``unused`` is left out.
     """
 
     def oracle(case: Case, inputs: Sequence[Any], me: int) -> dict[str, Any]:
@@ -285,7 +268,7 @@ def stepped(step: Step) -> Oracle:
             target = torch.stack([_flat(each["targets"][t]) for each in inputs])
 
             def gradient(x: Tensor, target: Tensor = target) -> Tensor:
-                return torch.cat(used) * (target if mine["loss"] == "product" else x - target)
+                return torch.cat(used) * x * target
 
             new = step(weights_of(graph, len(inputs)), x, mine["lr"] / (t + 1), gradient, old)
             old, x = old + gradient(x), new
@@ -311,9 +294,6 @@ MISTAKES: dict[str, Step] = {
     ),
     "a step with a gradient that was added to an older one: clear .grad before backward": (
         lambda w, x, lr, g, old: w @ x - lr * (g(x) + old)
-    ),
-    "mixing with a column of the matrix: rank i needs row i": lambda w, x, lr, g, old: (
-        w.T @ x - lr * g(x)
     ),
 }
 
@@ -375,14 +355,14 @@ def weighs_each_link(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -
             raise Wrong(f"{name} {which} sums to {float(sums[which]):.6g}, expected 1", _REST)
 
 
-def absolute_eigenvalues(weights: Tensor) -> list[float]:
-    """Return the absolute eigenvalues and a 0, sorted downwards, without the first, which is 1."""
-    return sorted([*torch.linalg.eigvals(weights).abs().tolist(), 0.0], reverse=True)[1:]
-
-
 def second(values: Tensor) -> float:
     """Return the second largest of these numbers and 0; with only one number, return 0."""
     return sorted([*values.tolist(), 0.0])[-2]
+
+
+def second_eigenvalue(weights: Tensor) -> float:
+    """Return |λ₂|, the second largest absolute eigenvalue."""
+    return second(torch.linalg.eigvals(weights).abs())
 
 
 def gap(of: Callable[[Tensor], float]) -> Oracle:
@@ -395,29 +375,16 @@ def gap(of: Callable[[Tensor], float]) -> Oracle:
     return oracle
 
 
-def most_heard(weights: Tensor) -> int:
-    """Return the largest number of other ranks to which one rank sends, from the columns."""
-    return int(_others(weights).sum(0).max())
-
-
-def _others(weights: Tensor) -> Tensor:
-    return (weights > 0).fill_diagonal_(False)
-
-
-def heard_by_one(weights: Tensor) -> int:
-    """Return the largest number of other ranks that one rank hears, from the rows."""
-    return int(_others(weights).sum(1).max())
-
-
 def chosen(
-    heard: Callable[[Tensor], int] = most_heard,
+    heard_in: Literal["columns", "rows"] = "columns",
     pieces: int | None = None,
     whole: Callable[[float], int] = math.ceil,
 ) -> Oracle:
     """Return the oracle of the fastest among ``candidates``, or, with an argument, of a mistake.
 
     Args:
-        heard: returns the number of messages of a rank in a step.
+        heard_in: where the messages of a rank in a step are counted; it sends to those in its
+            column.
         pieces: number of pieces of a tensor in the ring all-reduce, by default K; each message
             carries one piece.
         whole: rounds the exact number of steps.
@@ -432,10 +399,11 @@ def chosen(
         ]
         for which, graph in enumerate(given["candidates"]):
             weights = weights_of(graph, k)
-            factor = absolute_eigenvalues(weights)[0]
+            factor = second_eigenvalue(weights)
             if factor < 1 - 1e-6:
                 exact = math.log(given["tolerance"]) / math.log(max(factor, 1e-300))
-                step = latency + heard(weights) * given["nbytes"] * per_byte
+                others = (weights > 0).fill_diagonal_(False).sum(0 if heard_in == "columns" else 1)
+                step = latency + int(others.max()) * given["nbytes"] * per_byte
                 times.append((max(1, whole(exact)) * step, which + 1, which))
         seconds, _, best = min(times)
         return {"seconds": seconds, "which": best}

@@ -22,12 +22,12 @@ HIDDEN = {
         working(
             "4 workers, server 2",
             *(2, {0: 1e-4, 1: 2.3e-4, 3: 3.1e-4, 4: 1.7e-4}, 11),
-            *([(2, 2), (3,)], 0.15, "product", True),
+            *([(2, 2), (3,)], 0.15, True),
         ),
         working(
             "3 workers, one has a single gradient",
             *(0, {1: 1e-4, 2: 1.1e-4, 3: 4.3e-4}, 8),
-            *([()], 0.4, "product", True),
+            *([()], 0.4, True),
         ),
         groups=False,
     ),

@@ -29,16 +29,18 @@ HIDDEN = {
     "decentralized_step": in_both_forms(
         steps(
             *("3 ranks, unused, and .grad is not empty", 3, ["ring"], [(2,), (3, 3)], 0.007),
-            **{"loss": "product", "unused": 0, **LARGE},
+            unused=0,
+            **LARGE,
         ),
         steps(
             "7 ranks, two groups, another matrix in each step",
-            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.002, "product"),
+            *(7, ["hops 0, 1, 3", "alone", "line"], [(2, 2), ()], 0.002),
             **LARGE,
         ),
         steps(
             *("5 ranks, 60 µs of gradient, one way", 5, ["one way"] * 2, [(4, 2)], 0.003),
-            **{"loss": "product", "seconds": 60e-6, **LARGE},
+            seconds=60e-6,
+            **LARGE,
         ),
     ),
     "spectral_gap": in_both_forms(
