@@ -7,8 +7,7 @@ Read in this order:
 - `compare`: functions with which a judge compares values
 - `answers`: the form of an answer; a judge sees an answer only if it has the right form
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
-  and what a call leaves behind
-- `side_effects`: what a function must not change, compared where the verdict is made
+  and what a call leaves behind and must not change
 - `judges`: the common judges, and the error that the arithmetic of a case allows
 - `expectations`: what the ranks send, and the demands on it
 - `task`: a check in thirty lines

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from course_lib.checking.on_ranks.given import without
 from course_lib.limits import CASE_SECONDS
 from course_lib.ranks import Network, Trace
 from course_lib.ranks.wire import Plain
@@ -231,9 +232,9 @@ class Check:
 
     def for_the_rank(self, rank_input: Any) -> Plain:
         """Return a rank's input without what is withheld."""
-        own = rank_input["own"] if self.withheld else {}
-        shown = {key: value for key, value in own.items() if key not in self.withheld}
-        return {**rank_input, "own": shown} if self.withheld else rank_input
+        if not self.withheld:
+            return rank_input
+        return {**rank_input, "own": without(rank_input["own"], self.withheld)}
 
 
 def case_generator(seed: str, check: str, case: Case) -> torch.Generator:

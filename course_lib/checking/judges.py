@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ from course_lib.checking.answers import ANYTHING, Judge, expect_containers, sees
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.causes import cause_of
 from course_lib.checking.compare import differs, expect_equal
-from course_lib.checking.on_ranks.leaves import leaves
-from course_lib.checking.side_effects import same
+from course_lib.checking.on_ranks.leaves import leaves, same, with_tensors
 
 Oracle = Callable[[Case, Sequence[Any], int], Any]
 """``oracle(case, inputs, me)`` returns the right value of member `me` of a group whose members have
@@ -182,18 +182,6 @@ def _same_bits(a: Any, b: Any) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)  # here NaN equals NaN
 
 
-def form_of(case: Case) -> dict[str, Any]:
-    """Return the case's form as a plain value, for its ranks."""
-    form = case.form
-    return {
-        "seed": None,
-        "groups": [list(members) for members in form.groups],
-        "layout": form.layout,
-        "iterable": form.iterable,
-        "training": form.training,
-    }
-
-
 # What rounding allows ---------------------------------------------------------------------------
 
 SAMPLES = 16
@@ -218,27 +206,20 @@ def rounding_errors(
     """
     generator = torch.Generator().manual_seed(0)
     unit = torch.finfo(dtype).eps / 2
-    exact = dict(leaves(right(_moved(inputs, 0.0, generator))))
+
+    def moved(tensor: Tensor, by: float) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8) * 2 - 1
+        return tensor.double() * (1 + by * signs)
+
+    exact = dict(leaves(right(with_tensors(inputs, partial(moved, by=0.0)))))
     errors = dict.fromkeys(exact, 0.0)
     for _ in range(SAMPLES):
-        for place, value in leaves(right(_moved(inputs, unit, generator))):
+        for place, value in leaves(right(with_tensors(inputs, partial(moved, by=unit)))):
             if place in exact:
                 errors[place] = max(errors[place], _distance(value, exact[place]))
     return {place: ROUNDINGS * error for place, error in errors.items()}
-
-
-def _moved(value: Any, unit: float, generator: torch.Generator) -> Any:
-    """Return the inputs in float64, each number times 1 + unit or 1 - unit."""
-    if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            return value
-        signs = torch.randint(2, value.shape, generator=generator, dtype=torch.int8) * 2 - 1
-        return value.double() * (1 + unit * signs)
-    if isinstance(value, dict):
-        return {key: _moved(item, unit, generator) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, unit, generator) for item in value)
-    return value
 
 
 def _distance(value: Any, exact: Any) -> float:

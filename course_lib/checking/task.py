@@ -16,9 +16,10 @@ the inputs, looks for side effects, and compares the values:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,9 @@ import torch
 from course_lib.checking.answers import Judge, Test, expect_form
 from course_lib.checking.cases import Case, Check, Expectation, Form, Wrong
 from course_lib.checking.causes import degenerate
-from course_lib.checking.judges import form_of
-from course_lib.checking.on_ranks.given import Program, RankProgram
-from course_lib.checking.on_ranks.leaves import tensors_in
-from course_lib.checking.side_effects import effects_of, raise_first
+from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
+from course_lib.checking.on_ranks.given import Program, RankProgram, without
+from course_lib.checking.on_ranks.leaves import tensors_in, with_tensors
 from course_lib.ranks.wire import encode
 
 Inputs = Callable[[Case, torch.Generator], Sequence[Any]]
@@ -85,7 +85,7 @@ def task(
     def dressed(case: Case, generator: torch.Generator) -> list[Any]:
         every = _drawn(inputs, case, generator)
         seed = int(torch.randint(2**31, (), generator=generator))
-        form = {**form_of(case), "seed": seed}
+        form = {**vars(case.form), "seed": seed}
         drawn = [{"form": form, "own": own} for own in every]
         if case.after is None:
             return drawn
@@ -105,7 +105,8 @@ def task(
 
     judge = _TaskJudge(
         tuple(each if isinstance(each, Judge) else Judge(each) for each in judges),
-        (*may_change, *withheld),
+        tuple(may_change),
+        tuple(withheld),
     )
     return Check(
         function,
@@ -128,7 +129,7 @@ def _drawn(inputs: Inputs, case: Case, generator: torch.Generator) -> list[Any]:
     dtype = getattr(torch, case.form.dtype)
     with _in_float64():
         drawn = inputs(case, generator)
-    return [_as_dtype(own, dtype) for own in drawn]
+    return [with_tensors(own, partial(_as_dtype, dtype=dtype)) for own in drawn]
 
 
 @contextmanager
@@ -141,18 +142,12 @@ def _in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        if not value.is_floating_point():
-            return value
-        converted = value.to(dtype)
-        is_half = dtype in (torch.bfloat16, torch.float16)
-        return _coarse(value).to(dtype) if is_half and (converted != value).any() else converted
-    if isinstance(value, dict):
-        return {key: _as_dtype(item, dtype) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_as_dtype(item, dtype) for item in value)
-    return value
+def _as_dtype(drawn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not drawn.is_floating_point():
+        return drawn
+    converted = drawn.to(dtype)
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return _coarse(drawn).to(dtype) if is_half and (converted != drawn).any() else converted
 
 
 def _coarse(drawn: torch.Tensor) -> torch.Tensor:
@@ -176,6 +171,7 @@ class _TaskJudge:
 
     judges: tuple[Judge, ...]
     may_change: tuple[str, ...]
+    withheld: tuple[str, ...]
 
     def __call__(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Raise `Wrong` for the first finding."""
@@ -186,18 +182,21 @@ class _TaskJudge:
                 name = f"rank {rank}" if case.world_size > 1 else ""
                 expect_form(value, judge.form_of(case, own, rank), name)
         effects = [
-            effects_of(
-                *(left, own[rank], value),
-                may_change=self.may_change,
-                rank=rank,
-                seed=inputs[rank]["form"]["seed"],
-            )
+            (rank, effect)
             for rank, (value, left) in enumerate(opened)
+            for effect in self._effects(rank, inputs[rank], value, left)
         ]
-        raise_first(effects, explaining=True)
+        _raise_first((rank, effect) for rank, effect in effects if effect.code not in LATE)
         for judge in self.judges:
             judge(case, own, [value for value, _ in opened])
-        raise_first(effects, explaining=False)
+        _raise_first(effects)
+
+    def _effects(self, rank: int, rank_input: Any, value: Any, left: Any) -> list[Effect]:
+        shown, seed = without(rank_input["own"], self.withheld), rank_input["form"]["seed"]
+        try:
+            return effects_of(left, shown, value, may_change=self.may_change, seed=seed)
+        except ValueError:
+            raise _unreadable(rank) from None
 
     def refutes(self, case: Case, inputs: Sequence[Any], causes: Collection[str]) -> set[str]:
         """Return the known mistakes that a right answer in this case rules out."""
@@ -212,7 +211,16 @@ def _open(rank: int, output: Any) -> tuple[Any, Any]:
             raise Wrong(f"rank {rank}: {reason[:300]}")
         case {"value": value, "left": left, **rest} if not rest:
             return value, left
-    raise Wrong(f"rank {rank} gave an answer that cannot be read")
+    raise _unreadable(rank)
+
+
+def _unreadable(rank: int) -> Wrong:
+    return Wrong(f"rank {rank} gave an answer that cannot be read")
+
+
+def _raise_first(effects: Iterable[tuple[int, Effect]]) -> None:
+    for rank, effect in effects:
+        raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
 
 
 def _in_turn(cases: Sequence[Case], pairs: Sequence[tuple[int, int]]) -> tuple[Case, ...]:

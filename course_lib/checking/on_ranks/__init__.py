@@ -4,6 +4,7 @@ The sandbox shows this folder and no other part of `course_lib.checking`. So thi
 other part: no case, no judge, no oracle.
 
 - `given`: what a check's program gets on a rank, and the forms of a function's arguments
-- `effects`, `held`: what a call leaves behind, and the tensors that an object holds
-- `leaves`: the places in a plain value
+- `effects`: what a call leaves behind; its second half compares, where the verdict is made
+- `held`: the tensors that an object holds
+- `leaves`: the places and the tensors in a plain value
 """

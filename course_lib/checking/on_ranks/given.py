@@ -20,8 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.checking.on_ranks.effects import Watch, sent_back
-from course_lib.checking.on_ranks.leaves import ARRAY, leaves, tensors_in, without_numbers
+from course_lib.checking.on_ranks.effects import Watch
+from course_lib.checking.on_ranks.leaves import (
+    ARRAY,
+    leaves,
+    tensors_in,
+    with_tensors,
+    without_numbers,
+)
 from course_lib.ranks.costs.computation import compute, examiner, is_simulated
 from course_lib.ranks.explain.lines import is_installed
 from course_lib.ranks.wire import NotPlainError, encode
@@ -39,7 +45,8 @@ class Given:
     def __init__(
         self,
         form: dict[str, Any],
-        watched: dict[str, Any],
+        own: Any,
+        may_change: Sequence[str] = (),
         answers: Callable[[Any], tuple[Any, float]] | None = None,
     ) -> None:
         self._answers = answers
@@ -48,7 +55,7 @@ class Given:
         self.device = _device()
         self.group = _my_group(form["groups"])
         # Watch only after the groups are made: PyTorch may draw random numbers for their names.
-        self.watch = Watch(watched, form["seed"])
+        self.watch = Watch(own, may_change, form["seed"])
 
     def group_among(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return the group of this rank, for a function that works in several groups at once.
@@ -191,44 +198,45 @@ class RankProgram:
 
     def _run(self, function: Callable[..., Any], rank_input: Any) -> Any:
         kept = self._kept_from(function, rank_input["before"]) if "before" in rank_input else []
-        before = sent_back(kept)
         form, own = rank_input["form"], _laid_out(rank_input["own"], rank_input["form"]["layout"])
         answers = None if self.answers is None else functools.partial(self.answers, own)
-        if self.withheld:
-            own = {key: value for key, value in own.items() if key not in self.withheld}
-        watched = own if isinstance(own, dict) else {"its input": own}
-        watched = {k: v for k, v in watched.items() if k not in self.may_change}
-        given = Given(form, watched, answers)
+        own = without(own, self.withheld)
+        given = Given(form, own, self.may_change, answers)
+        given.watch.add_results(kept)
+        value = self._value(function, own, given)
+        try:
+            for name, leaf in leaves(value):
+                encode(leaf, without_numbers(name) or "the result")
+        except NotPlainError as error:
+            return {"refused": str(error)}
+        return {"value": value, "left": given.watch.report(value)}
+
+    def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
+        """Run the program with the input of an earlier call; return the tensors that it gave."""
+        own = _laid_out(before["own"], before["form"]["layout"])
+        value = self._value(function, own, Given(before["form"], None))
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()  # in the trace, the operations after it belong to the case itself
+        return list(tensors_in(value))
+
+    def _value(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
+        """Return what the program gives; of an exception, keep only the student's lines.
+
+        Our lines and PyTorch's lead to theirs, or come after.
+        """
         world = _world()  # None if a task needs no ranks and nobody made a group
         try:
             value = simple(self.program(function, own, given))
             if _world() is not world:
                 raise RuntimeError(_DESTROYED)
         except Exception as error:
-            # Keep only the student's lines: our lines and PyTorch's lead to them, or come after.
             raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
-        try:
-            for name, leaf in leaves(value):
-                encode(leaf, without_numbers(name) or "the result")
-        except NotPlainError as error:
-            return {"refused": str(error)}
-        left = {
-            **given.watch.report(value),
-            "asks": [tensor.requires_grad for tensor in tensors_in(own)],
-            "kept": [before, sent_back(kept)],
-        }
-        return {"value": value, "left": left}
+        return value
 
-    def _kept_from(self, function: Callable[..., Any], before: Any) -> list[Tensor]:
-        """Run the program with the input of an earlier call; return the tensors that it gave."""
-        own = _laid_out(before["own"], before["form"]["layout"])
-        try:
-            value = simple(self.program(function, own, Given(before["form"], {})))
-        except Exception as error:
-            raise error.with_traceback(own_frames(error.__traceback__, self.program)) from None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.barrier()  # in the trace, the operations after it belong to the case itself
-        return list(tensors_in(value))
+
+def without(own: Any, withheld: Sequence[str]) -> Any:
+    """Return a rank's input without what is withheld from its program."""
+    return {k: v for k, v in own.items() if k not in withheld} if withheld else own
 
 
 def simple(value: Any) -> Any:
@@ -270,16 +278,14 @@ def _device() -> torch.device:
 
 def _laid_out(value: Any, layout: str) -> Any:
     """Return the plain value with its tensors in the layout of the case, on this rank's device."""
-    if isinstance(value, Tensor):
-        if layout == "transposed" and value.dim() > 1:
-            value = value.transpose(0, -1).contiguous().transpose(0, -1)
-        if layout == "strided" and value.dim():
-            wide = value.new_zeros(*value.shape[:-1], 2 * value.shape[-1])
-            wide[..., ::2] = value
-            value = wide[..., ::2]
-        return value.to(_device())
-    if isinstance(value, dict):
-        return {key: _laid_out(item, layout) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_laid_out(item, layout) for item in value)
-    return value
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        if layout == "transposed" and tensor.dim() > 1:
+            tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        if layout == "strided" and tensor.dim():
+            wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
+            wide[..., ::2] = tensor
+            tensor = wide[..., ::2]
+        return tensor.to(_device())
+
+    return with_tensors(value, laid_out)

@@ -1,10 +1,11 @@
-"""The leaves of a plain value: its tensors, numbers and texts, each with a name for its place."""
+"""Inside a plain value: its leaves, each with a name for its place; its tensors, changed or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from course_lib.ranks.wire import MAX_NAME
@@ -16,6 +17,27 @@ ARRAY = "a NumPy array"
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a plain value."""
     return (leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the plain value with `change(tensor)` for each tensor, in new containers."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(with_tensors(item, change) for item in value)
+    return value
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same shape, dtype and values; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.is_floating_point():
+        a = a.detach()
+        return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(a.detach(), b)
 
 
 def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,6 @@ from course_lib.checking import (
     task,
 )
 from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.judges import form_of
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import passes
 from course_lib.checking.on_ranks.given import RankProgram
@@ -144,7 +143,7 @@ def test_memory_is_filled_while_a_program_runs_and_no_longer() -> None:
         seen.extend([torch.empty(3), torch.empty(2, dtype=torch.int64)])
         raise ValueError("seen")
 
-    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
+    mine = {"form": {**vars(Form()), "seed": None}, "own": {"x": torch.ones(2)}}
     with pytest.raises(ValueError, match="seen"):
         RankProgram(program)(look, mine)
     assert seen[0].isnan().all()
@@ -157,7 +156,7 @@ def test_warnings_are_shown_again_when_the_program_has_ended() -> None:
         warnings.warn("in a case", stacklevel=1)
         return torch.tensor(x)  # PyTorch warns here
 
-    mine = {"form": form_of(Case("1", 1)), "own": {"x": torch.ones(2)}}
+    mine = {"form": {**vars(Form()), "seed": None}, "own": {"x": torch.ones(2)}}
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         RankProgram(program)(warns, mine)
@@ -257,9 +256,16 @@ def in_the_first_group(x: torch.Tensor, group: Any = None, kept: dict[int, Any] 
     return total(x, kept.setdefault(dist.get_rank(), group))
 
 
+def destroying_the_group(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    result = total(x, group)
+    dist.destroy_process_group()
+    return result
+
+
 @pytest.mark.parametrize(
     ("function", "pair", "words"),
     [
+        (destroying_the_group, (1, 1), "the process group was destroyed or replaced"),
         (into_one_buffer, (1, 1), "this call has changed the result of an earlier call"),
         (in_the_first_group, (2, 3), "pass group=group to every call"),
     ],
@@ -277,8 +283,15 @@ def test_what_is_kept_from_one_call_to_the_next_is_found_in_turn(
     assert words in run(function, check).results[-1].reason
 
 
-def always_wrong(x: torch.Tensor, group: Any = None) -> torch.Tensor:
-    return total(x, group) + 1
+def test_a_tensor_may_be_withheld() -> None:
+    check = sum_task(
+        inputs=lambda case, generator: [
+            {**each, "secret": torch.ones(3)} for each in inputs(case, generator)
+        ],
+        answers=lambda own, question: (own["secret"], 0.0),
+        withheld=["secret"],
+    )
+    assert run(total, check).passed
 
 
 def gathering_in_call(number: int) -> Callable[..., Any]:
