@@ -230,7 +230,7 @@ class Check:
         """Return the time limit of one case; `default` if the check has no limit of its own."""
         return default if self.seconds is None else self.seconds
 
-    def for_the_rank(self, rank_input: Any) -> Plain:
+    def for_the_rank(self, rank_input: Any) -> Any:
         """Return a rank's input without what is withheld."""
         if not self.withheld:
             return rank_input

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -42,7 +42,6 @@ error's `trace` attribute may hold what was recorded until then."""
 MORE_SEEDS = 2
 """If a single case fails, and its error is near the allowed one, it is tried with so many more
 seeds before it costs a point: a right answer may be refused by chance once, but not again."""
-_FAR = Wrong("")
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
 _KEPT = "Each of the two calls is right alone, but something is kept from the call before."
@@ -104,73 +103,75 @@ def run_check(
             because the mistake is chosen only after all cases have run.
 
     Raises:
-        AuthorError: the inputs of a case could not be drawn.
+        AuthorError: the inputs of a case could not be drawn, or cannot be sent.
 
     """
-    results: list[CaseResult] = []
-    findings: dict[int, Wrong] = {}
-    traces: list[tuple[CaseResult, Trace]] = []
-    timeouts = 0
-    cases = [(case, False) for case in check.cases] + [(case, True) for case in hidden]
-    for case, is_hidden in cases:
+    examined: list[_Examined] = []
+    for case, is_hidden in [*((c, False) for c in check.cases), *((c, True) for c in hidden)]:
+        one = _Examined(case, is_hidden, [each.result for each in examined])
+        timeouts = sum(isinstance(each.error, RankTimeout) for each in examined)
         if timeouts >= MAX_TIMEOUTS:
             reason = f"not run, because {timeouts} earlier cases took longer than their limit"
             lost = dict.fromkeys(case.decides or check.worth, False)
-            result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
+            one.result = CaseResult(case.name, False, reason, "", 0.0, is_hidden, lost, ran=False)
         else:
-            examined = _examine(name, check, case, run, seed, results, is_hidden)
-            result, trace = examined.result, examined.trace
-            timeouts += examined.timed_out
-            if examined.finding is not None:
-                findings[len(results)] = examined.finding
-            if not result.passed and not is_hidden and trace is not None and trace.makespan > 0:
-                traces.append((result, trace))
-        results.append(result)
-        progress(result)
-    failed_alone = [index for index, result in enumerate(results) if not result.passed]
-    if len(failed_alone) == 1 and findings.get(failed_alone[0], _FAR).near:
-        (index,) = failed_alone
-        case, is_hidden = cases[index]
-        tried = [
-            _examine(name, check, case, run, f"{seed}, again {n}", results, is_hidden).result
-            for n in range(MORE_SEEDS)
-        ]
-        if all(result.passed for result in tried):
-            results[index] = tried[0]
-            findings.clear()
-            traces.clear()
-    passed_cases = [case for i, (case, _) in enumerate(cases) if results[i].passed]
-    refuted = _refuted(name, check, seed, passed_cases, findings)
+            _examine(name, check, one, run, seed)
+        examined.append(one)
+        progress(one.result)
+    _try_again(name, check, run, seed, examined)
+    refuted = _refuted(name, check, seed, examined)
     for is_hidden in (False, True):
-        indices = [index for index in findings if results[index].hidden == is_hidden]
-        hints = agreed([findings[i] for i in indices], refuted)
-        for index, hint in zip(indices, hints, strict=True):
-            results[index] = replace(results[index], reason=_reason_of(findings[index], hint))
-    ran = [(i, case) for i, case in enumerate(check.cases) if results[i].ran]
-    failed, passed = ([ic for ic in ran if results[ic[0]].passed == good] for good in (False, True))
+        wrong = [each for each in examined if each.finding and each.hidden == is_hidden]
+        hints = agreed([each.finding for each in wrong if each.finding], refuted)
+        for each, hint in zip(wrong, hints, strict=True):
+            assert each.finding is not None
+            each.result = replace(each.result, reason=_reason_of(each.finding, hint))
+    ran = [each for each in examined if each.result.ran and not each.hidden]
+    failed = [each for each in ran if not each.result.passed]
+    passed = [each.case for each in ran if each.result.passed]
     # If every case names a known mistake, other common properties of the cases may be chance.
-    named = all(i in findings and _is_named(findings[i], refuted) for i, _ in failed)
-    common = "" if named else in_common([case for _, case in failed], [case for _, case in passed])
-    options: dict[str, Any] = {"function": check.function, "common": common}
-    report = CheckReport(name, tuple(results), check.worth, **options)
-    if not traces:
-        return report
-    shown, trace = min(traces, key=lambda each: tuple(each[0].difficulty))
-    return replace(report, trace=trace, traced=shown.name)
+    named = all(each.finding is not None and _is_named(each.finding, refuted) for each in failed)
+    shown = min(
+        (each for each in failed if each.trace is not None and each.trace.makespan > 0),
+        key=lambda each: tuple(each.result.difficulty),
+        default=None,
+    )
+    return CheckReport(
+        name,
+        tuple(each.result for each in examined),
+        check.worth,
+        trace=shown.trace if shown is not None else None,
+        traced=shown.case.name if shown is not None else "",
+        function=check.function,
+        common="" if named else in_common([each.case for each in failed], passed),
+    )
 
 
-def _refuted(
-    name: str, check: Check, seed: str, passed: Sequence[Case], findings: Mapping[int, Wrong]
-) -> set[str]:
+def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_Examined]) -> None:
+    """Try a case that alone has failed, and nearly passed, with more seeds; see `MORE_SEEDS`."""
+    failed = [index for index, each in enumerate(examined) if not each.result.passed]
+    one = examined[failed[0]] if len(failed) == 1 else None
+    if one is None or one.finding is None or not one.finding.near:
+        return
+    tried = [_Examined(one.case, one.hidden, one.earlier) for _ in range(MORE_SEEDS)]
+    for n, each in enumerate(tried):
+        _examine(name, check, each, run, f"{seed}, again {n}")
+    if all(each.result.passed for each in tried):
+        examined[failed[0]] = tried[0]
+
+
+def _refuted(name: str, check: Check, seed: str, examined: Sequence[_Examined]) -> set[str]:
     """Return the named mistakes that cannot be, because some passed cases would have failed."""
-    fit = [words for each in findings.values() for words, hint in each.known.items() if hint]
+    found = [each.finding for each in examined if each.finding is not None]
+    fit = [words for each in found for words, hint in each.known.items() if hint]
     causes = set(map(cause_of, fit))
     if not causes:
         return set()
     return {
         cause
-        for case in passed
-        for cause in check.refutes(case, _drawn(name, check, case, seed), causes)
+        for each in examined
+        if each.result.passed
+        for cause in check.refutes(each.case, _drawn(name, check, each.case, seed), causes)
     }
 
 
@@ -189,72 +190,71 @@ def _is_named(wrong: Wrong, refuted: set[str]) -> bool:
 
 @dataclass
 class _Examined:
-    """One case that was run.
+    """One case, and what was found out about it.
 
     Attributes:
-        result: its result, without a known mistake.
-        finding: what is wrong with its values or its communication.
+        case: the case.
+        hidden: whether students do not get it.
+        earlier: the results of earlier cases, for the hints.
+        result: its result; it names a known mistake only after all cases have run.
         trace: what was recorded.
-        timed_out: whether it took longer than its limit.
+        error: why the ranks did not run to their end; else ``None``.
+        finding: what is wrong with its values or its communication; else ``None``.
+        granted: the parts of the points that the case grants although something is wrong.
+        trouble: for the author: the traceback of an unexpected exception in the check; else empty.
 
     """
 
-    result: CaseResult
-    finding: Wrong | None = None
+    case: Case
+    hidden: bool
+    earlier: Sequence[CaseResult]
+    result: CaseResult = field(init=False)
     trace: Trace | None = None
-    timed_out: bool = False
+    error: RanksError | None = None
+    finding: Wrong | None = None
+    granted: Collection[str] = ()
+    trouble: str = ""
 
 
-def _examine(
-    name: str,
-    check: Check,
-    case: Case,
-    run: Runner,
-    seed: str,
-    earlier: Sequence[CaseResult],
-    hidden: bool,
-) -> _Examined:
+def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) -> None:
     """Run, judge and explain one case."""
+    case, cost = one.case, dict[str, float]()
     draw = partial(_drawn, name, check, case, seed)
     inputs, start = draw(), time.monotonic()
-    trace, error, judged, reason, cost = None, None, _Judged(), "", dict[str, float]()
     try:
         observed = run(check, case, inputs)
-        trace = observed.trace
-        if trace is not None and observed.network is not None:
-            cost = _cost(trace)
-        judged = _judge(check, case, draw, observed, earlier)
+        one.trace = observed.trace
+        if one.trace is not None and observed.network is not None:
+            cost = _cost(one.trace)
+        _judge(check, one, draw, observed)
     except RanksError as failed:
-        error, trace = failed, failed.trace
-        if hint := _copies(case, error):
-            error.add_detail(hint)
+        one.error, one.trace = failed, failed.trace
+        if hint := _copies(case, failed):
+            failed.add_detail(hint)
     except NotPlainError as refused:
-        reason = str(refused)
-    detail = summary = ""
-    if (wrong := judged.wrong) is not None:
-        reason = _reason_of(wrong, wrong.otherwise)
-        detail = wrong.detail
-    elif error is not None and _not_written(error):
+        raise AuthorError(f"{name}: the inputs of the case {case.name!r}: {refused}") from refused
+    reason = detail = summary = ""
+    if (wrong := one.finding) is not None:
+        reason, detail = _reason_of(wrong, wrong.otherwise), wrong.detail
+    elif (error := one.error) is not None and _not_written(error):
         reason = f"not written yet: NotImplementedError{f' ({error.where})' if error.where else ''}"
     elif error is not None:
         reason, detail, summary = _in_one_line(error), _explanation(error), error.summary
-    at_stake = case.decides or tuple(check.worth)
-    result = CaseResult(
+    one.result = CaseResult(
         case.name,
         not reason,
         _cut(reason, MAX_REASON),
         _cut(detail, MAX_DETAIL),
         time.monotonic() - start,
-        hidden,
-        {part: not reason or part in judged.granted for part in at_stake},
-        in_short=error.in_short if error is not None else case.in_short,
-        limit=error.limit if error is not None else "",
-        trouble=judged.trouble,
+        one.hidden,
+        {part: not reason or part in one.granted for part in case.decides or check.worth},
+        in_short=case.in_short if one.error is None else one.error.in_short,
+        limit="" if one.error is None else one.error.limit,
+        trouble=one.trouble,
         summary=_cut(summary, MAX_REASON),
         difficulty=difficulty_of(case, inputs, next(iter(check.cases), case)),
         cost=cost,
     )
-    return _Examined(result, wrong, trace, isinstance(error, RankTimeout))
 
 
 def _cost(trace: Trace) -> dict[str, float]:
@@ -308,55 +308,32 @@ def _explanation(error: RanksError) -> str:
 # Judging one case -----------------------------------------------------------------------------
 
 
-@dataclass
-class _Judged:
-    """The findings of the judges and the expectations in one case.
-
-    Attributes:
-        wrong: the finding; ``None`` if nothing is wrong.
-        granted: the parts of the points that the case grants although something is wrong.
-        trouble: for the author: the traceback of an unexpected exception in the check; else empty.
-
-    """
-
-    wrong: Wrong | None = None
-    granted: set[str] = field(default_factory=set)
-    trouble: str = ""
-
-
 def _judge(
-    check: Check,
-    case: Case,
-    draw: Callable[[], Sequence[Plain]],
-    observed: Observed,
-    earlier: Sequence[CaseResult] = (),
-) -> _Judged:
-    """Judge one case.
+    check: Check, one: _Examined, draw: Callable[[], Sequence[Plain]], observed: Observed
+) -> None:
+    """Judge one case: note the finding, the parts of the points that it grants, and the trouble.
 
     Communication counts only if the values are right: a function that sends nothing must not earn
     points for that.
 
     Args:
         check: the check.
-        case: the case.
+        one: the case.
         draw: draws the inputs. They are drawn anew, because a program on the ranks may have changed
             those that it got.
         observed: what the ranks returned and sent.
-        earlier: the results of earlier cases, for the hints.
 
     """
-    judged = _Judged()
     try:
         _judge_handles(observed)
-        _judge_values(check, case, draw(), observed, earlier, judged)
-        findings = _judge_communication(check, case, draw, observed, earlier, judged)
+        _judge_values(check, one, draw(), observed)
+        findings = _judge_communication(check, one, draw, observed)
     except Wrong as wrong:
-        judged.wrong = wrong
-        return judged
-    judged.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
+        one.finding = wrong
+        return
+    one.granted = {VALUES, COMMUNICATION, *check.worth} - findings.keys()
     if findings:
-        judged.wrong = _together(list(findings.values()))
-    return judged
+        one.finding = _together(list(findings.values()))
 
 
 def _judge_handles(observed: Observed) -> None:
@@ -371,26 +348,21 @@ def _judge_handles(observed: Observed) -> None:
 
 
 def _judge_values(
-    check: Check,
-    case: Case,
-    inputs: Sequence[Plain],
-    observed: Observed,
-    earlier: Sequence[CaseResult],
-    judged: _Judged,
+    check: Check, one: _Examined, inputs: Sequence[Plain], observed: Observed
 ) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
     try:
-        check.judge(case, inputs, observed.outputs)
+        check.judge(one.case, inputs, observed.outputs)
     except Wrong as wrong:
-        hint = _outside_the_group(case, observed.trace)
-        if case.after is not None:
-            hint = _KEPT if _right_alone(case, earlier) else ""
+        hint = _outside_the_group(one.case, observed.trace)
+        if one.case.after is not None:
+            hint = _KEPT if _right_alone(one.case, one.earlier) else ""
         raise wrong.besides(hint) from None
     except (OSError, MemoryError):  # not caused by an answer
         raise
     except Exception:
-        judged.trouble = traceback.format_exc()
+        one.trouble = traceback.format_exc()
         raise Wrong(
             "the answer has a form that this check does not expect",
             "Compare the types and shapes that your function returns with those of the task.",
@@ -400,22 +372,17 @@ def _judge_values(
 
 
 def _judge_communication(
-    check: Check,
-    case: Case,
-    draw: Callable[[], Sequence[Plain]],
-    observed: Observed,
-    earlier: Sequence[CaseResult],
-    judged: _Judged,
+    check: Check, one: _Examined, draw: Callable[[], Sequence[Plain]], observed: Observed
 ) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
-    findings: dict[str, Wrong] = {}
+    case, findings = one.case, dict[str, Wrong]()
     if observed.trace is None:
         return findings
     trace: Trace | None = observed.trace
     if check.computes is not None and observed.network:
         missing = _computed_too_little(check.computes, draw(), observed.trace)
         if missing:
-            raise Wrong(missing, _fails_before(case, earlier) or _PROGRAMS_OWN)
+            raise Wrong(missing, _fails_before(case, one.earlier) or _PROGRAMS_OWN)
     _expect_few_empty(observed.trace)
     if case.after is not None:
         trace = after_the_barrier(observed.trace)
@@ -431,7 +398,7 @@ def _judge_communication(
         except Wrong as wrong:
             findings.setdefault(expectation.part, wrong)
         except Exception:
-            judged.trouble = traceback.format_exc()
+            one.trouble = traceback.format_exc()
             words = "the messages have a form that this check does not expect"
             findings.setdefault(expectation.part, Wrong(words))
     return findings

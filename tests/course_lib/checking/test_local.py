@@ -22,7 +22,7 @@ from course_lib.checking import (
     loading,
     run_check,
 )
-from course_lib.checking.cases import case_generator
+from course_lib.checking.cases import AuthorError, case_generator
 from course_lib.checking.loading import (
     find_assignment,
     find_check,
@@ -293,6 +293,12 @@ def test_a_failure_costs_its_case_and_the_rest_is_still_examined(function: Any, 
         report = run_check("t/total", sum_check(), run, seed="1")
     assert [result.passed for result in report.results] == [True, False, True]
     assert words in report.reason
+
+
+def test_inputs_that_cannot_be_sent_are_the_authors_mistake() -> None:
+    check = sum_check(inputs=lambda case, generator: [{"x": object()}] * case.world_size)
+    with LocalRunner(total) as run, pytest.raises(AuthorError, match=r"'1 ranks': .* type object"):
+        run_check("t/total", check, run, seed="1")
 
 
 @pytest.mark.parametrize("load", [0.1, 900.0])
