@@ -269,9 +269,9 @@ def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None
             for seed, got in zip(case.parameters["seeds"], values[rank]["results"], strict=True):
                 drawn = got != 0
                 right = torch.where(drawn, mean * n / k, 0).to(x.dtype)
-                lookalikes = {
-                    name: torch.where(drawn, each, 0).to(x.dtype) for name, each in known.items()
-                }
+                lookalikes = [
+                    (name, torch.where(drawn, each, 0).to(x.dtype)) for name, each in known.items()
+                ]
                 what = f"rank {rank}: the result for seed {seed}"
                 expect_equal(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -176,7 +176,7 @@ def expect_equal(
     rtol: float = 1e-4,
     atol: float = 1e-6,
     errors: Mapping[str, float] | None = None,
-    lookalikes: Mapping[str, Any] | None = None,
+    lookalikes: Iterable[tuple[str, Any]] = (),
 ) -> None:
     """Raise `Wrong` unless `got` has the structure and the values of `right`.
 
@@ -191,8 +191,8 @@ def expect_equal(
         atol: allowed absolute error.
         errors: place → an absolute error that is allowed there in addition; see
             `judges.rounding_errors`.
-        lookalikes: mistake → its result, with the structure of `right` or a part of it. A mistake
-            is named if it explains every wrong value.
+        lookalikes: mistakes and their results, which have the structure of `right` or a part of
+            it. A mistake is named if it explains every wrong value.
 
     """
     expected, values = dict(leaves(right)), dict(leaves(got, like=right))
@@ -233,7 +233,7 @@ def _known_mistakes(
     values: Mapping[str, Any],
     expected: Mapping[str, Any],
     first: str,
-    lookalikes: Mapping[str, Any] | None,
+    lookalikes: Iterable[tuple[str, Any]],
     options: Callable[[str], dict[str, Any]],
 ) -> dict[str, str]:
     """Return known mistake → a hint if the mistake explains all wrong values, else nothing.
@@ -243,14 +243,12 @@ def _known_mistakes(
     not give are not compared. Mistakes that equal the wrong values as a whole come before mistakes
     that equal only their wrong elements.
     """
-    if lookalikes is None:
-        return {}
     apart = [
         place
         for place, wanted in expected.items()
         if place in values and not _passes(values[place], wanted, options(place))
     ]
-    known = [(words, dict(leaves(each))) for words, each in lookalikes.items()]
+    known = [(words, dict(leaves(each))) for words, each in lookalikes]
     known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
     found: dict[str, str] = {}
     for begin, partly in (("This", False), ("The part that is wrong", True)):

@@ -12,7 +12,7 @@ roundings do to this case. This is Monte Carlo arithmetic (Parker, Pierce and Eg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -68,19 +68,41 @@ def equals(
 
     """
 
-    def whole(rank: int, inputs: Sequence[Any]) -> dict[str, Oracle]:
-        def of_all(case: Case, _: Sequence[Any], __: int) -> Any:
-            if len(case.groups) == 1:
-                return None
-            everybody = replace(case, form=replace(case.form, groups=()))
-            try:
-                return oracle(everybody, inputs, rank)
-            except Exception:  # an oracle need not have a value for more ranks
-                return None
+    def everyone(case: Case, inputs: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any], int]]:
+        """Yield each rank, the inputs of its group, and its place in the group."""
+        for members in case.groups:
+            theirs = [inputs[rank] for rank in members]
+            yield from ((rank, theirs, me) for me, rank in enumerate(members))
 
-        return {
-            "the result over all ranks, not over the group: pass group=group to every call": of_all
-        }
+    def over_all(case: Case, inputs: Sequence[Any], rank: int) -> Any:
+        if len(case.groups) == 1:
+            return None
+        everybody = replace(case, form=replace(case.form, groups=()))
+        try:
+            return oracle(everybody, inputs, rank)
+        except Exception:  # an oracle need not have a value for more ranks
+            return None
+
+    def known(
+        case: Case,
+        inputs: Sequence[Any],
+        rank: int,
+        theirs: Sequence[Any],
+        me: int,
+        causes: Collection[str] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield known mistakes and their values, which are seldom needed, one by one.
+
+        If `causes` are given, of `mistakes` only those that `cause_of` writes so.
+        """
+        if named is not None:
+            yield from named(case, theirs, me).items()
+        for words, of in {
+            **(mistakes or {}),
+            _OVER_ALL: lambda *_: over_all(case, inputs, rank),
+        }.items():
+            if causes is None or cause_of(words) in causes:
+                yield words, of(case, theirs, me)
 
     def errors(case: Case, inputs: Sequence[Any], me: int) -> dict[str, float]:
         dtype = getattr(torch, case.form.dtype)
@@ -96,70 +118,36 @@ def equals(
         exact, found = tolerances(case), set[str]()
         if exact["rtol"] and case.form.dtype in HALVES:  # a right answer is only nearly right
             return found
-        for members in case.groups:
-            theirs = [inputs[rank] for rank in members]
-            for me, rank in enumerate(members):
-                right = oracle(case, theirs, me)
-                known = {**(mistakes or {}), **whole(rank, inputs)}
-                for words, value in _Lazy(known, named, case, theirs, me, causes).items():
-                    if differs(value, right, **exact):
-                        found.add(cause_of(words))
+        for rank, theirs, me in everyone(case, inputs):
+            right = oracle(case, theirs, me)
+            for words, value in known(case, inputs, rank, theirs, me, causes):
+                if differs(value, right, **exact):
+                    found.add(cause_of(words))
         return found
 
     def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        for members in case.groups:
-            theirs = [inputs[rank] for rank in members]
-            for me, rank in enumerate(members):
-                right = oracle(case, theirs, me)
-                expect_containers(values[rank], right, f"rank {rank}")
-                known = {**(mistakes or {}), **whole(rank, inputs)}
-                lookalikes = _Lazy(known, named, case, theirs, me)
-                options = tolerances(case)
-                try:
-                    expect_equal(values[rank], right, f"rank {rank}", **options)
-                except Wrong:
-                    if options["rtol"]:
-                        options["errors"] = errors(case, theirs, me)
-                else:
-                    continue
-                try:
-                    expect_equal(
-                        values[rank], right, f"rank {rank}", lookalikes=lookalikes, **options
-                    )
-                except Wrong as wrong:
-                    if explain is not None:
-                        said = explain(case, theirs, me, values[rank])
-                        wrong.otherwise = said or wrong.otherwise
-                    raise
+        for rank, theirs, me in everyone(case, inputs):
+            right, value, whose = oracle(case, theirs, me), values[rank], f"rank {rank}"
+            expect_containers(value, right, whose)
+            options = tolerances(case)
+            try:
+                expect_equal(value, right, whose, **options)
+                continue
+            except Wrong:
+                if options["rtol"]:
+                    options["errors"] = errors(case, theirs, me)
+            options["lookalikes"] = known(case, inputs, rank, theirs, me)
+            try:
+                expect_equal(value, right, whose, **options)
+            except Wrong as wrong:
+                if explain is not None:
+                    wrong.otherwise = explain(case, theirs, me, value) or wrong.otherwise
+                raise
 
     return Judge(judge, ANYTHING, refutes)
 
 
-class _Lazy(dict[str, Any]):
-    """Known mistakes, whose values are computed only when they are read; most are never read.
-
-    If `causes` are given, only the mistakes that `cause_of` writes so are computed.
-    """
-
-    def __init__(
-        self,
-        mistakes: Mapping[str, Oracle],
-        named: Oracle | None,
-        case: Case,
-        inputs: Sequence[Any],
-        me: int,
-        causes: Collection[str] | None = None,
-    ) -> None:
-        if causes is not None:
-            mistakes = {words: of for words, of in mistakes.items() if cause_of(words) in causes}
-        super().__init__(mistakes)
-        self._named, self._arguments = named, (case, inputs, me)
-
-    def items(self) -> Any:
-        if self._named is not None:
-            yield from self._named(*self._arguments).items()
-        for name, oracle in super().items():
-            yield name, oracle(*self._arguments)
+_OVER_ALL = "the result over all ranks, not over the group: pass group=group to every call"
 
 
 @sees(ANYTHING)

@@ -88,9 +88,9 @@ def test_a_mistake_is_named_only_if_it_gives_all_that_is_wrong(number: Callable[
     for found, hint in (((0, 1, 2), "This equals late."), ((0, 1, 3), "This equals late.")):
         with pytest.raises(Wrong) as caught:
             got = {"rate {}": [number(value) for value in found]}
-            expect_equal(got, right, "rank 0", lookalikes=late)
+            expect_equal(got, right, "rank 0", lookalikes=late.items())
         assert caught.value.hint == hint
     with pytest.raises(Wrong, match="rate 0") as caught:  # the first fits by chance
         got = {"rate {}": [number(value) for value in (0, 0, 0)]}
-        expect_equal(got, right, "rank 0", lookalikes=late)
+        expect_equal(got, right, "rank 0", lookalikes=late.items())
     assert caught.value.hint == ""
