@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checking import Case, Given, Wrong, equals
-from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.compare import describe
+from course_lib.checking.answers import ANYTHING, describe, sees
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.sums import EXACT, in_calls, numel
 from course_lib.ranks.explain.words import counted

@@ -22,8 +22,7 @@ from course_lib.checking import (
     sends_at_most,
     time_within,
 )
-from course_lib.checking.answers import ANYTHING, sees
-from course_lib.checking.compare import describe
+from course_lib.checking.answers import ANYTHING, describe, sees
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.memory import KEPT, OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals, same_on_all_ranks
-from course_lib.checking.answers import ANYTHING, WHOLE, Judge, Kind, ListOf, sees
-from course_lib.checking.compare import describe
+from course_lib.checking.answers import ANYTHING, WHOLE, Judge, Kind, ListOf, describe, sees
 from course_lib.checking.expectations import computes_between, time_within
 from course_lib.checking.judges import Oracle
 from course_lib.checking.on_ranks.effects import aspects

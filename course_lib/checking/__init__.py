@@ -4,8 +4,7 @@ For students: `check`, `predict` and `guess`. For course authors: `task` and its
 Read in this order:
 
 - `cases`: a check is data
-- `compare`: functions with which a judge compares values
-- `answers`: the form of an answer; a judge sees an answer only if it has the right form
+- `answers`: what a rank returned, compared with its form and with the right value
 - `on_ranks`: the code that runs in the same process as the student's code: the forms of arguments,
   and what a call leaves behind and must not change
 - `judges`: the common judges, and the error that the arithmetic of a case allows
@@ -25,6 +24,12 @@ Read in this order:
 - `mutants`: wrong solutions, which must fail
 """
 
+from course_lib.checking.answers import (
+    expect_close,
+    expect_equal,
+    expect_number,
+    expect_tensor,
+)
 from course_lib.checking.cases import (
     NETWORK,
     Case,
@@ -33,12 +38,6 @@ from course_lib.checking.cases import (
     Form,
     Observed,
     Wrong,
-)
-from course_lib.checking.compare import (
-    expect_close,
-    expect_equal,
-    expect_number,
-    expect_tensor,
 )
 from course_lib.checking.defence import defend
 from course_lib.checking.expectations import (

@@ -1,7 +1,8 @@
-"""The form of an answer, as data: a judge sees only answers that have the right form.
+"""What a rank returned: compared with its form and with the right value, and explained.
 
-A form is written like the answer itself. A dict stands for a dict with these keys, a list for a
-list of this length, and ``None`` for None. In place of values, a form has:
+A judge sees only answers that have the right form. A form is written like the answer itself. A dict
+stands for a dict with these keys, a list for a list of this length, and ``None`` for None. In place
+of values, a form has:
 
     a tensor                 a tensor of its shape and dtype
     NUMBER, WHOLE, TEXT      any number, any integer, any text
@@ -20,7 +21,8 @@ the form differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,9 @@ import torch
 from torch import Tensor
 
 from course_lib.checking.cases import Case, Wrong
-from course_lib.checking.compare import describe, expect_tensor
+from course_lib.checking.on_ranks.leaves import ARRAY, leaves, numbered
+
+# Forms ------------------------------------------------------------------------------------------
 
 _LARGEST = 2**63
 """A judge may calculate with integers whose absolute value is below this."""
@@ -129,7 +133,7 @@ def expect_containers(value: Any, right: Any, name: str) -> None:
         if not isinstance(value, list | tuple):
             raise _unlike(value, _form_like(right), name if ": " in name else f"{name}: the answer")
         for i, (item, wanted) in enumerate(zip(value, right, strict=False)):
-            expect_containers(item, wanted, _numbered(name, i))
+            expect_containers(item, wanted, numbered(name, i))
 
 
 def _form_like(right: Any) -> Any:
@@ -181,20 +185,16 @@ def _expect_items(value: Any, form: Any, name: str) -> None:
         if len(value) > form.most:
             raise Wrong(f"{_plain(name)} has {len(value)} items, more than {form.most}")
         for i, item in enumerate(value):
-            _expect_items(item, form.form, _numbered(name, i))
+            _expect_items(item, form.form, numbered(name, i))
     elif isinstance(form, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(form):
             raise _unlike(value, form, name)
         for i, (item, below) in enumerate(zip(value, form, strict=True)):
-            _expect_items(item, below, _numbered(name, i))
+            _expect_items(item, below, numbered(name, i))
     elif isinstance(form, Tensor):
         expect_tensor(value, form, name)
     elif not (value is None if form is None else form.test(value)):
         raise _unlike(value, form, name)
-
-
-def _numbered(name: str, number: int) -> str:
-    return name.replace("{}", str(number), 1) if "{}" in name else f"{name}[{number}]"
 
 
 def _plain(name: str) -> str:
@@ -231,3 +231,311 @@ def _many(forms: Sequence[Any]) -> str:
         for form in forms
     }
     return kinds.pop() if len(kinds) == 1 else "values"
+
+
+# Values -----------------------------------------------------------------------------------------
+
+
+def expect_tensor(value: Any, like: Tensor, what: str) -> Tensor:
+    """Return `value` if it is a tensor of the shape and dtype of `like`, else raise `Wrong`."""
+    if _is_array(value):
+        raise Wrong(f"{what}: you returned a NumPy array; return a torch.Tensor", _AS_TENSOR)
+    if not isinstance(value, Tensor):
+        raise Wrong(f"{what} is {describe(value)}, expected a tensor of shape {list(like.shape)}")
+    if value.shape != like.shape:
+        raise Wrong(f"{what} has shape {list(value.shape)}, expected {list(like.shape)}")
+    if value.dtype != like.dtype:
+        raise Wrong(f"{what} has dtype {value.dtype}, expected {like.dtype}")
+    return value
+
+
+_AS_TENSOR = "torch.from_numpy(array) converts the array."
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {ARRAY} and isinstance(value[ARRAY], Tensor)
+
+
+_NEAR = 5
+"""An error up to so many times the allowed one is near it."""
+
+
+def expect_close(
+    got: Any,
+    expected: Tensor,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+) -> None:
+    """Raise `Wrong` unless ``|got − expected| ≤ atol + rtol·|expected|`` everywhere.
+
+    Args:
+        got: what a rank returned; anything.
+        expected: the right value.
+        what: the name of the value, with its rank: ``rank 2: weight.grad``.
+        rtol: allowed relative error.
+        atol: allowed absolute error.
+
+    """
+    tensor = expect_tensor(got, expected, what)
+    if torch.allclose(tensor, expected, rtol=rtol, atol=atol):
+        return
+    error = (tensor.double() - expected.double()).abs()
+    apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol)
+    near = torch.allclose(tensor, expected, rtol=_NEAR * rtol, atol=_NEAR * atol)
+    error = torch.where(error.isnan(), torch.inf, error)
+    # Show the element that exceeds its allowed error the most. Two different large integers may be
+    # equal in float64.
+    beyond = (error - atol - rtol * expected.double().abs()).masked_fill(~apart, -torch.inf)
+    index = [int(i) for i in torch.unravel_index(beyond.argmax(), error.shape)]
+    wrong = int(apart.sum())
+    here = tuple(index)
+    right, theirs = numbers_apart(expected[here].item(), tensor[here].item())
+    message = (
+        f"{what}{index if index else ''}: expected {right}, "
+        f"got {theirs} ({wrong} of {expected.numel()} elements differ)"
+    )
+    hint = _never_written(tensor[here], expected[here])
+    known = {} if hint else {_ROUNDED: _rounded(tensor, expected)}
+    raise Wrong(message, hint, known=known, near=near)
+
+
+def _never_written(got: Tensor, expected: Tensor) -> str:
+    """Return a hint if a wrong number is the number that `torch.empty` gives on the ranks."""
+    if got.is_floating_point():
+        found = bool(got.isnan() & ~expected.isnan())
+        most = f"{torch.finfo(got.dtype).max:.5g}"
+        causes = (
+            "In a check, memory of torch.empty holds nan until something is written into it; 0/0 "
+            f"and inf - inf are nan, too, and {_name(got.dtype)} becomes inf beyond {most}."
+        )
+        return causes if found else ""
+    whole = not got.is_complex() and got.dtype != torch.bool
+    found = whole and int(got) == torch.iinfo(got.dtype).max
+    words = (
+        "In a check, memory of torch.empty holds this number until something is written into it."
+    )
+    return words if found else ""
+
+
+_ROUNDED = "a number that was rounded on the way"
+"""This is also a known mistake: a function that rounds is nearly right in every case."""
+_NARROWER = {
+    torch.float64: (torch.bfloat16, torch.float16, torch.float32),
+    torch.float32: (torch.bfloat16, torch.float16),
+}
+
+
+_NEARLY = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.05}
+"""A relative error that rounding in some narrower dtype, or too often, explains."""
+
+
+def _rounded(got: Tensor, expected: Tensor) -> str:
+    """Return a hint if the numbers are nearly right and rounding explains the difference."""
+    got, exact = got.detach().double(), expected.double()
+    scale = float(exact.abs().max())
+    error = float((got - exact).abs().max())
+    if not expected.is_floating_point():
+        nearly = scale > 2**16 and error < 1e-2 * scale
+        return (
+            "This is nearly right, but the numbers were converted to a dtype that cannot hold such "
+            f"large integers. Keep {_name(expected.dtype)}."
+            if nearly
+            else ""
+        )
+    for narrow in _NARROWER.get(expected.dtype, ()):
+        fits = torch.equal(got, got.to(narrow).double())
+        if fits and not torch.equal(exact, exact.to(narrow).double()) and error < 0.1 * scale:
+            return (
+                f"This is nearly right, but the numbers were rounded to {_name(narrow)} on the "
+                f"way. Keep {_name(expected.dtype)}."
+            )
+    if error < _NEARLY.get(expected.dtype, 0.0) * scale:
+        wide = _name(torch.promote_types(expected.dtype, torch.float32))
+        return (
+            "This is nearly right. If your formula is right, the numbers were rounded on the way: "
+            f"calculate in {wide}, and convert the result once."
+        )
+    return ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def expect_number(
+    got: Any,
+    expected: float,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+) -> None:
+    """Raise `Wrong` unless `got` is a number (or a tensor of one element) close to `expected`."""
+    if isinstance(got, Tensor) and got.numel() == 1:
+        got = got.item()
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        raise Wrong(f"{what} is {describe(got)}, expected the number {expected:.6g}")
+    try:
+        got = float(got)
+    except OverflowError:
+        got = math.inf
+    if abs(got - expected) <= atol + rtol * abs(expected):
+        return
+    right, theirs = numbers_apart(expected, got)
+    message = f"{what}: expected {right}, got {theirs}"
+    pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
+    known = {_ROUNDED: _rounded(*pair)}
+    near = abs(got - expected) <= _NEAR * (atol + rtol * abs(expected))
+    raise Wrong(message, known=known, near=near)
+
+
+def expect_equal(
+    got: Any,
+    right: Any,
+    what: str,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    errors: Mapping[str, float] | None = None,
+    lookalikes: Iterable[tuple[str, Any]] = (),
+) -> None:
+    """Raise `Wrong` unless `got` has the structure and the values of `right`.
+
+    `right` consists of tensors, numbers, text, None, lists, tuples and dicts. The message uses the
+    keys of its dicts as words; ``{}`` in a key stands for the position in the list that follows.
+
+    Args:
+        got: what a rank returned; anything.
+        right: what the rank should have returned.
+        what: whose value it is: ``rank 2``.
+        rtol: allowed relative error.
+        atol: allowed absolute error.
+        errors: place → an absolute error that is allowed there in addition; see
+            `judges.rounding_errors`.
+        lookalikes: mistakes and their results, which have the structure of `right` or a part of
+            it. A mistake is named if it explains every wrong value.
+
+    """
+    expected, values = dict(leaves(right)), dict(leaves(got, like=right))
+
+    def options(place: str) -> dict[str, Any]:
+        return {"rtol": rtol, "atol": atol + (errors or {}).get(place, 0.0)}
+
+    for place, wanted in expected.items():
+        name = f"{what}: {place}" if place else what
+        if place not in values:
+            number = isinstance(wanted, float)
+            like = f"the number {wanted:.6g}" if number else describe(wanted)
+            raise Wrong(f"{name} is missing, expected {like}")
+        try:
+            _expect_leaf(values[place], wanted, name, options(place))
+        except Wrong as wrong:
+            known = _known_mistakes(values, expected, place, lookalikes, options)
+            raise wrong.besides(known=known) from None
+    if extra := values.keys() - expected.keys():
+        raise Wrong(f"{what}: {min(extra)} was not asked for")
+
+
+def _expect_leaf(value: Any, wanted: Any, name: str, options: dict[str, Any]) -> None:
+    """Raise `Wrong` unless a value equals the wanted tensor, number, text or None."""
+    if isinstance(wanted, Tensor):
+        expect_close(value, wanted, name, **options)
+    elif isinstance(wanted, float):
+        expect_number(value, wanted, name, **options)
+    elif wanted is None:
+        if value is not None:
+            raise Wrong(f"{name} is {describe(value)}, expected None")
+    elif type(value) is not type(wanted) or value != wanted:
+        got = repr(value)[:60] if type(value) is type(wanted) else describe(value)
+        raise Wrong(f"{name}: expected {wanted!r}, got {got}")
+
+
+def _known_mistakes(
+    values: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    first: str,
+    lookalikes: Iterable[tuple[str, Any]],
+    options: Callable[[str], dict[str, Any]],
+) -> dict[str, str]:
+    """Return known mistake → a hint if the mistake explains all wrong values, else nothing.
+
+    A single value may equal a mistake's value by chance, so all wrong values must. A mistake may
+    give only some of the values: it must give the `first` wrong value, and the values that it does
+    not give are not compared. Mistakes that equal the wrong values as a whole come before mistakes
+    that equal only their wrong elements.
+    """
+    apart = [
+        place
+        for place, wanted in expected.items()
+        if place in values and not _passes(values[place], wanted, options(place))
+    ]
+    known = [(words, dict(leaves(each))) for words, each in lookalikes]
+    known = [(words, theirs) for words, theirs in known if theirs.get(first) is not None]
+    found: dict[str, str] = {}
+    for begin, partly in (("This", False), ("The part that is wrong", True)):
+        for words, theirs in known:
+            if words not in found and all(
+                _passes(values[p], theirs[p], options(p))
+                or (partly and _equals_where_wrong(values[p], theirs[p], expected[p], options(p)))
+                for p in apart
+                if p in theirs
+            ):
+                found[words] = f"{begin} equals {words.rstrip()}."
+    return {**found, **{words: "" for words, _ in known if words not in found}}
+
+
+def differs(mistake: Any, right: Any, **options: Any) -> bool:
+    """Return whether a mistake's value differs from the right one at a place that both have."""
+    theirs = dict(leaves(mistake))
+    return any(
+        theirs.get(place) is not None and not _passes(theirs[place], wanted, options)
+        for place, wanted in leaves(right)
+    )
+
+
+def _equals_where_wrong(value: Any, mistake: Any, right: Any, options: Any) -> bool:
+    """Return whether some elements are right, and all others, more than one, equal a mistake's."""
+    tensors = [each for each in (value, mistake, right) if isinstance(each, Tensor)]
+    if len(tensors) < 3 or len({(each.shape, each.dtype) for each in tensors}) > 1:
+        return False
+    apart = ~torch.isclose(value, right, **options)
+    return 1 < int(apart.sum()) < apart.numel() and torch.allclose(
+        value[apart], mistake[apart], **options
+    )
+
+
+def _passes(value: Any, wanted: Any, options: dict[str, Any]) -> bool:
+    try:
+        _expect_leaf(value, wanted, "", options)
+    except Wrong:
+        return False
+    return True
+
+
+def numbers_apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
+    """Return two numbers with `digits` digits, or with more if they look equal otherwise."""
+    while digits < 17 and f"{a:.{digits}g}" == f"{b:.{digits}g}":
+        digits += 1
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
+
+
+def describe(value: Any) -> str:
+    """Return a description of a value, in a few words."""
+    if value is None:
+        return "None (is a return missing, or was it never set?)"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}, {_name(value.dtype)}"
+    if _is_array(value):
+        return describe(value[ARRAY]).replace("a tensor", ARRAY, 1)
+    if isinstance(value, dict):
+        return f"a dict with the keys {str(list(value))[:60]}" if value else "an empty dict"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}: {_short(value)}" if value else "empty"
+    return f"{type(value).__name__} {_short(value)!r}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from course_lib.checking.answers import numbers_apart
 from course_lib.checking.cases import COMMUNICATION, Case, Expectation, Observed, Wrong
-from course_lib.checking.compare import numbers_apart
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.words import counted, format_bytes, names_inside
 from course_lib.ranks.trace.event import Event

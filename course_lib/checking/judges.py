@@ -20,10 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checking.answers import ANYTHING, Judge, expect_containers, sees
+from course_lib.checking.answers import (
+    ANYTHING,
+    Judge,
+    differs,
+    expect_containers,
+    expect_equal,
+    sees,
+)
 from course_lib.checking.cases import Case, Wrong
 from course_lib.checking.causes import cause_of
-from course_lib.checking.compare import differs, expect_equal
 from course_lib.checking.on_ranks.leaves import leaves, same, with_tensors
 
 Oracle = Callable[[Case, Sequence[Any], int], Any]

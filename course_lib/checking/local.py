@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from course_lib import diary
+from course_lib.checking.answers import describe
 from course_lib.checking.cases import Case, Check, Observed
-from course_lib.checking.compare import describe
 from course_lib.checking.loading import find_check
 from course_lib.checking.report import CheckFailed, CheckReport, html_of
 from course_lib.checking.run_check import run_on_each

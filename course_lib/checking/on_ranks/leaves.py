@@ -56,10 +56,14 @@ def leaves(value: Any, name: str = "", like: Any = None) -> Iterator[tuple[str, 
     elif isinstance(value, list | tuple):
         rows = like if isinstance(like, list | tuple) else ()
         for i, item in enumerate(value):
-            item_name = name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
-            yield from leaves(item, item_name, rows[i] if i < len(rows) else None)
+            yield from leaves(item, numbered(name, i), rows[i] if i < len(rows) else None)
     else:
         yield name, value
+
+
+def numbered(name: str, i: int) -> str:
+    """Return the name of item `i` of the list with this name, whose ``{}`` stands for a number."""
+    return name.replace("{}", str(i), 1) if "{}" in name else f"{name}[{i}]"
 
 
 def without_numbers(name: str) -> str:

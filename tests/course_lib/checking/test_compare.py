@@ -16,7 +16,7 @@ from course_lib.checking import (
     expect_number,
     expect_tensor,
 )
-from course_lib.checking.compare import expect_equal
+from course_lib.checking.answers import expect_equal
 
 
 @given(st.integers(0, 5), st.floats(-100, 100).filter(lambda d: abs(d) > 1e-2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from course_lib.checking import Wrong
-from course_lib.checking.compare import expect_equal
+from course_lib.checking.answers import expect_equal
 from course_lib.checking.on_ranks.given import simple
 from course_lib.checking.on_ranks.leaves import ARRAY
 
