@@ -94,7 +94,14 @@ class CheckReport:
 
         The lists are sorted by their first cases, from simple to hard.
         """
-        return _by_cause(self.results)
+        causes: dict[object, list[CaseResult]] = {}
+        for result in sorted((each for each in self.results if not each.passed), key=_place):
+            causes.setdefault((result.hidden, cause_of(result.reason)), []).append(result)
+        order = {id(result): i for i, result in enumerate(self.results)}
+        return [
+            [first, *sorted(others, key=lambda each: order[id(each)])]
+            for first, *others in causes.values()
+        ]
 
     @property
     def reason(self) -> str:
@@ -197,24 +204,12 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def _by_cause(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
-    """Return the failed results, a list for each cause.
+def _place(result: CaseResult) -> tuple[Any, ...]:
+    """Order failed cases: simple visible ones first, then hidden ones, then those not run.
 
-    Cases that were not run come last. Hidden cases come after visible ones and keep their own
-    order, so that a report does not reveal how hard they are.
+    Hidden cases keep their own order, so that a report does not reveal how hard they are.
     """
-
-    def place(result: CaseResult) -> tuple[Any, ...]:
-        return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
-
-    causes: dict[object, list[CaseResult]] = {}
-    for result in sorted((each for each in results if not each.passed), key=place):
-        causes.setdefault((result.hidden, cause_of(result.reason)), []).append(result)
-    order = {id(result): i for i, result in enumerate(results)}
-    return [
-        [first, *sorted(others, key=lambda each: order[id(each)])]
-        for first, *others in causes.values()
-    ]
+    return not result.ran, result.hidden, () if result.hidden else tuple(result.difficulty)
 
 
 def _the_first(names: Sequence[str], most: int = 2) -> str:

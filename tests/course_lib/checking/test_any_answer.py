@@ -163,8 +163,7 @@ def test_no_answer_breaks_a_judge_or_costs_another_case(folder: Path, task: str)
             outputs[rank] = crossed
             return replace(observed, outputs=outputs)
 
-        few = replace(check, cases=tuple(dict.fromkeys([case.name, last.name])))
-        few = replace(check, cases=tuple(c for c in check.cases if c.name in few.cases))
+        few = replace(check, cases=tuple(c for c in check.cases if c in (case, last)))
         report = run_check(f"{folder.name}/{task}", few, forged, seed="any")
         assert len(report.results) == len(few.cases)
         for result in report.results:

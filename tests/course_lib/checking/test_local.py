@@ -313,17 +313,3 @@ def test_a_slow_function_meets_its_limit(load: float, monkeypatch: pytest.Monkey
         report = run_check("t/total", sum_check(cases=cases, seconds=1.0), run, seed="1")
     assert "limit of 1 s" in report.reason
     assert ("900 processes wanted to run on its" in str(report)) == (load > 100)
-
-
-def test_hidden_cases_count_and_their_names_and_details_stay_hidden() -> None:
-    with LocalRunner(lambda mine: mine) as run:
-        report = run_check(
-            "t/total",
-            sum_check(cases=(Case("public", 1),)),
-            run,
-            seed="1",
-            hidden=[Case("secret", 2)],
-        )
-    assert not report.passed
-    assert "secret" not in str(report)
-    assert "✗ hidden case 2" in str(report)
