@@ -9,12 +9,11 @@ from typing import Any, get_type_hints
 from course_lib.simulate.cluster import CLUSTERS
 from course_lib.simulate.failures import Fleet
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import held, load
+from course_lib.simulate.published import load
 from course_lib.simulate.report import (
     estimate_table,
     failures_table,
     found_table,
-    memory_table,
     runs_table,
 )
 from course_lib.simulate.search import search
@@ -32,10 +31,9 @@ examples:
   python -m course_lib.simulate failures --devices 1000 16384 100000 --repair-hours 6
 """
 
-_LLAMA_3 = (
-    "mean time between failures of a device, in years (default: 5.8, from 419 interruptions of "
-    "16,384 GPUs in 54 days: Llama 3, table 5)"
-)
+_YEARS = 5.8
+"""Mean time between failures of a device: 419 interruptions of 16,384 GPUs in 54 days (Llama 3,
+table 5)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,29 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     published = commands.add_parser("published", help="published runs beside predictions")
     published.set_defaults(run=_published)
     failing = commands.add_parser(
-        "failures", help="share of time spent on training when devices fail"
+        "failures",
+        help="share of time spent on training when devices fail",
+        epilog="Other numbers, such as the time to restart: course_lib.simulate.failures.Fleet.",
     )
     failing.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000, 100_000],
         help="numbers of devices: a line of the table for each")  # fmt: skip
-    failing.add_argument("--mtbf-years", type=float, default=5.8, help=_LLAMA_3)
-    failing.add_argument(
-        "--checkpoint", type=float, default=60.0, help="seconds to save a checkpoint"
-    )
-    failing.add_argument(
-        "--restart", type=float, default=600.0, help="seconds to start again after a failure"
-    )
-    failing.add_argument(
-        "--stall",
-        type=float,
-        default=180.0,
-        help="seconds that the other replicas wait when a replica fails",
-    )
     failing.add_argument(
         "--repair-hours", type=float, default=24.0, help="hours to repair a device"
-    )
-    failing.add_argument("--replica", type=int, default=512, help="devices that fail together")
-    failing.add_argument(
-        "--spares", type=float, default=0.5, help="percent of the devices on standby"
     )
     failing.set_defaults(run=_failures)
     return parser
@@ -160,19 +143,17 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _published(_: argparse.Namespace) -> int:
-    print(runs_table(load()), memory_table(held()), sep="\n\n")
+    print(runs_table(load()))
     return 0
 
 
 def _failures(options: argparse.Namespace) -> int:
+    year = 365 * 24 * 3600
     fleets = [
-        Fleet(
-            devices, options.mtbf_years * 365 * 24 * 3600, options.checkpoint, options.restart,
-            options.stall, 3600 * options.repair_hours, min(options.replica, devices),
-        )
+        Fleet(devices, _YEARS * year, repair=3600 * options.repair_hours, replica=min(512, devices))
         for devices in options.devices
-    ]  # fmt: skip
-    print(failures_table(fleets, options.spares / 100))
+    ]
+    print(failures_table(fleets))
     return 0
 
 

@@ -16,10 +16,9 @@ and the *effective* share is τ divided by that. The best τ is near √(2δM) (
 
     √(2δM) (1 + √(δ/2M)/3 + (δ/2M)/9) - δ     for δ < 2M, else M      (Daly)
 
-There are four ways to handle failures. *Restart*: all restart from the checkpoint. *Shrink*: the
+There are three ways to handle failures. *Restart*: all restart from the checkpoint. *Shrink*: the
 other replicas continue after a short stall, and the broken one comes back after its repair.
-*Rejoin*: the others continue, too, and a new process takes its place after R seconds, on the device
-that *restart* would use. *Spares*: a standby device takes over, until none is left.
+*Spares*: a standby device takes over, until none is left.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17, 1974;
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future

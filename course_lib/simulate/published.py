@@ -5,7 +5,8 @@
 
 The file ``published_runs.csv`` has a line per run: model, layout, the reported number and its unit,
 the source, the settings that the source does not give (`guessed`), and the reason if the run is not
-counted (`excluded`). An error is signed: +10 % means that the predicted time is a tenth too long.
+counted (`excluded`). Runs of one `group` share people, programs and machines. An error is signed:
++10 % means that the predicted time is a tenth too long.
 """
 
 import csv
@@ -13,17 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from course_lib.simulate.cluster import CLUSTERS
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.memory import memory_of
 from course_lib.simulate.step_time import seconds_by_cause
 from course_lib.simulate.transformer import Transformer
 
 FILE = Path(__file__).with_name("published_runs.csv")
-
-MEMORY_FILE = Path(__file__).with_name("published_memory.csv")
 
 UNITS = ("s", "tokens/s", "TFLOP/s", "TFLOP/s with recomputation")
 """Seconds of a step; tokens per second and device; 10¹² operations per second and device, counted
@@ -35,8 +33,6 @@ class Run:
     """A published run: model, cluster, layout, and the measured number."""
 
     name: str
-    group: str
-    """The source without the page: runs of one group share people, programs and machines."""
     model: Transformer
     cluster: str
     layout: Layout
@@ -73,37 +69,6 @@ class Run:
         return self.predicted / self.seconds - 1
 
 
-class Held(NamedTuple):
-    """The memory of a device in a published run: reported by a source, and by the formulas."""
-
-    run: Run
-    part: str
-    """``state``, ``activations`` or their ``total``."""
-    reported: float
-    predicted: float
-    source: str
-
-    @property
-    def error(self) -> float:
-        """The signed error: predicted over reported, minus 1."""
-        return self.predicted / self.reported - 1
-
-
-def held() -> list[Held]:
-    """Return the published memories, with those of the formulas, in bytes."""
-    named = {run.name: run for run in load()}
-    found = []
-    with MEMORY_FILE.open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            run = named[line["run"]]
-            memory = memory_of(run.model, run.layout)
-            parts = {"state": memory.weights_and_state, "activations": memory.activations}
-            predicted = parts.get(line["part"], memory.total)
-            reported = float(line["gigabytes"]) * 1e9
-            found.append(Held(run, line["part"], reported, predicted, line["source"]))
-    return found
-
-
 def load(path: Path = FILE) -> list[Run]:
     """Return the runs of a file.
 
@@ -131,7 +96,6 @@ def _run(line: Mapping[str, str]) -> Run:
         raise ValueError(f"there is no unit {line['unit']!r}, only {', '.join(UNITS)}")
     return Run(
         line["run"],
-        line["group"],
         Transformer(**_numbers(Transformer, line)),
         line["cluster"],
         Layout(**_numbers(Layout, line)),

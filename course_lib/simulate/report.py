@@ -13,7 +13,7 @@ from course_lib.simulate.failures import (
     with_spares,
 )
 from course_lib.simulate.layout import Layout
-from course_lib.simulate.published import Held, Run
+from course_lib.simulate.published import Run
 from course_lib.simulate.search import Found
 from course_lib.simulate.step_time import Causes, Estimate
 
@@ -64,14 +64,14 @@ def found_table(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
-def failures_table(fleets: Sequence[Fleet], spares: float) -> str:
+def failures_table(fleets: Sequence[Fleet]) -> str:
     """Return a table with a line per cluster size: time between failures, effective share.
 
-    `spares` is the share of the devices that are on standby in the last column.
+    In the last column, one device of 200 is on standby.
     """
     lines = ["devices  a failure every  checkpoint every   restart  shrink  spares"]
     for fleet in fleets:
-        number = round(fleet.devices * spares)
+        number = round(fleet.devices / 200)
         replica = min(fleet.replica, fleet.devices - number)
         lines.append(
             f"{fleet.devices:7,} {fleet.mtbf / 60:12.1f} min {best_interval(fleet) / 60:13.1f} min "
@@ -102,17 +102,4 @@ def runs_table(runs: Sequence[Run]) -> str:
         f"{sum(abs(run.error) <= 0.25 for run in counted)} within 25 %, worst {worst.error:+.1%} "
         f"({worst.name}).",
     ]
-    return "\n".join(lines)
-
-
-def memory_table(found: Sequence[Held]) -> str:
-    """Return the published and the predicted memory per device of runs, in Markdown."""
-    lines = ["| run | part | reported, GB | predicted, GB | error |", "|---|---|---|---|---|"]
-    for each in found:
-        lines.append(
-            f"| {each.run.name} | {each.part} | {each.reported / 1e9:.1f} | "
-            f"{each.predicted / 1e9:.1f} | {each.error:+.1%} |"
-        )
-    sizes = [abs(each.error) for each in found]
-    lines += ["", f"{len(found)} memories: median |error| {median(sizes):.1%}."]
     return "\n".join(lines)
