@@ -143,13 +143,10 @@ def main() -> int:
         status = 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:  # of our output; connections between ranks raise PyTorch's errors
         leave(STDOUT_GONE)
-    except Exception as error:
+    except Exception:
         # End at once, without a message to the other ranks, which may wait for this rank. They find
         # the connection closed, and torchrun restarts all of them.
-        what = f"failed\n{traceback.format_exc()}"
-        if re.search("closed by peer|reset by peer|Broken pipe", str(error)):
-            what = "lost the connection to another rank. Look for the error of that rank\n"
-        _complain(f"{PROGRAM}: rank {_rank()} {what}")
+        _complain(f"{PROGRAM}: rank {_rank()} failed\n{traceback.format_exc()}")
         leave(1)
     else:
         status = 0

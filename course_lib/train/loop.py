@@ -23,7 +23,7 @@ from course_lib.sharding import ShardedSampler, shard
 from course_lib.train.config import ConfigError, TrainConfig
 from course_lib.train.datasets import Examples, load_dataset
 from course_lib.train.models import mean_loss
-from course_lib.train.progress import Progress, duration, say
+from course_lib.train.progress import Progress, say
 from course_lib.train.trainer import Trainer
 
 # The smallest batch for tests. Without backward, memory is no problem, and a smaller batch is slow.
@@ -113,7 +113,7 @@ def train(config: TrainConfig) -> TrainResult:
     if progress is not None:
         steps = trainer.step - start
         say(
-            f"{steps} step{'s' * (steps != 1)} in {duration(progress.seconds())} · "
+            f"{steps} step{'s' * (steps != 1)} in {progress.seconds():.1f} s · "
             f"test loss {test_loss:.4f}, {100 * test_accuracy:.1f} % right"
         )
     weights = {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters()}

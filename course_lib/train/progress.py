@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 
 
 def say(text: str) -> None:
@@ -12,15 +13,6 @@ def say(text: str) -> None:
     if sys.stdout is not None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: `9.5 s`, `0:10`, `1:00:00`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Progress:
@@ -54,7 +46,7 @@ class Progress:
         say(
             f"step {step:{len(str(self._total))}}/{self._total} · "
             f"epoch {(step - 1) // self._steps_per_epoch + 1} · loss {loss:.4f} · "
-            f"{speed:,.0f} {self._unit}/s · {duration(left)} left"
+            f"{speed:,.0f} {self._unit}/s · {timedelta(seconds=round(left))} left"
         )
 
     def seconds(self) -> float:
