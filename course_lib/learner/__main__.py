@@ -27,10 +27,6 @@ PASSES_ON = ("lab",)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit status."""
-    if sys.version_info < (3, 11):  # noqa: UP036 (pip would refuse, but a checkout needs no pip)
-        found = ".".join(map(str, sys.version_info[:2]))
-        print(f"course: Python 3.11 or newer is needed; this is {found}", file=sys.stderr)
-        return 2
     words = sys.argv[1:] if words is None else list(words)
     parser = argparse.ArgumentParser(
         prog="course", description="Work through the course: from mini-batch SGD to DDP."

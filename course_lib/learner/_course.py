@@ -1,15 +1,12 @@
-"""Find the course's assignments, their tasks, and the desk."""
+"""Find the course's assignments, and their tasks."""
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
-from course_lib.diary import find_desk
-from course_lib.installed import SHARED
 from course_lib.learner import CannotGoOn
 from course_lib.learner.what_counts import is_check, role
 
@@ -28,13 +25,6 @@ class Task:
     name: str
     points: float
     checked: bool
-
-
-def default_desk(course: Path) -> Path:
-    """Return the desk around this folder; else ``work``, in the checkout or in this folder."""
-    if (here := find_desk(Path.cwd())) is not None:
-        return here
-    return (Path.cwd() if course.parts[-2:] == SHARED else course) / "work"
 
 
 def names(course: Path) -> list[str]:
@@ -58,13 +48,10 @@ def find(course: Path, said: str) -> str:
     if said.isdigit():
         said = f"{int(said):02}"
     meant = [name for name in known if said == name] or [name for name in known if said in name]
-    if len(meant) == 1 and said:
+    if len(meant) == 1:
         return meant[0]
-    close = meant if said else []
-    close = close or difflib.get_close_matches(said, known, n=3, cutoff=0.5)
-    every = f"the assignments are {', '.join(known)}"
-    advice = f"did you mean {' or '.join(close)}?" if close else every
-    raise CannotGoOn(f"there is no assignment {said!r}: {advice}")
+    what = "fits more than one assignment" if meant else "is no assignment. The assignments are"
+    raise CannotGoOn(f"{said!r} {what}: {', '.join(meant or known)}")
 
 
 def notebook_of(folder: Path, name: str) -> Path:

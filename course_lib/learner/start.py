@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from course_lib.installed import find_course
+from course_lib.diary import find_desk
+from course_lib.installed import SHARED, find_course
 from course_lib.learner import _course
-from course_lib.learner._course import default_desk
 from course_lib.learner._desk import put_aside, refresh
 
 DESCRIPTION = (
@@ -39,8 +39,13 @@ def add_desk(parser: argparse.ArgumentParser) -> None:
 
 
 def desk_of(arguments: argparse.Namespace, course: Path) -> Path:
-    """Return the desk that a command uses."""
-    return Path(arguments.desk or default_desk(course)).resolve()
+    """Return the desk of ``--desk``, or around this folder; else ``work`` in the checkout.
+
+    If the course is installed from a wheel, it is ``work`` in this folder.
+    """
+    here = Path.cwd()
+    work = (here if course.parts[-2:] == SHARED else course) / "work"
+    return Path(arguments.desk or find_desk(here) or work).resolve()
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -71,7 +71,7 @@ def test_an_unknown_assignment_is_told_with_those_there_are(
 def test_assignments_are_found_by_number_topic_and_file() -> None:
     for said in ("03_collectives", "3", "03", "collectives", "work/03_collectives.ipynb", "colle"):
         assert _course.find(ROOT, said) == "03_collectives"
-    with pytest.raises(CannotGoOn, match="01_minibatch_sgd or 02_data_parallel_sgd"):
+    with pytest.raises(CannotGoOn, match="01_minibatch_sgd, 02_data_parallel_sgd"):
         _course.find(ROOT, "sgd")
 
 
