@@ -95,11 +95,7 @@ _disturbance: ContextVar[_Disturbance | None] = ContextVar("_disturbance", defau
 
 
 @contextmanager
-def record(
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    name: Callable[[str], str] | None = None,
-) -> Iterator[Record]:
+def record(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[Record]:
     """Record the steps that are taken in this block, on this rank.
 
     A step ends with `optimizer.step()`. Without an `optimizer`, or if it took no step, the block is
@@ -108,10 +104,9 @@ def record(
     Args:
         model: the model that the step calls, wrapped or not.
         optimizer: the optimizer that the step calls.
-        name: converts a name of this model to that of the trusted model, if they differ.
 
     """
-    recorder = _Recorder(model, optimizer, name or _plain(model))
+    recorder = _Recorder(model, optimizer)
     try:
         yield recorder.record
         if not recorder.stepped:
@@ -179,13 +174,11 @@ def _here(tensor: Tensor) -> Tensor:
 class _Recorder:
     """The hooks of one `record`."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, name: Callable[[str], str]
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         started = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
         self.record, self.model, self.optimizer = Record(rank, world_size), model, optimizer
-        self.name, self.step, self.stepped = name, 0, False
+        self.name, self.step, self.stepped = _plain(model), 0, False
         self.depth, self.began = 0, False
         self.runs: dict[str, int] = {}  # how often the module at the top ran in this step
         self.count = 0
@@ -201,7 +194,7 @@ class _Recorder:
                 hook = self._on_gradient([each for each, _ in params])
                 self.handles.append(params[0][1].register_hook(hook))  # type: ignore[no-untyped-call]
         # If a wrapper and its module have the same name, the last one wins.
-        self.modules = {name(each): module for each, module in model.named_modules()}
+        self.modules = {self.name(each): module for each, module in model.named_modules()}
         for each, module in self.modules.items():
             before, after = self._before(each), self._after(each)
             self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))

@@ -182,14 +182,10 @@ class Lumps(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The result of a training with a server: updates and virtual seconds to the target.
-
-    `pace` is the mean virtual seconds of an update.
-    """
+    """The result of a training with a server: updates and virtual seconds to the target."""
 
     updates: int | None
     seconds: float | None
-    pace: float
 
 
 def _work(problem: Problem, seed: int, seconds: float) -> None:
@@ -276,4 +272,4 @@ def train_with_server(
     lumps = _lumps(problem, chosen.optimizer)
     times, looks = run_server(problem, name, chosen, seed, updates, network, lumps, options=options)
     reached = steps_to(problem.target, looks)
-    return Served(reached, None if reached is None else times[reached - 1], times[-1] / len(times))
+    return Served(reached, None if reached is None else times[reached - 1])
