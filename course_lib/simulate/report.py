@@ -15,7 +15,7 @@ from course_lib.simulate.failures import (
 from course_lib.simulate.layout import Layout
 from course_lib.simulate.published import Run
 from course_lib.simulate.search import Found
-from course_lib.simulate.step_time import Causes, Estimate
+from course_lib.simulate.step_time import Estimate
 
 
 def estimate_table(name: str, cluster: Cluster, layout: Layout, result: Estimate) -> str:
@@ -28,8 +28,7 @@ def estimate_table(name: str, cluster: Cluster, layout: Layout, result: Estimate
         f"{'a step takes':24}{result.seconds:12.4g} s   {result.mfu:.1%} MFU, "
         f"{result.tokens_per_second:,.0f} tokens/s per device",
     ]
-    for what in Causes._fields:
-        seconds = getattr(result, what)
+    for what, seconds in result.causes._asdict().items():
         lines.append(f"  {what:22}{seconds:12.4g} s   {seconds / result.seconds:6.1%}")
     held = result.memory.total
     lines += [
@@ -51,12 +50,12 @@ def found_table(found: Sequence[Found]) -> str:
         "chunks experts micro ZeRO recompute"
     ]
     for layout, result, binds in found:
-        sent = result.tensor + result.context + result.experts + result.data
         share = "" if layout.recompute != "full" else f" {layout.recomputed:.0%}"
         zero = f"{layout.zero}" + (f" in {layout.shard}" if layout.shard else "")
         lines.append(
             f"{result.seconds:9.4g} {result.mfu:6.1%} {result.memory.total / 1e9:10.1f} "
-            f"{result.pipeline / result.seconds:7.1%} {sent / result.seconds:8.1%}  {binds:10} "
+            f"{result.causes.pipeline / result.seconds:7.1%} "
+            f"{result.causes.network / result.seconds:8.1%}  {binds:10} "
             f"{layout.tensor:6} {layout.context:7} {layout.data:4} {layout.pipeline:8} "
             f"{layout.chunks:6} {layout.expert:7} {layout.micro_batch:5} "
             f"{zero:>4} {layout.recompute}{share}"

@@ -96,8 +96,8 @@ def _found(model: Transformer, cluster: Cluster, layout: Layout) -> Found:
     result = estimate(model, cluster, layout)
     again = sum(seconds_by_cause(model, cluster, replace(layout, recompute="none")))
     losses = {
-        "bubble": result.pipeline,
-        "network": result.tensor + result.context + result.experts + result.data,
+        "bubble": result.causes.pipeline,
+        "network": result.causes.network,
         "memory": result.seconds - again,
     }
     most = max(losses, key=lambda name: losses[name])

@@ -76,22 +76,9 @@ class Both(NamedTuple):
 
 
 class Causes(NamedTuple):
-    """The seconds of a step by cause; see `Estimate`."""
-
-    computation: float
-    tensor: float
-    context: float
-    experts: float
-    pipeline: float
-    data: float
-    optimizer: float
-
-
-class Estimate(NamedTuple):
-    """The estimate of a step. The seconds by cause add up to `seconds`.
+    """The seconds of a step by cause; they add up to its time.
 
     Attributes:
-        seconds: time of one step.
         computation: time on the rank with the most layers, recomputation included.
         tensor: collectives of tensor parallelism that computation does not hide.
         context: gathering keys and values of the other parts of a sequence.
@@ -99,14 +86,9 @@ class Estimate(NamedTuple):
         pipeline: idle time because of the schedule and its messages.
         data: communication of gradients and weights that computation does not hide.
         optimizer: time of the optimizer's update.
-        mfu: the model's operations over those of all devices at their peak.
-        tokens_per_second: tokens per second of one device.
-        memory: memory of the rank that holds the most.
-        traffic: bytes that one rank sends.
 
     """
 
-    seconds: float
     computation: float
     tensor: float
     context: float
@@ -114,10 +96,35 @@ class Estimate(NamedTuple):
     pipeline: float
     data: float
     optimizer: float
+
+    @property
+    def network(self) -> float:
+        """The seconds of all communication but the pipeline's."""
+        return self.tensor + self.context + self.experts + self.data
+
+
+class Estimate(NamedTuple):
+    """The estimate of a step.
+
+    Attributes:
+        causes: its seconds by cause.
+        mfu: the model's operations over those of all devices at their peak.
+        tokens_per_second: tokens per second of one device.
+        memory: memory of the rank that holds the most.
+        traffic: bytes that one rank sends.
+
+    """
+
+    causes: Causes
     mfu: float
     tokens_per_second: float
     memory: Memory
     traffic: Traffic
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step."""
+        return sum(self.causes)
 
 
 def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
@@ -131,8 +138,7 @@ def estimate(model: Transformer, cluster: Cluster, layout: Layout) -> Estimate:
     seconds = sum(causes)
     peak = cluster.device.flops * layout.ranks
     return Estimate(
-        seconds,
-        *causes,
+        causes,
         mfu=model.model_flops(layout.batch) / seconds / peak,
         tokens_per_second=layout.batch * model.sequence / seconds / layout.ranks,
         memory=memory_of(model, layout),
