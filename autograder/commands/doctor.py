@@ -15,7 +15,7 @@ from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.sandbox import Sandbox
 from autograder.settings import Settings
 from course_lib.installed import find_course
-from course_lib.learner.doctor import Finding, findings, text_of
+from course_lib.learner.doctor import Finding, print_all
 
 DESCRIPTION = (
     "Check whether this machine can grade: start a sandbox, and grade three solutions whose points "
@@ -29,10 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    wrong = []
-    for finding in findings((bubblewrap, graded)):
-        print(text_of(finding), flush=True)
-        wrong += [] if finding.fine or finding.needed_for == "nothing" else [finding.name]
+    wrong = print_all((bubblewrap, graded))
     print(f"\nGrading does not work: {', '.join(wrong)}." if wrong else "\nGrading works here.")
     return int(bool(wrong))
 

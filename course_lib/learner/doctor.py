@@ -21,7 +21,6 @@ DESCRIPTION = (
     "Check whether this machine has what the course needs, and say what to do if not. Exit status: "
     "0 if lectures and checks will work, else 1. What grading needs: autograder doctor."
 )
-_MARKS = {"course": "✗", "nothing": "!"}
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 """In bytes. Four ranks share PyTorch's own memory, and need about half of this."""
@@ -39,14 +38,14 @@ class Finding:
         name: the name of what was tested.
         summary: what was found, in one line.
         advice: what to do, in one sentence; empty if all is fine.
-        needed_for: what does not work without it. With ``nothing``, only comfort or speed suffers.
+        needed: whether nothing works without it; otherwise only comfort or speed suffers.
 
     """
 
     name: str
     summary: str
     advice: str = ""
-    needed_for: Literal["course", "nothing"] = "course"
+    needed: bool = True
 
     @property
     def fine(self) -> bool:
@@ -64,10 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    wrong = []
-    for finding in findings():
-        print(text_of(finding), flush=True)
-        wrong += [] if finding.fine or finding.needed_for == "nothing" else [finding.name]
+    wrong = print_all(LOOKS)
     if wrong:
         print(f"\nNot ready: {', '.join(wrong)}. The arrows show what to do.")
     else:
@@ -75,9 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def findings(looks: Iterable[Look] | None = None) -> Iterator[Finding]:
+def print_all(looks: Iterable[Look]) -> list[str]:
+    """Print the result of each test, and return the names of those that found a real problem."""
+    wrong = []
+    for finding in findings(looks):
+        print(text_of(finding), flush=True)
+        wrong += [finding.name] if finding.needed and not finding.fine else []
+    return wrong
+
+
+def findings(looks: Iterable[Look]) -> Iterator[Finding]:
     """Yield the result of each test. If a test itself raises an error, this is also a result."""
-    for look in LOOKS if looks is None else looks:
+    for look in looks:
         name = look.__name__.replace("_", " ")
         try:
             yield look()
@@ -90,7 +95,7 @@ def findings(looks: Iterable[Look] | None = None) -> Iterator[Finding]:
 
 def text_of(finding: Finding) -> str:
     """Return a finding as lines for a terminal."""
-    mark = "✓" if finding.fine else _MARKS[finding.needed_for]
+    mark = "✓" if finding.fine else "✗" if finding.needed else "!"
     lines = textwrap.wrap(
         f"{mark} {finding.name:15} {finding.summary}", 100, subsequent_indent=" " * 18
     )
@@ -104,21 +109,15 @@ def text_of(finding: Finding) -> str:
 # Python and its packages ----------------------------------------------------------------------
 
 
-def python() -> Finding:
-    """Report Python's version and environment."""
-    summary = f"{platform.python_version()} in {sys.prefix}"
-    return Finding("Python", summary)
-
-
 def packages() -> Finding:
     """Test whether the packages in pyproject.toml are installed and new enough."""
     from packaging.requirements import Requirement
 
+    where = f"Python {platform.python_version()} in {sys.prefix}"
     try:
         asked = [Requirement(line) for line in metadata.requires(NAME) or []]
     except metadata.PackageNotFoundError:
-        summary = f"the course is not installed in {sys.prefix}"
-        return Finding("packages", summary, COMPLETE)
+        return Finding("packages", f"the course is not installed in {where}", COMPLETE)
     wrong, count = [], 0
     for each in asked:
         if each.marker is not None:  # of an extra, or only for grading
@@ -133,7 +132,7 @@ def packages() -> Finding:
             wrong.append(f"{each.name} is {version}, but the course needs {each.specifier}")
     if wrong:
         return Finding("packages", "; ".join(wrong), COMPLETE)
-    return Finding("packages", f"all {count} packages that the course needs are installed")
+    return Finding("packages", f"all {count} that the course needs are installed for {where}")
 
 
 def torch_and_gpus() -> Finding:
@@ -155,7 +154,7 @@ def torch_and_gpus() -> Finding:
         if torch.version.cuda
         else "to use the GPUs, install PyPI's torch, which has CUDA: see pip in the README"
     )
-    return Finding("PyTorch", f"{summary}; it sees no GPU of this machine", advice, "nothing")
+    return Finding("PyTorch", f"{summary}; it sees no GPU of this machine", advice, needed=False)
 
 
 # The machine --------------------------------------------------------------------------------
@@ -238,4 +237,4 @@ def _sum() -> Any:
     return tensor
 
 
-LOOKS: tuple[Look, ...] = (python, packages, torch_and_gpus, memory, simulated, real)
+LOOKS: tuple[Look, ...] = (packages, torch_and_gpus, memory, simulated, real)

@@ -21,7 +21,7 @@ def test_this_machine_can_take_the_course(capsys: Any, monkeypatch: pytest.Monke
     """All looks but the one that starts processes, which the tests of ranks do all the time."""
     looks = tuple(look for look in doctor.LOOKS if look is not doctor.real)
     found = list(doctor.findings(looks))
-    assert [each for each in found if not each.fine and each.needed_for == "course"] == []
+    assert [each for each in found if not each.fine and each.needed] == []
     monkeypatch.setattr(doctor, "LOOKS", looks)
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
@@ -62,4 +62,4 @@ def test_gpus_that_torch_does_not_see_cost_no_more_than_speed(
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([path] if driver else []))
     found = doctor.torch_and_gpus()
     assert words in found.summary + found.advice
-    assert found.fine is not driver and (found.fine or found.needed_for == "nothing")
+    assert found.fine is not driver and (found.fine or not found.needed)
