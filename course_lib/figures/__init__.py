@@ -18,7 +18,6 @@ from 0.8 at B = 1 to 0.006 at B = 128, along the line 1/B", rather than "plot of
 - `_steps`: turns the marks and the trace of a training step into bars
 - `_feedback`: draws a step of error feedback
 - `_graphs`: draws which ranks get messages from which
-- `_schedules`: draws the schedules of pipelines
 - `diagrams`: draws who holds what and what goes where, in boxes and arrows
 """
 
@@ -34,7 +33,6 @@ from course_lib.figures._chunks import (
 from course_lib.figures._explore import explore, tip
 from course_lib.figures._feedback import feedback_step
 from course_lib.figures._graphs import communication_graph
-from course_lib.figures._schedules import draw_schedules
 from course_lib.figures._shown import (
     Span,
     bytes_and_quality,
@@ -43,7 +41,6 @@ from course_lib.figures._shown import (
     order_of_rows,
     plain_ticks,
     show,
-    timeline,
     timelines,
     use_course_style,
 )
@@ -59,7 +56,6 @@ __all__ = [
     "diagrams",
     "draw_cables",
     "draw_outcomes",
-    "draw_schedules",
     "error_curves",
     "explore",
     "explore_chunks",
@@ -70,7 +66,6 @@ __all__ = [
     "plain_ticks",
     "show",
     "step_spans",
-    "timeline",
     "timelines",
     "tip",
     "use_course_style",

@@ -1,9 +1,8 @@
 """Show figures, and draw timelines and curves, in the style of the course.
 
 About one man in twelve confuses some colours, and a black-and-white printer loses all of them. So
-with `use_course_style`, lines also differ in line style and marker. In `timeline`, and in the
-timelines of traces, bars also differ in hatch. The colours are from M. Okabe and K. Ito, "Color
-Universal Design", 2008.
+with `use_course_style`, lines also differ in line style and marker. In `timelines`, bars also
+differ in hatch. The colours are from M. Okabe and K. Ito, "Color Universal Design", 2008.
 """
 
 from __future__ import annotations
@@ -101,34 +100,27 @@ def use_course_style() -> None:
     )
 
 
-def timeline(ax: Axes, spans: Iterable[Span], *, unit: str = "s") -> None:
-    """Draw when each rank did what: time to the right, a row for each rank, rank 0 on top.
-
-    `spans` are tuples `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every
-    lane has its own strip, so that computation and communication that overlap in time do not hide
-    each other. If spans of one lane overlap, they are spread over several strips. Each lane has a
-    colour and a hatch, which the legend above explains. A label is written into its span if it
-    fits.
-
-    Raises ValueError if there are no spans, or if a span stops before it starts.
-    """
-    spans = _checked(spans)
-    lanes = _lanes_of([spans])
-    _draw_spans(ax, spans, lanes)
-    ax.set_xlabel(f"time ({unit})")
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(lanes), frameon=False)
-
-
 def timelines(
-    panels: Mapping[str, Iterable[Span]], *, unit: str = "s", end: float | None = None
+    panels: Mapping[str, Iterable[Span]],
+    *,
+    unit: str = "s",
+    end: float | None = None,
+    one_at_a_time: bool = False,
 ) -> Figure:
-    """Draw timelines, by title, one above the other on one axis of time; return the figure.
+    """Draw when each rank did what, by title, one panel above the other; return the figure.
 
-    Each one is drawn as by `timeline`. All have the same lanes, in the order of their first
-    appearance. So a lane has the same position, colour and hatch in all panels, which makes them
-    easy to compare. The axis ends at `end`, in `unit`, or where the last span stops.
+    Time goes to the right, and each rank has a row, rank 0 on top. `panels[title]` are tuples
+    `(rank, lane, start, stop, label)`, with times in `unit`. Within a row every lane has its own
+    strip, so that computation and communication that overlap in time do not hide each other. If
+    spans of one lane overlap, they are spread over several strips. If each rank does
+    `one_at_a_time`, as in a pipeline, its row is a single strip.
 
-    Raises ValueError if there are no panels, and in the same cases as `timeline`.
+    A lane has the same position, colour and hatch in all panels, which makes them easy to compare;
+    the legend above explains them. A label is written into its span if it fits. The axis ends at
+    `end`, in `unit`, or where the last span stops.
+
+    Raises ValueError if there are no panels, if one has no spans, or if a span stops before it
+    starts.
     """
     import matplotlib.pyplot as plt
 
@@ -136,19 +128,27 @@ def timelines(
         raise ValueError("no timelines to draw: give at least one, by its title")
     checked = {title: _checked(spans) for title, spans in panels.items()}
     lanes = _lanes_of(checked.values())
-    strips = sum(lanes.values())
-    rows = [len({span[0] for span in spans}) for spans in checked.values()]
-    heights = [0.45 + 0.21 * strips * each for each in rows]
+    first = dict(zip(lanes, itertools.accumulate(lanes.values(), initial=0), strict=False))
+    strips, height = sum(lanes.values()), 0.21 * sum(lanes.values())
+    if one_at_a_time:
+        first, strips, height = dict.fromkeys(lanes, 0), 1, 0.3
+    ranks = [sorted({span[0] for span in spans}) for spans in checked.values()]
+    heights = [0.45 + height * len(each) for each in ranks]
     figure, axes = plt.subplots(
         len(panels), 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(9.6, 0.7 + sum(heights)), height_ratios=heights,
     )  # fmt: skip
     if end is None:
         end = max(span[3] for spans in checked.values() for span in spans)
-    for ax, (title, spans) in zip(axes[:, 0], checked.items(), strict=True):
+    for ax, (title, spans), rows in zip(axes[:, 0], checked.items(), ranks, strict=True):
         # Set the limits before labels are drawn, which must know whether they fit.
         ax.set_xlim(min(0.0, *(span[2] for span in spans)), end)
-        _draw_spans(ax, spans, lanes)
+        bars = [
+            Bar(rank, first[lane] + strip, lane, start, stop, label)
+            for (rank, lane, start, stop, label), strip in _placed(spans)
+        ]
+        draw_bars(ax, bars, styles_of(list(lanes)), ranks=rows, strips=strips)
+        ax.grid(visible=False, axis="y")
         ax.set_title(title, loc="left", fontsize=11)
     axes[-1, 0].set_xlabel(f"time ({unit})")
     # The legend of any panel has all lanes, even the lanes that the panel does not use.
@@ -214,17 +214,6 @@ def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
         ends[strip : strip + 1] = [stop]
         placed.append((span, strip))
     return placed
-
-
-def _draw_spans(ax: Axes, spans: Sequence[Span], lanes: Mapping[str, int]) -> None:
-    first = dict(zip(lanes, itertools.accumulate(lanes.values(), initial=0), strict=False))
-    bars = [
-        Bar(rank, first[lane] + strip, lane, start, stop, label)
-        for (rank, lane, start, stop, label), strip in _placed(spans)
-    ]
-    ranks = sorted({span[0] for span in spans})
-    draw_bars(ax, bars, styles_of(list(lanes)), ranks=ranks, strips=sum(lanes.values()))
-    ax.grid(visible=False, axis="y")
 
 
 def error_curves(

@@ -15,7 +15,7 @@ _LANES = {"F": "forward", "B": "backward", "U": "update"}
 
 
 def step_spans(marks: Sequence[tuple[str, float]], trace: Trace) -> list[Span]:
-    """Return what rank 0 did in a step, in ms from its start, for `timeline` or `timelines`.
+    """Return what rank 0 did in a step, in ms from its start, for `timelines`.
 
     `marks` are pairs `(name, clock())` of rank 0. Each one ends what began with the mark before.
     Names begin with F, B or U, for forward, backward and update; "" stands for time that is not

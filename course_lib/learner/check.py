@@ -28,7 +28,7 @@ from course_lib.installed import find_course
 from course_lib.learner import CannotGoOn, _course
 from course_lib.learner._course import Task
 from course_lib.learner.start import add_desk, desk_of
-from course_lib.learner.what_counts import grade_id, is_check, is_run, names_defined, rebuild, role
+from course_lib.learner.what_counts import grade_id, is_check, is_run, rebuild, role
 from course_lib.limits import (
     CELL_SECONDS,
     CELLS_SECONDS,
@@ -43,7 +43,6 @@ DESCRIPTION = (
     "Print the reports and count the points. Exit status: 0 if all checks pass, else 1."
 )
 Step = dict[str, Any]
-NOT_WRITTEN: dict[str, Any] = {"fraction": 0.0, "reason": "not written yet"}
 LOOK_EVERY = 1.0
 """Seconds between two looks at the process."""
 GRACE_SECONDS = 10
@@ -92,17 +91,8 @@ def check_notebook(
     """
     released = _course.read(_course.notebook_of(course, name))
     rebuilt = rebuild(released, _course.read(notebook))
-    steps = plan(rebuilt, released, chosen)
-    written = [step for step in steps if step["source"]]
-    outcomes = {
-        step["check"]: NOT_WRITTEN for step in steps if not step["source"] and "check" in step
-    }
-    status, notes = 0, list(rebuilt.metadata.get("rebuild", ()))
-    if any("check" in step for step in written):
-        status, found, late = run_steps(written, notebook.resolve().parent)
-        outcomes |= found
-        notes += late
-    return status, outcomes, notes
+    status, outcomes, late = run_steps(plan(rebuilt, chosen), notebook.resolve().parent)
+    return status, outcomes, [*rebuilt.metadata.get("rebuild", ()), *late]
 
 
 def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
@@ -115,39 +105,18 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     return [task for task in checked if not said or task.name in said]
 
 
-def plan(rebuilt: NotebookNode, released: NotebookNode, chosen: list[Task]) -> list[Step]:
-    """Return the steps: the cells that are run, and each chosen check at its place.
-
-    If the student has not written the functions of a task above its check, the check does not run:
-    its step has a ``check`` and an empty ``source``.
-    """
-    chosen_names = {task.name for task in chosen}
-    given = {cell.source.strip() for cell in released.cells}
-    stubs = {grade_id(cell): names_defined(cell.source) for cell in released.cells if is_run(cell)}
-    wanted = _functions_of_tasks(released)
-    written: set[str] = set()
+def plan(rebuilt: NotebookNode, chosen: list[Task]) -> list[Step]:
+    """Return the steps: the cells that are run, and each chosen check at its place."""
+    names = {task.name for task in chosen}
     steps: list[Step] = []
     for number, cell in enumerate((c for c in rebuilt.cells if c.cell_type == "code"), 1):
-        if is_check(cell) and (name := cell.metadata.nbgrader.grade_id) in chosen_names:
-            source = cell.source if not wanted[name] or wanted[name] & written else ""
-            steps.append({"check": name, "source": source, "number": number})
+        step: Step = {"source": cell.source, "number": number}
+        if is_check(cell) and grade_id(cell) in names:
+            steps.append({**step, "check": grade_id(cell)})
         elif is_run(cell):
-            if cell.source.strip() not in given:
-                written |= names_defined(cell.source) | stubs.get(grade_id(cell), set())
             kind = SOLUTIONS if role(cell).get("solution") else OTHERS
-            steps.append({"source": cell.source, "number": number, "kind": kind})
+            steps.append({**step, "kind": kind})
     return steps
-
-
-def _functions_of_tasks(released: NotebookNode) -> dict[str, set[str]]:
-    """Return each check's name → the names that the stubs above it, of its task, define."""
-    found, names = {}, set[str]()
-    for cell in released.cells:
-        if is_check(cell):
-            found[cell.metadata.nbgrader.grade_id], names = names, set()
-        elif is_run(cell) and cell.metadata.get("nbgrader", {}).get("solution"):
-            names |= names_defined(cell.source)
-    return found
 
 
 def run_steps(steps: list[Step], folder: Path) -> tuple[int, dict[str, Any], list[str]]:
