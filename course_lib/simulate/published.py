@@ -38,7 +38,6 @@ class Run:
     layout: Layout
     reported: float
     unit: str
-    source: str
     guessed: str
     """The settings that the source does not give, and the values used for them."""
     excluded: str
@@ -101,7 +100,6 @@ def _run(line: Mapping[str, str]) -> Run:
         Layout(**_numbers(Layout, line)),
         float(line["reported"]),
         line["unit"],
-        line["source"],
         line["guessed"],
         line["excluded"],
     )
