@@ -9,7 +9,7 @@ target.
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,21 +42,9 @@ class Setting(NamedTuple):
         return f"{self.optimizer}, {self.lr:g}"
 
 
-def best(tries: Mapping[Setting, float]) -> Setting:
-    """Return the setting with the fewest steps; of two equal ones, that with the smaller rate.
-
-    Raises:
-        ValueError: no setting reached the target.
-
-    """
-    if all(math.isinf(steps) for steps in tries.values()):
-        raise ValueError(f"none of the {len(tries)} settings reached the target")
-    return min(tries, key=lambda setting: (tries[setting], setting.lr))
-
-
-def read(path: Path = FILE) -> dict[str, dict[Setting, float]]:
+def read() -> dict[str, dict[Setting, float]]:
     """Return the steps to the target by algorithm and setting; infinite if it was not reached."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = FILE.read_text(encoding="utf-8").splitlines()
     tried: dict[str, dict[Setting, float]] = {}
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         tries = tried.setdefault(row.pop("algorithm"), {})
@@ -68,13 +56,6 @@ def read(path: Path = FILE) -> dict[str, dict[Setting, float]]:
 
 @cache
 def tuned(name: str) -> Setting:
-    """Return the best setting of an algorithm.
-
-    Raises:
-        ValueError: the algorithm was not tuned.
-
-    """
-    tried = read()
-    if name not in tried:
-        raise ValueError(f"{name} has no setting in {FILE.name}")
-    return best(tried[name])
+    """Return the setting of an algorithm that took the fewest steps; of two, the smaller rate."""
+    tries = read()[name]
+    return min(tries, key=lambda setting: (tries[setting], setting.lr))
