@@ -24,8 +24,8 @@ nbgrader. `exporting` writes grades for other systems.
 
 `commands` has the commands. `grade`, `regrade` and `status` are for a class; `report` says how it
 did. `demo` shows the whole process with a class of six. `release` makes the students' notebooks
-from the instructors'. `course` finds the course folder and reads its configuration. `settings`
-lists the options of an examination. `errors` are those that the program prints. `gradebook` checks
+from the instructors'. `course` finds the course folder and reads its configuration, with the
+options of an examination. `errors` are those that the program prints. `gradebook` checks
 that nbgrader's gradebook can be used. `files` writes files completely or not at all. `tables` shows
 what others wrote in a terminal, a page or a spreadsheet, where it can do no harm. `web_page`
 defines the look of the grader's own pages.

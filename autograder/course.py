@@ -1,8 +1,8 @@
-"""The course folder: where it is, and how nbgrader is configured for it."""
+"""The course folder: where it is, how nbgrader is configured for it, and how it examines."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from autograder.errors import CommandFailed
+from course_lib.limits import CASE_SECONDS, CELL_SECONDS, CELLS_SECONDS
 
 
 class CourseNotFound(CommandFailed):
@@ -124,3 +125,20 @@ class Folders:
     def notebooks(self, assignment: str) -> list[str]:
         """Return the names of the notebooks that students were given, without ``.ipynb``."""
         return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `Examine`, which explains them. They are part of every verdict."""
+
+    cell_seconds: float = CELL_SECONDS
+    case_seconds: float = CASE_SECONDS
+    submission_seconds: float = CELLS_SECONDS
+    memory_gib: float = 3.0
+    on: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> Settings:
+        """Return the configuration's options of `Examine`, with defaults for the rest."""
+        said = config.Examine
+        return cls(**{name: said[name] for name in asdict(cls()) if name in said})

@@ -26,10 +26,9 @@ from machine import arguments, publish, sentence
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.commands.demo import ASSIGNMENT, replace_tasks
-from autograder.course import Folders, handed_out, load_config
+from autograder.course import Folders, Settings, handed_out, load_config
 from autograder.pool.book import book
 from autograder.pool.class_list import standings
-from autograder.settings import Settings
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import mutants_of
 

@@ -3,7 +3,7 @@
 The limits of a case are far above what the course's own solutions need; the largest need of a
 solution is in brackets. What the ranks of a case may ask of the grader's network has its own
 limits, `autograder.examination.fabric.Bounds`. The limit of a submission's memory is in
-`autograder.settings`.
+`autograder.course`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from autograder.collection.times import (
     read_time,
     shown,
 )
+from autograder.commands import add_assignment
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from autograder.tables import csv_text, format_rows
@@ -41,7 +42,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+    add_assignment(parser)
     parser.add_argument("source", help="'exchange', or the path of a folder or a zip")
     parser.add_argument(
         "--from",

@@ -21,13 +21,12 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 
-from autograder.course import find_sources, load_config
+from autograder.course import Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import solved
-from autograder.settings import Settings
 from course_lib.checking.loading import load_module
 from course_lib.checking.mutants import Solution, mutants_of
 

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autograder.course import handed_out
+from autograder.course import Settings, handed_out
 from autograder.errors import SandboxUnavailable
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import KnownSolutions, SelfTest
 from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.sandbox import Sandbox
-from autograder.settings import Settings
 from course_lib.installed import find_course
 from course_lib.learner.doctor import Finding, print_all
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.collecting import hand_ins_by_student
+from autograder.commands import add_assignment
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from autograder.pool.progress import Progress
@@ -135,7 +136,7 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+    add_assignment(parser)
     parser.add_argument("--student", default="*", help="one student's id (default: all)")
     parser.add_argument(
         "--zip",

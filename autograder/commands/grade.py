@@ -12,9 +12,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course import load_config
+from autograder.commands import add_assignment
+from autograder.course import Settings, load_config
 from autograder.pool import phases
-from autograder.settings import Settings
 
 DESCRIPTION = (
     "Grade all submissions of an assignment, several at a time, and book their points. A "
@@ -26,13 +26,8 @@ DESCRIPTION = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
-    add_choices(parser)
-
-
-def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that `grade` and `regrade` share."""
+    """Declare the options, which `regrade` has too."""
+    add_assignment(parser)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser.add_argument(
         *("--jobs", "-j"),

@@ -61,7 +61,7 @@ def _points(verdicts: Iterable[Verdict]) -> dict[str, float]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+    grade.add_options(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--all", action="store_true", help="grade every submission again")
     which.add_argument(
@@ -70,7 +70,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="grade only submissions whose code or checks changed since grading",
     )
     which.add_argument("--one", metavar="STUDENT", help="explain the grade of this student")
-    grade.add_choices(parser)
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

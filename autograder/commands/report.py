@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from autograder.collection.roster import kept_roster
+from autograder.commands import add_assignment
 from autograder.course import Folders
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import CheckVerdict, Verdict
@@ -36,7 +37,7 @@ EXAMPLES = """\
 examples:
   autograder report 02_data_parallel_sgd"""
 
-
+add_options = add_assignment
 MOST = 10
 """Number of reasons that are listed for a task."""
 _BINS = 10
@@ -148,11 +149,6 @@ def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
             alike.setdefault(re.sub(r"\d[\d.,e+-]*", "0", why), []).append((student, why))
     frequent = sorted(alike.values(), key=len, reverse=True)[:MOST]
     return [(task, len(each), tuple(sorted(s for s, _ in each)), each[0][1]) for each in frequent]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 from autograder.collection.collecting import notebooks_of
 from autograder.collection.listing import SourceError
 from autograder.collection.repair import MAX_NOTEBOOK, text_of
+from autograder.commands import add_assignment
 from autograder.course import Folders, load_config
 from autograder.files import write_whole
 from course_lib.learner.what_counts import rebuild
@@ -30,6 +31,7 @@ examples:
   java -jar jplag.jar -l python3 grading/sources/02_data_parallel_sgd
   moss -l python -b grading/sources/02_data_parallel_sgd.py \\
       grading/sources/02_data_parallel_sgd/*.py"""
+add_options = add_assignment
 
 
 def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
@@ -76,11 +78,6 @@ def _code(notebook: NotebookNode) -> list[str]:
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from autograder.collection.roster import kept_roster
-from autograder.course import Folders, load_config
+from autograder.course import Folders, Settings, load_config
 from autograder.pool.class_list import NothingToGrade, Standing, assignments, standings
-from autograder.settings import Settings
 from autograder.tables import format_rows
 
 DESCRIPTION = (

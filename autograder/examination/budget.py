@@ -22,12 +22,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from autograder.course import Settings
 from autograder.sandbox.cores import Cores
 from autograder.sandbox.sandbox import MachineFailure
-from autograder.settings import Settings
-from course_lib.limits import CASE_SECONDS
 from course_lib.ranks.explain.errors import RanksError
 
 PATIENCE = 10
@@ -50,22 +48,6 @@ class OutOfTime(RanksError):
         return self.summary
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits, in counted seconds.
-
-    Attributes:
-        cell: limit of one cell of the notebook.
-        case: limit of one case, unless its check sets a different one.
-        submission: limit of all solutions and checks together, and again of all other cells.
-
-    """
-
-    cell: float = Settings.cell_seconds
-    case: float = CASE_SECONDS
-    submission: float = Settings.submission_seconds
-
-
 class Budget:
     """The time that a submission has left. The clock runs only while student code runs.
 
@@ -73,14 +55,14 @@ class Budget:
     while the process exists.
 
     Args:
-        limits: the limits.
+        settings: the limits, in counted seconds: of a cell, of a case, of the submission.
         cores: returns the core times so far, by pid, of the submission's processes and of those
             processes of ours for which they wait.
         wall: the wall clock.
         busy: returns the seconds that this process has computed so far.
 
     Attributes:
-        limits: the limits.
+        settings: the limits.
         used: seconds that have counted so far, at the last reading.
         waited: wall-clock seconds that did not count because the submission waited for a core.
         still: wall-clock seconds that did not count because the machine stood still.
@@ -89,12 +71,12 @@ class Budget:
 
     def __init__(
         self,
-        limits: Limits,
+        settings: Settings,
         cores: Callable[[], Mapping[int, Cores]] = dict,
         wall: Callable[[], float] = time.monotonic,
         busy: Callable[[], float] = time.process_time,
     ) -> None:
-        self.limits = limits
+        self.settings = settings
         self.used = self.waited = self.still = 0.0
         self._cores, self._wall, self._busy = cores, wall, busy
         self._looked: float | None = None
@@ -118,7 +100,7 @@ class Budget:
     @property
     def left(self) -> float:
         """Seconds that the submission still has."""
-        return self.until(self.limits.submission)
+        return self.until(self.settings.submission_seconds)
 
     @property
     def now(self) -> float:
@@ -133,7 +115,7 @@ class Budget:
         """Return the verdict's message if this time is used up, else None."""
         if self.left > 0:
             return None
-        words = f"{whose} used up its time limit of {self.limits.submission:g} s"
+        words = f"{whose} used up its time limit of {self.settings.submission_seconds:g} s"
         if self.waited < 1:
             return words
         took = self.used + self.waited
@@ -161,7 +143,7 @@ class Budget:
         if left <= 0:
             raise OutOfTime(
                 "Not run, because the submission has used up its time limit of "
-                f"{self.limits.submission:g} s."
+                f"{self.settings.submission_seconds:g} s."
             )
         return Deadline(self, min(seconds, left))
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination._channel import Channel, Message
-from autograder.examination.budget import Budget, Deadline, Limits, OutOfTime
+from autograder.examination.budget import Budget, Deadline, OutOfTime
 from autograder.examination.case import CaseRanks, On, SubmissionError
 from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
 from course_lib.checking.cases import AuthorError, Case, Check, Observed
@@ -81,7 +82,7 @@ class Submission:
 
     Args:
         sandbox: the sandbox in which it runs.
-        limits: the limits of its time.
+        settings: the limits of its time.
 
     Attributes:
         exploration: the time that its other cells have, apart from those with solutions.
@@ -89,10 +90,10 @@ class Submission:
 
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, settings: Settings | None = None) -> None:
         self._sandbox = sandbox
-        self.exploration = Budget(limits or Limits(), sandbox.cores)
-        self.budget = Budget(limits or Limits(), sandbox.cores)
+        self.exploration = Budget(settings or Settings(), sandbox.cores)
+        self.budget = Budget(settings or Settings(), sandbox.cores)
         self._cells: list[tuple[int, str]] = []
         self._stopped: list[tuple[int, str, str]] = []
         self._notebook: tuple[Channel, Cell] | None = None
@@ -114,7 +115,7 @@ class Submission:
 
         """
         number = len(self._cells) + 1 if number is None else number
-        budget, seconds = self.budget, self.budget.limits.cell
+        budget, seconds = self.budget, self.budget.settings.cell_seconds
         if exploring and self.exploration.left > 0:
             budget = self.exploration
         elif exploring:
@@ -216,7 +217,7 @@ class Submission:
         if not channel.wait_until_ready():
             raise self._sandbox.broken("The notebook's process did not start")
         for number, source in self._cells:
-            deadline = budget.of(budget.limits.cell)
+            deadline = budget.of(budget.settings.cell_seconds)
             try:
                 self._ask("run", {"source": source, "number": number}, budget, deadline)
             except _TookTooLong:
@@ -267,7 +268,7 @@ class Submission:
                 raise taken
             function = taken
             self._end_notebook()
-            deadline = self.budget.of(check.case_seconds(self.budget.limits.case))
+            deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
             computes = [check.computes(own) for own in inputs] if check.computes else ()
             answers = None
@@ -322,7 +323,7 @@ class Submission:
 
     def _asked_for(self, function: str) -> Taken:
         try:
-            deadline = self.budget.of(self.budget.limits.cell)
+            deadline = self.budget.of(self.budget.settings.cell_seconds)
             answer = self._ask("take", function, self.budget, deadline)
         except OutOfTime as over:
             return SubmissionError(over.summary)

@@ -13,19 +13,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from autograder.inside.scratch import HOME
+from autograder.inside.scratch import HOME, is_own
 from course_lib.ranks.wire import send
 
 _ENOUGH = 3
-_OF_TORCH = "torch.distributed.nn.jit.instantiator"
-"""In older versions of PyTorch, a module that makes a folder of its own when it is imported."""
 
 
 def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Send the first paths that cannot be read, and the problem with `HOME`."""
-    made_here = getattr(sys.modules.get(_OF_TORCH), "INSTANTIATED_TEMPLATE_DIR_PATH", None)
-    needed = sorted(path for path in set(_needed()) if not made_here or made_here not in path)
-    hidden = [path for path in needed if not _readable(path)]
+    # A module may have made files in the sandbox's `HOME`, as torch 2.8 does; cells have their own.
+    hidden = sorted(path for path in {*_needed()} if not (is_own(path) or _readable(path)))
     problems = {"hidden": hidden[:_ENOUGH], "home": _wrong_with_home()}
     with socket.socket(fileno=fds[0]) as channel:
         send(channel, problems)

@@ -17,11 +17,11 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Enum, Float
 
+from autograder.course import Settings
 from autograder.examination.verdict import verdict_path
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import submission_in
 from autograder.passes.self_test import SelfTest
-from autograder.settings import Settings
 
 
 class Examine(NbGraderPreprocessor):

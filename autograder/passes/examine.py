@@ -20,9 +20,8 @@ from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.collection import repair
-from autograder.course import Folders, handed_out
+from autograder.course import Folders, Settings, handed_out
 from autograder.errors import SandboxUnavailable
-from autograder.examination.budget import Limits
 from autograder.examination.defence import asked
 from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.submission import CellOutcome, Submission, Taken, examine
@@ -40,7 +39,6 @@ from autograder.examination.verdict import (
 )
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.sandbox import Sandbox
-from autograder.settings import Settings
 from course_lib import READING_ORDER
 from course_lib.checking import Check, CheckReport
 from course_lib.checking.defence import Defence
@@ -169,14 +167,9 @@ def examine_notebook(
     """
     start = time.monotonic()
     settings = Settings(**verdict.settings)
-    limits = Limits(
-        cell=settings.cell_seconds,
-        case=settings.case_seconds,
-        submission=settings.submission_seconds,
-    )
     sandbox = exam.sandbox(settings)
     sandbox.warm()  # before the submission's time starts
-    with Submission(sandbox, limits) as submission:
+    with Submission(sandbox, settings) as submission:
         examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
     for note in (
         submission.exploration.told_when_over("exploration in other cells"),

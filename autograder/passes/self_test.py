@@ -28,10 +28,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import is_grade, is_solution
 
+from autograder.course import Settings
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
-from autograder.settings import Settings
 from course_lib.checking import Case
 from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence

@@ -15,13 +15,12 @@ from typing import Any
 
 from nbgrader.api import Gradebook, MissingEntry
 
-from autograder.course import Folders
+from autograder.course import Folders, Settings
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict
 from autograder.gradebook import exists as gradebook_exists
 from autograder.passes.examine import blank_verdict
 from autograder.passes.rebuild import rebuilt
-from autograder.settings import Settings
 
 
 class NothingToGrade(CommandFailed):

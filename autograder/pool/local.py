@@ -22,10 +22,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from autograder.course import Settings
 from autograder.examination.budget import PATIENCE
 from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.mounts import beside_packages
-from autograder.settings import Settings
 from course_lib.ranks.explain.failure import exit_reason
 
 ATTEMPTS = 3

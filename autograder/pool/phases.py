@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
-from autograder.course import Folders, find_sources, load_config
+from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
@@ -22,7 +22,6 @@ from autograder.pool.local import grade_all
 from autograder.pool.progress import Progress
 from autograder.pool.worker import MACHINE, Outcome
 from autograder.sandbox.sandbox import Sandbox
-from autograder.settings import Settings
 from course_lib.ranks.explain.words import counted
 
 TO_DO = """\

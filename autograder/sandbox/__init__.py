@@ -7,7 +7,7 @@
 - `binary`: chooses the bubblewrap program
 - `user`: the users of the cells
 - `mounts`: the files that can be seen
-- `memory`: limits the memory of all processes together; the limit is in `autograder.settings`
+- `memory`: limits the memory of all processes together; the limit is in `autograder.course`
 - `cores`: measures the processes' time on the machine's cores
 - `seccomp`: the calls to the kernel that are refused
 """

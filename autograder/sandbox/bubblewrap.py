@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
 from autograder.sandbox.binary import Bubblewrap, choose, unshare
 from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
-from autograder.settings import Settings
 
 START_SECONDS = 10.0
 

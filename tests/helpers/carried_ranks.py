@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autograder.course import Settings
 from autograder.examination._channel import Channel
-from autograder.examination.budget import Budget, Deadline, Limits
+from autograder.examination.budget import Budget, Deadline
 from autograder.examination.case import Exchange
 from autograder.examination.fabric import ExaminersFabric
 from autograder.inside.fabric_client import FabricClient, FabricStopped
@@ -46,7 +47,7 @@ class Carrying(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Budget(Limits(submission=1000)) as budget:
+            with Budget(Settings(submission_seconds=1000)) as budget:
                 self.exchange.run(Deadline(budget, self._seconds))
         except BaseException as error:
             self.error = error

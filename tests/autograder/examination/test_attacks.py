@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autograder.commands.demo import ASSIGNMENT
-from autograder.examination.budget import Limits
+from autograder.course import Settings
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers.course_folders import SOURCES, needs_sources
@@ -66,7 +66,7 @@ def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(
 ) -> None:
     folder = SOURCES / ASSIGNMENT
     check = checks_of(folder)["is_right"]
-    with Submission(place, Limits(case=8)) as submission:
+    with Submission(place, Settings(case_seconds=8)) as submission:
         for cell in (next(code_cells(folder)).source, source):
             assert not submission.run_cell(cell).error
         report = examine(f"{ASSIGNMENT}/is_right", check, submission, seed="seed")
@@ -75,7 +75,7 @@ def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(
 
 
 def test_one_student_takes_a_minute_at_most(place: Sandbox) -> None:
-    with Submission(place, Limits(submission=3)) as submission:
+    with Submission(place, Settings(submission_seconds=3)) as submission:
         assert "took longer than 3 s" in submission.run_cell("while True: pass").error
         assert "used up its time limit of 3 s" in submission.run_cell("x = 1").error
     assert submission.budget.left <= 0

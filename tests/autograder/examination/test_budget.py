@@ -14,13 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.examination.budget import (
-    PATIENCE,
-    STANDSTILL,
-    Budget,
-    Deadline,
-    Limits,
-)
+from autograder.course import Settings
+from autograder.examination.budget import PATIENCE, STANDSTILL, Budget, Deadline
 from autograder.examination.submission import Submission
 from autograder.sandbox.cores import Cores
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
@@ -48,7 +43,7 @@ def machine() -> Machine:
 
 @pytest.fixture
 def budget(machine: Machine) -> Budget:
-    limits = Limits(submission=60)
+    limits = Settings(submission_seconds=60)
     return Budget(limits, lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
 
 
@@ -128,7 +123,7 @@ def test_what_counts_is_never_more_than_the_wall_nor_less_than_a_tenth_of_it(
     steps: list[tuple[float, float, float]],
 ) -> None:
     machine = Machine()
-    budget = Budget(Limits(), lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
+    budget = Budget(Settings(), lambda: machine.cores, lambda: machine.now, lambda: machine.busy)
     with budget:
         for passed, ran, waited in steps:
             machine.passes(passed, ran=ran, waited=waited)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
-from autograder.examination.budget import Limits
+from autograder.course import Settings
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.examine import examine_cells
@@ -384,7 +384,7 @@ def test_it_costs_what_it_breaks_and_harms_nobody(place: Sandbox, tmp_path: Path
     notebook = submitted(row)
     verdict = Verdict("02", "ada", "02", "5eed", "0")
     checks = {"f": total("f", row.seconds, 1, 2), "g": total("g", row.seconds, 2)}
-    with examiner_stays_small(), Submission(place, Limits(cell=5)) as submission:
+    with examiner_stays_small(), Submission(place, Settings(cell_seconds=5)) as submission:
         examine_cells(
             notebook, checks, {"f": [HIDDEN]}, submission, verdict, logging.getLogger(__name__)
         )

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from autograder.course import Settings
 from autograder.examination import budget as budget_module
-from autograder.examination.budget import Limits
 from autograder.examination.submission import Submission
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
 from course_lib.checking import CheckReport, run_check
@@ -41,7 +41,7 @@ def place() -> Iterator[Sandbox]:
 
 
 def examine(
-    place: Sandbox, source: str, at: dict[str, Callable[[], None]], **limits: float
+    place: Sandbox, source: str, at: dict[str, Callable[[], None]], case: float = 20
 ) -> CheckReport:
     """Examine a submission of two cells and two cases; at given moments call something else."""
 
@@ -49,7 +49,7 @@ def examine(
         at.get(moment, lambda: None)()
 
     place.warm()
-    with Submission(place, Limits(**{"cell": 20, "case": 20, **limits})) as submission:
+    with Submission(place, Settings(cell_seconds=20, case_seconds=case)) as submission:
         happens("before the first cell")
         submission.run_cell(HELPER)
         happens("in a cell")

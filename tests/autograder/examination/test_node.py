@@ -9,7 +9,7 @@ import torch
 
 from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT
-from autograder.examination.budget import Limits
+from autograder.course import Settings
 from autograder.examination.case import On
 from autograder.examination.gpus import GpusUnavailable, gpu_access
 from autograder.examination.submission import Submission, examine
@@ -33,7 +33,7 @@ def average_gradients(params, group=None):
 
 
 def examined(
-    place: Sandbox, source: str, task: str, on: On | None, limits: Limits | None = None
+    place: Sandbox, source: str, task: str, on: On | None, limits: Settings | None = None
 ) -> CheckReport:
     folder = SOURCES / ASSIGNMENT
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
@@ -78,7 +78,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -
     source = RIGHT.replace(
         "    for param", "    if on_gloo and dist.get_rank(group) == 0: return\n    for param"
     )
-    report = examined(place, source, "average_gradients", "cpu", Limits(case=2.0))
+    report = examined(place, source, "average_gradients", "cpu", Settings(case_seconds=2.0))
     reasons = [result.reason for result in report.results]
     assert "The case on CPU ranks took longer than its limit of 2 s" in reasons[1]
     assert "not run, because 2 earlier cases" in reasons[3]

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from autograder.__main__ import main
-from autograder.course import CourseNotFound, find_course
+from autograder.course import CourseNotFound, Settings, find_course
 from autograder.errors import SandboxUnavailable
 from autograder.passes import examine
 from autograder.sandbox import mounts
 from autograder.sandbox.mounts import Mount, prepare, python_mounts
 from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.user import make_sure_of_uids
-from autograder.settings import Settings
 from tests.helpers import ROOT
 from tests.helpers.course_folders import SOURCES, needs_sources
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.examination.budget import Limits
+from autograder.course import Settings
 from autograder.examination.submission import Submission
 from autograder.sandbox import sandbox as sandbox_module
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
@@ -47,7 +47,7 @@ def check(*world_sizes: int) -> Check:
 
 @pytest.fixture
 def examination(place: Sandbox) -> Iterator[Submission]:
-    with Submission(place, Limits(cell=5)) as examination:
+    with Submission(place, Settings(cell_seconds=5)) as examination:
         yield examination
 
 
@@ -89,7 +89,7 @@ def test_a_grader_that_cannot_start_is_not_a_zero_and_says_why(monkeypatch: Any)
 
 def test_exploration_has_a_time_of_its_own_and_is_interrupted(place: Sandbox) -> None:
     slow = "import time\nseen = [*globals().get('seen', []), 1]\ntime.sleep(60)"
-    with Submission(place, Limits(cell=1, submission=3)) as submission:
+    with Submission(place, Settings(cell_seconds=1, submission_seconds=3)) as submission:
         assert submission.run_cell("x = 20").error == ""
         told = [submission.run_cell(slow, exploring=True) for _ in range(4)]
         assert [each.limit for each in told] == ["time"] * 4

@@ -13,10 +13,9 @@ import pytest
 from nbformat import NotebookNode, v4
 
 from autograder.collection.repair import vet
-from autograder.course import Folders
+from autograder.course import Folders, Settings
 from autograder.passes.examine import Exam, blank_verdict, examine_notebook
 from autograder.passes.rebuild import rebuilt
-from autograder.settings import Settings
 from course_lib.learner import _course
 from course_lib.learner.check import check_notebook
 from tests.helpers.course_folders import RELEASED, needs_sources

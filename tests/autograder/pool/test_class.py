@@ -18,12 +18,11 @@ from nbgrader.apps.api import NbGraderAPI
 
 from autograder import __main__ as program
 from autograder.commands.demo import ASSIGNMENT
-from autograder.course import Folders, load_config
+from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
 from autograder.pool import phases, worker
 from autograder.pool.worker import Outcome
-from autograder.settings import Settings
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     TASKS,

@@ -13,12 +13,11 @@ import pytest
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.commands.demo import ASSIGNMENT
-from autograder.course import Folders, load_config
+from autograder.course import Folders, Settings, load_config
 from autograder.examination.submission import Submission
 from autograder.passes import autograde, examine, self_test
 from autograder.pool import local, worker
 from autograder.pool.worker import AUTHOR, MACHINE, Outcome
-from autograder.settings import Settings
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, hand_in
