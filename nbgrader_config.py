@@ -44,10 +44,10 @@ c.CourseDirectory.ignore = [".ipynb_checkpoints", "__pycache__", "*.pyc", "hidde
 
 # Before a submission is copied, files that no student needs to submit are set aside. Nothing is
 # graded if there is no sandbox with all that it needs.
-c.Autograde.pre_convert_hook = "autograder.passes.examine.before_any"
+c.Autograde.pre_convert_hook = "autograder.passes.autograde.before_any"
 # First, a submission becomes the released notebook with the student's code in it.
 c.Autograde.sanitize_preprocessors = [
-    "autograder.passes.rebuild.Rebuild",
+    "autograder.passes.autograde.Rebuild",
     "nbgrader.preprocessors.ClearOutput",
     "nbgrader.preprocessors.DeduplicateIds",
     "nbgrader.preprocessors.OverwriteKernelspec",

@@ -1,20 +1,33 @@
 """``autograder grade``: grade a class in many processes, then write the gradebook.
 
-The first phase examines each submission and writes its verdict to disk, in a file named by its
-content. In the second phase, one process writes the verdicts to the gradebook through nbgrader. If
-the command is killed at any moment, it continues from there at the next run.
+In the first phase, many processes examine the submissions and write each verdict to disk, in a file
+named by its content. In the second phase, one process writes the verdicts to the gradebook through
+nbgrader. If the command is killed at any moment, it continues from there at the next run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment
-from autograder.course import Settings, load_config
-from autograder.pool import phases
+from autograder.course import Folders, Settings, find_sources, load_config
+from autograder.errors import CommandFailed
+from autograder.examination.gpus import gpu_access
+from autograder.passes.late import renew_penalties
+from autograder.pool.book import book
+from autograder.pool.class_list import handed_in, standings, students, verdict_on
+from autograder.pool.local import grade_all
+from autograder.pool.progress import Progress
+from autograder.pool.worker import MACHINE, Outcome
+from autograder.sandbox.sandbox import Sandbox
+from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = (
     "Grade all submissions of an assignment, several at a time, and book their points. A "
@@ -23,6 +36,170 @@ DESCRIPTION = (
     "fails, nobody gets a zero: the submission is tried three times. If all three fail, the "
     "command lists the submission, and its exit status is 1."
 )
+
+
+TO_DO = """\
+No student got a zero for this, and nothing is booked for these submissions. Look at the reasons:
+you may need room on the disk, more memory, or fewer --jobs. Test whether this machine grades
+correctly: `autograder doctor`. Then give the same command again: graded submissions stay
+graded."""
+
+
+def grade_class(
+    root: Path,
+    assignment: str,
+    only: Sequence[str],
+    settings: Settings,
+    *,
+    jobs: int,
+    again: bool = False,
+) -> list[Outcome]:
+    """Run the first phase, with progress on the terminal; return the outcome of each notebook.
+
+    A notebook that has a verdict on the same content is graded only if `again`.
+
+    Raises:
+        NothingToGrade: there is no such assignment or submission.
+        SandboxUnavailable: there is no sandbox, so nothing is graded.
+        CommandFailed: another command is grading this assignment.
+
+    """
+    find_sources(root)
+    folders = Folders.at(root)
+    paths: list[Path] = []
+    for student in students(folders, assignment, only):
+        found = handed_in(folders, assignment, student)
+        if not found:
+            lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
+            expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
+            print(f"{student}: {expected} is missing; submitted: {', '.join(lies) or 'nothing'}")
+        paths += found
+    with _alone(folders, assignment):
+        graded, waiting = [], []
+        for path in paths:
+            verdict = None if again else verdict_on(folders, path, settings)
+            if verdict is None:
+                waiting.append(path)
+                continue
+            target = folders.graded(assignment, verdict.student) / f"{verdict.key}.json"
+            notes = verdict.notes
+            graded.append(Outcome(str(path), verdict=str(target), unchanged=True, notes=notes))
+            _remember(folders, graded[-1])
+        if waiting:
+            with Sandbox() as sandbox:
+                sandbox.make_ready()
+            if settings.on == "gpu":
+                gpu_access()
+        progress = Progress("grading", len(waiting))
+
+        def tell(outcome: Outcome) -> None:
+            progress.step(f"{_name(outcome)}: {outcome.failed}" if outcome.failed else "")
+            _remember(folders, outcome)
+
+        return graded + grade_all(root, assignment, waiting, settings, jobs=jobs, tell=tell)
+
+
+def book_class(root: Path, assignment: str, only: Sequence[str], settings: Settings) -> list[str]:
+    """Run the second phase: book all graded submissions; return those that could not be booked."""
+    config = load_config(root)
+    folders = Folders.of(config.CourseDirectory)
+    with _alone(folders, assignment):
+        all_ = standings(config, assignment, settings, only)
+        stale = [s.student for s in all_ if s.outdated and not s.failed]
+        if stale:
+            print(
+                f"code or checks have changed since these submissions were graded: "
+                f"{', '.join(stale)}. Give the same command again"
+            )
+        waiting = [found for found in all_ if found.complete and not found.booked]
+        if not waiting:
+            booked = sum(found.booked for found in all_)
+            print(f"nothing to book: {counted(booked, 'submission')} booked already")
+            _tell_penalties(renew_penalties(config, assignment))
+            return stale
+        progress = Progress("booking", len(waiting))
+        failed = book(
+            *(folders, config, assignment, waiting),
+            lambda student, why: progress.step(f"{student}: {why}" if why else ""),
+        )
+        _tell_penalties(renew_penalties(config, assignment))
+    return [*stale, *failed]
+
+
+def _tell_penalties(changed: int) -> None:
+    if changed:
+        many = counted(changed, "submission")
+        print(f"late penalties changed for {many}, to fit today's deadlines and policy")
+
+
+@contextlib.contextmanager
+def _alone(folders: Folders, assignment: str) -> Iterator[None]:
+    """Lock the assignment, so that a second command that grades or books it is refused."""
+    folder = folders.graded(assignment)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommandFailed(
+            f"cannot write to {folder}: {error.strerror}. Make room there, or check who owns it; "
+            "then give the same command again"
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandFailed(
+                f"another command is grading {assignment}: wait until it ends"
+            ) from None
+        for leftover in folder.glob("*/*.part"):  # drafts of a command that was killed
+            leftover.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _name(outcome: Outcome) -> str:
+    return Path(outcome.path).parents[1].name
+
+
+def _remember(folders: Folders, outcome: Outcome) -> None:
+    path = Path(outcome.path)
+    note = folders.graded(path.parent.name, _name(outcome)) / "failed.txt"
+    with contextlib.suppress(OSError):  # the disk may be full; the report names the failure anyway
+        if outcome.failed:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{outcome.fault}: {outcome.failed}\n", encoding="utf-8")
+        else:
+            note.unlink(missing_ok=True)
+
+
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Print what was graded and what was not; return the exit status."""
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    graded = [outcome for outcome in outcomes if not outcome.failed]
+    kept = sum(outcome.unchanged for outcome in graded)
+    print(
+        f"graded: {len(graded)} ({kept} of them unchanged since the last grading); "
+        f"could not be graded: {len(failed)}"
+    )
+    again = [_name(outcome) for outcome in graded if outcome.attempts > 1]
+    if again:
+        print(f"  tried again, because the machine had failed: {len(again)} ({', '.join(again)})")
+    for outcome in graded:
+        lost, path = damage(outcome.notes), Path(outcome.path)
+        for note in outcome.notes:
+            where = f". Kept as it was: {place_aside(path, path.parent)}" if note in lost else ""
+            print(f"  {_name(outcome)}: {note}{where}")
+    for outcome in failed:
+        print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
+    if any(outcome.fault == MACHINE for outcome in failed):
+        print(TO_DO)
+    if any(outcome.fault != MACHINE for outcome in failed):
+        print(
+            "A check has an error: correct checks.py under assignments/, or hidden.py under "
+            "instructor/, then run the same command again."
+        )
+    return 1 if failed else 0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +249,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Grade and book for the command line; return the exit status."""
     assignment = arguments.assignment
     settings, jobs = choices(root, arguments)
-    outcomes = phases.grade_class(root, assignment, arguments.student, settings, jobs=jobs)
-    unbooked = phases.book_class(root, assignment, arguments.student, settings)
-    status = phases.report(outcomes)
+    outcomes = grade_class(root, assignment, arguments.student, settings, jobs=jobs)
+    unbooked = book_class(root, assignment, arguments.student, settings)
+    status = report(outcomes)
     if unbooked:
         print(f"not booked: {', '.join(unbooked)}; the reasons are above")
         return 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from autograder.sandbox.sandbox import Cell, MachineFailure, Sandbox
 from course_lib.checking.cases import AuthorError, Case, Check, Observed
 from course_lib.checking.loading import pack_program
 from course_lib.checking.local import WORDS
-from course_lib.checking.report import CaseResult, CheckReport
+from course_lib.checking.report import CheckReport
 from course_lib.checking.run_check import Runner, run_on_each
 from course_lib.limits import BRIEFLY, INTERRUPT_SECONDS, MAX_TEXT
 from course_lib.ranks.explain.errors import RanksError
@@ -371,7 +371,6 @@ def examine(
     hidden: Iterable[Case] = (),
     on: On | None = None,
     taken: Taken | None = None,
-    progress: Callable[[CaseResult], None] = lambda _: None,
 ) -> CheckReport:
     """Run the check's cases and return the result, even if the answers make its judge fail.
 
@@ -389,9 +388,7 @@ def examine(
     if on is not None and check.answers is None and not check.only_on:
         runners = {CARRIED: runners[""], WORDS[on]: submission.runner(on, taken)}
     try:
-        report = run_on_each(
-            name, check, runners, seed=seed, hidden=tuple(hidden), progress=progress
-        )
+        report = run_on_each(name, check, runners, seed=seed, hidden=tuple(hidden))
     except (MachineFailure, SandboxUnavailable, AuthorError):
         raise
     except Exception as error:

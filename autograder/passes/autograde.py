@@ -1,7 +1,8 @@
-"""The pass of ``nbgrader autograde`` that decides the points, in place of nbgrader's Execute.
+"""What ``nbgrader autograde`` calls, see ``nbgrader_config.py``: a hook, and two passes.
 
-It examines one notebook, and writes the test cells' outputs and a verdict. nbgrader's own
-`SaveAutoGrades` then reads the points from these outputs, as always.
+`Rebuild` is the first pass. `Examine` takes the place of nbgrader's Execute: it examines one
+notebook, and writes the test cells' outputs and a verdict. nbgrader's own `SaveAutoGrades` then
+reads the points from these outputs, as always.
 
 The assignment's self-test (`self_test`) is run before the first submission of a process, and in
 each new sandbox.
@@ -9,6 +10,8 @@ each new sandbox.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +20,54 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Enum, Float
 
-from autograder.course import Settings
+from autograder.collection import repair
+from autograder.course import Folders, Settings
+from autograder.errors import SandboxUnavailable
 from autograder.examination.verdict import verdict_path
-from autograder.passes.examine import blank_verdict
-from autograder.passes.rebuild import submission_in
+from autograder.passes.examine import blank_verdict, rebuilt
 from autograder.passes.self_test import SelfTest
+from autograder.sandbox.sandbox import Sandbox
+
+
+def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `repair.vet`.
+
+    Raises:
+        SystemExit: nothing can be graded here. After any other error, nbgrader would continue, and
+            repeat a hundred lines for each student.
+
+    """
+    repair.vet(assignment, student, notebooks)
+    try:
+        _make_sure_of_a_sandbox()
+    except SandboxUnavailable as error:
+        raise SystemExit(f"nbgrader autograde: {error}") from None
+
+
+@functools.cache
+def _make_sure_of_a_sandbox() -> None:
+    with Sandbox() as sandbox:
+        sandbox.make_ready()
+
+
+class Rebuild(NbGraderPreprocessor):
+    """Puts the student's sources into the released notebook, see `rebuilt`."""
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Rebuild one submission, and log what was left out or put back.
+
+        Raises:
+            FileNotFoundError: the assignment was not released here. nbgrader then reports that it
+                could not process the submission. The submission gets no mark, and nbgrader
+                continues with the others.
+        """
+        folders, path = _submission(self, resources)
+        made = rebuilt(folders, path, nb)
+        for note in made.metadata.get("rebuild", ()):
+            self.log.warning("%s of %s: %s", path.stem, path.parents[1].name, note)
+        return made, resources
 
 
 class Examine(NbGraderPreprocessor):
@@ -62,18 +108,27 @@ class Examine(NbGraderPreprocessor):
                 but the submission gets no mark.
 
         """
-        folders, path = submission_in(self, resources)
+        folders, path = _submission(self, resources)
         assignment, student = path.parent.name, path.parents[1].name
         settings = Settings(**{name: getattr(self, name) for name in asdict(Settings())})
-        key = folders.source / assignment, folders.release / assignment, settings
-        if key not in _tests:
-            _tests[key] = SelfTest(*key)
         verdict = blank_verdict(nb, folders, path, settings)
-        _tests[key].examine(nb, verdict, self.log)
+        test = self_test_of(folders.source / assignment, folders.release / assignment, settings)
+        test.examine(nb, verdict)
+        for note in verdict.notes:
+            self.log.warning("%s of %s: %s", path.stem, student, note)
         target = verdict_path(folders.data, assignment, student, path.stem)
         verdict.write(target)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, target)
         return nb, resources
 
 
-_tests: dict[tuple[Path, Path, Settings], SelfTest] = {}
+self_test_of = functools.cache(SelfTest)
+"""Return the self-test with these arguments, and so the sandbox that has passed it."""
+
+
+def _submission(step: NbGraderPreprocessor, resources: ResourcesDict) -> tuple[Folders, Path]:
+    """Return the course's folders and the submitted notebook that nbgrader gives to a pass."""
+    names = resources["nbgrader"]
+    folders = Folders.of(step.parent.parent.coursedir)  # of the exporter's converter
+    file = f"{names['notebook']}.ipynb"
+    return folders, folders.submitted / names["student"] / names["assignment"] / file

@@ -1,4 +1,4 @@
-"""Examine one rebuilt notebook: run its cells, and give each test cell its points.
+"""Rebuild and examine one notebook: run its cells, and give each test cell its points.
 
 Code cells of the rebuilt notebook are run in the sandbox. A test cell is *not* run: its grade id
 names a check. The examiner runs that check's public and hidden cases on ranks in the sandbox and
@@ -8,20 +8,19 @@ nbgrader's own `SaveAutoGrades` then reads the points from these outputs, as alw
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import is_grade, is_solution
 
 from autograder.collection import repair
 from autograder.course import Folders, Settings, handed_out
-from autograder.errors import SandboxUnavailable
 from autograder.examination.defence import asked
 from autograder.examination.gpus import GpuAccess, gpu_access
 from autograder.examination.submission import CellOutcome, Submission, Taken, examine
@@ -44,6 +43,7 @@ from course_lib.checking import Check, CheckReport
 from course_lib.checking.defence import Defence
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.learner.notebooks import EXPLORE
+from course_lib.learner.what_counts import pictures_in, rebuild
 
 MAX_OUTPUT = 2 * 2**20
 """Characters of all cells' outputs together. A notebook is stored several times, and shown."""
@@ -53,22 +53,31 @@ _TOO_LONG = (
 )
 
 
-def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
-    """Vet a submission, or stop if grading cannot work here: nbgrader's hook, see `repair.vet`.
+def rebuilt(folders: Folders, path: Path, nb: NotebookNode | None = None) -> NotebookNode:
+    """Return the released notebook with the sources of a submitted one.
+
+    Any editor may have changed a submitted file: cells copied, deleted, renamed, tagged, or with a
+    different type. nbgrader trusts the file's structure. If the structure is wrong, nbgrader loses
+    marks, the submission or the whole batch. So the notebook is made anew, by the rule that
+    ``course check`` has too: `course_lib.learner.what_counts`.
+
+    Args:
+        folders: the course's folders.
+        path: the submitted notebook: STUDENT/ASSIGNMENT/NOTEBOOK.ipynb.
+        nb: its content; by default it is read.
 
     Raises:
-        SystemExit: nothing can be graded here. After any other error, nbgrader would continue, and
-            repeat a hundred lines for each student.
+        FileNotFoundError: the assignment was not released.
 
     """
-    repair.vet(assignment, student, notebooks)
-    if _warm:
-        return
-    try:
-        with Sandbox() as sandbox:
-            sandbox.make_ready()
-    except SandboxUnavailable as error:
-        raise SystemExit(f"nbgrader autograde: {error}") from None
+    released = folders.release / path.parent.name / path.name
+    if not released.is_file():
+        raise FileNotFoundError(
+            f"there is no released version at {released}: "
+            f"run nbgrader generate_assignment {path.parent.name}"
+        )
+    submitted = nbformat.read(path, as_version=4) if nb is None else nb
+    return rebuild(nbformat.read(released, as_version=4), submitted, pictures_in(path.parent))
 
 
 def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Settings) -> Verdict:
@@ -144,19 +153,13 @@ class Exam:
         return _warm[key]
 
 
-def examine_notebook(
-    nb: NotebookNode,
-    exam: Exam,
-    verdict: Verdict,
-    log: logging.Logger | logging.LoggerAdapter[Any],
-) -> None:
+def examine_notebook(nb: NotebookNode, exam: Exam, verdict: Verdict) -> None:
     """Run a rebuilt notebook's cells and checks; write outputs into it, and fill its verdict.
 
     Args:
         nb: the rebuilt notebook.
         exam: the exam of its assignment.
         verdict: a blank verdict, whose seed and settings are used.
-        log: receives messages.
 
     Raises:
         MachineFailure: the machine or our own code failed, so there is no verdict.
@@ -170,7 +173,7 @@ def examine_notebook(
     sandbox = exam.sandbox(settings)
     sandbox.warm()  # before the submission's time starts
     with Submission(sandbox, settings) as submission:
-        examine_cells(nb, exam.checks, exam.hidden, submission, verdict, log)
+        examine_cells(nb, exam, submission, verdict)
     for note in (
         submission.exploration.told_when_over("exploration in other cells"),
         submission.budget.told_when_over(),
@@ -179,20 +182,13 @@ def examine_notebook(
     verdict.seconds = time.monotonic() - start
 
 
-def examine_cells(
-    nb: NotebookNode,
-    checks: dict[str, Check],
-    hidden: dict[str, Any],
-    submission: Submission,
-    verdict: Verdict,
-    log: logging.Logger | logging.LoggerAdapter[Any],
-) -> None:
+def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict: Verdict) -> None:
     """Run all cells one by one, then all checks; give each test cell its report and points.
 
     Each function is taken from the notebook where its test cell is, so a later cell cannot change
     what is graded.
     """
-    start, room = time.monotonic(), MAX_OUTPUT
+    start, room, checks = time.monotonic(), MAX_OUTPUT, exam.checks
     tests: list[tuple[NotebookNode, Taken]] = []
     count = 0
     for cell in nb.cells:
@@ -226,22 +222,16 @@ def examine_cells(
             passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
             about, theirs = checks[check.of], functions.get(check.of)
             check = asked(check, about, passed, submission, theirs, verdict.student)
-        log.info("Examining %s/%s", verdict.assignment, name)
         report = examine(
             f"{verdict.assignment}/{name}",
             check,
             submission,
             seed=verdict.seed,
-            hidden=hidden.get(name, ()),
+            hidden=exam.hidden.get(name, ()),
             on=verdict.settings.get("on") or None,
             taken=taken,
-            progress=lambda result: log.debug(
-                "  %s %s %s", "✓" if result.passed else "✗", result.name, result.reason
-            ),
         )
-        for note in notes_on(report):
-            log.error("%s", note)
-            verdict.notes.append(note)
+        verdict.notes += notes_on(report)
         verdict.limits += limits_of(report)
         points = float(cell.metadata.nbgrader.points)
         verdict.checks.append(CheckVerdict.of(report, points))

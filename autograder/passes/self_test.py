@@ -15,13 +15,11 @@ task's check keeps one public and one hidden case. This takes about a second, on
 from __future__ import annotations
 
 import copy
-import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -41,7 +39,6 @@ from course_lib.ranks.explain.failure import exit_reason
 _STATUS = 3
 _WRONG = "def {name}(*args, **kwargs):\n    return None\n"
 _CRASHING = f"import os\n\n\ndef {{name}}(*args, **kwargs):\n    os._exit({_STATUS})\n"
-_LOG = logging.getLogger(__name__)
 
 
 class SelfTestFailed(MachineFailure):
@@ -212,12 +209,7 @@ class SelfTest:
         sandbox.warm()
         return self.sandbox == (sandbox, sandbox.generation)
 
-    def examine(
-        self,
-        nb: NotebookNode,
-        verdict: Verdict,
-        log: logging.Logger | logging.LoggerAdapter[Any] = _LOG,
-    ) -> None:
+    def examine(self, nb: NotebookNode, verdict: Verdict) -> None:
         """Examine a rebuilt notebook in a sandbox that has passed the test; fill its verdict.
 
         Raises:
@@ -229,7 +221,7 @@ class SelfTest:
         """
         if not self.trusted():
             self.run()
-        examine_notebook(nb, Exam.of(self._source), verdict, log)
+        examine_notebook(nb, Exam.of(self._source), verdict)
         if not self.trusted():
             raise MachineFailure("The sandbox ended while this submission was graded")
 
@@ -266,7 +258,7 @@ class SelfTest:
             source_sha256="",
             settings=asdict(self._settings),
         )
-        examine_notebook(copy.deepcopy(known.nb), known.exam, verdict, _LOG)
+        examine_notebook(copy.deepcopy(known.nb), known.exam, verdict)
         if wrong := known.wrong(verdict.checks):
             raise SelfTestFailed(
                 f"{wrong}. So this machine, or the check, is broken. Test the machine with: "

@@ -19,8 +19,7 @@ from autograder.course import Folders, Settings
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict
 from autograder.gradebook import exists as gradebook_exists
-from autograder.passes.examine import blank_verdict
-from autograder.passes.rebuild import rebuilt
+from autograder.passes.examine import blank_verdict, rebuilt
 
 
 class NothingToGrade(CommandFailed):

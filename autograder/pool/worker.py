@@ -26,8 +26,7 @@ from autograder.collection.repair import vet
 from autograder.course import Folders, Settings, load_config
 from autograder.errors import SandboxUnavailable
 from autograder.files import write_whole
-from autograder.passes.examine import blank_verdict
-from autograder.passes.rebuild import rebuilt
+from autograder.passes.examine import blank_verdict, rebuilt
 from autograder.passes.self_test import SelfTest
 from autograder.sandbox.sandbox import MachineFailure
 from course_lib.checking.cases import AuthorError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import nbformat
@@ -11,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
-from autograder.passes.examine import examine_cells
+from autograder.passes.examine import Exam, examine_cells
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.defence import Defence
 from course_lib.checking.local import LocalRunner
@@ -62,14 +61,8 @@ def graded(
         cells.append(new_code_cell("", metadata={"nbgrader": role}))
     verdict = Verdict(folder.name, student, folder.name, "seed", "")
     with Submission(place) as submission:
-        examine_cells(
-            new_notebook(cells=cells),
-            checks_of(folder),
-            {},
-            submission,
-            verdict,
-            logging.getLogger(),
-        )
+        exam = Exam(checks_of(folder), {}, ())
+        examine_cells(new_notebook(cells=cells), exam, submission, verdict)
     return verdict.checks[-1]
 
 

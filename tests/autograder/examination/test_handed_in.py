@@ -8,7 +8,6 @@ Nothing of a hidden case is shown, and the examiner outside the sandbox stays sm
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from autograder.course import Settings
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.examine import examine_cells
+from autograder.passes.examine import Exam, examine_cells
 from autograder.passes.tell import tell
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, Wrong
@@ -385,16 +384,14 @@ def test_it_costs_what_it_breaks_and_harms_nobody(place: Sandbox, tmp_path: Path
     verdict = Verdict("02", "ada", "02", "5eed", "0")
     checks = {"f": total("f", row.seconds, 1, 2), "g": total("g", row.seconds, 2)}
     with examiner_stays_small(), Submission(place, Settings(cell_seconds=5)) as submission:
-        examine_cells(
-            notebook, checks, {"f": [HIDDEN]}, submission, verdict, logging.getLogger(__name__)
-        )
+        examine_cells(notebook, Exam(checks, {"f": [HIDDEN]}, ()), submission, verdict)
     f, g = verdict.checks
     assert [case["passed"] for case in g.cases] == [row.spares_g], g.cases
     assert tuple(case["name"] for case in f.cases if not case["passed"]) == row.fails, f.cases
     for case in f.cases:
         assert case["passed"] or re.search(row.words, case["reason"], re.DOTALL), case["reason"]
     assert not verdict.notes
-    assert submission.budget.used < submission.budget.limits.submission
+    assert submission.budget.used < submission.budget.settings.submission_seconds
     verdict.write(verdict_path(tmp_path, "02", "ada", "02"))
     tell(notebook, tmp_path, "02", "ada", "02")
     shown = nbformat.writes(notebook)

@@ -10,7 +10,7 @@ import pytest
 from autograder.__main__ import main
 from autograder.course import CourseNotFound, Settings, find_course
 from autograder.errors import SandboxUnavailable
-from autograder.passes import examine
+from autograder.passes import autograde, examine
 from autograder.sandbox import mounts
 from autograder.sandbox.mounts import Mount, prepare, python_mounts
 from autograder.sandbox.sandbox import Sandbox
@@ -101,6 +101,6 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
         raise SandboxUnavailable("There is no room.", advice="")
 
     monkeypatch.setattr(Sandbox, "make_ready", not_ready)
-    monkeypatch.setattr(examine, "_warm", {})
+    autograde._make_sure_of_a_sandbox.cache_clear()
     with pytest.raises(SystemExit, match=r"^nbgrader autograde: There is no room\.$"):
-        examine.before_any("one", "*", [])
+        autograde.before_any("one", "*", [])

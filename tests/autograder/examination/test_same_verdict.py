@@ -95,5 +95,5 @@ def test_of_one_rule(place: Sandbox, source: str, words: list[str]) -> None:
 def test_a_case_has_the_same_seconds_in_both(place: Sandbox) -> None:
     without = replace(TOTAL, seconds=None)
     with Submission(place) as submission:
-        assert submission.budget.limits.case == CASE_SECONDS == without.case_seconds()
+        assert submission.budget.settings.case_seconds == CASE_SECONDS == without.case_seconds()
     assert TOTAL.case_seconds(7.0) == 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from autograder.examination.submission import CellOutcome
 from autograder.examination.verdict import Verdict
 from autograder.passes import safe_markdown
-from autograder.passes.examine import MAX_OUTPUT, examine_cells
+from autograder.passes.examine import MAX_OUTPUT, Exam, examine_cells
 
 
 class Loud:
@@ -26,7 +25,7 @@ def test_the_outputs_of_a_notebook_have_a_limit_together() -> None:
     notebook = new_notebook(cells=[new_code_cell("print()") for _ in range(900)])
     verdict = Verdict("02", "somebody", "02", "seed", "")
     submission: Any = Loud()
-    examine_cells(notebook, {}, {}, submission, verdict, logging.getLogger())
+    examine_cells(notebook, Exam({}, {}, ()), submission, verdict)
     sizes = [len(str(cell.outputs)) for cell in notebook.cells]
     assert sizes[0] > 128_000 and max(sizes[-800:]) < 400
     assert sum(sizes) < 1.2 * MAX_OUTPUT

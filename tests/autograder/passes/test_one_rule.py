@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,7 @@ from nbformat import NotebookNode, v4
 
 from autograder.collection.repair import vet
 from autograder.course import Folders, Settings
-from autograder.passes.examine import Exam, blank_verdict, examine_notebook
-from autograder.passes.rebuild import rebuilt
+from autograder.passes.examine import Exam, blank_verdict, examine_notebook, rebuilt
 from course_lib.learner import _course
 from course_lib.learner.check import check_notebook
 from tests.helpers.course_folders import RELEASED, needs_sources
@@ -53,7 +51,7 @@ def by_grader(course: Path, notebook: NotebookNode) -> dict[str, float]:
     nb = rebuilt(folders, path)
     verdict = blank_verdict(nb, folders, path, Settings())
     exam = Exam.of(folders.source / ASSIGNMENT)
-    examine_notebook(nb, exam, verdict, logging.getLogger(__name__))
+    examine_notebook(nb, exam, verdict)
     return {check.task: check.score for check in verdict.checks}
 
 

@@ -17,11 +17,12 @@ from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder import __main__ as program
+from autograder.commands import grade
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
-from autograder.pool import phases, worker
+from autograder.pool import worker
 from autograder.pool.worker import Outcome
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
@@ -82,7 +83,7 @@ class Commands:
 
 @pytest.fixture
 def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Commands:
-    monkeypatch.setattr(phases, "grade_all", in_this_process)
+    monkeypatch.setattr(grade, "grade_all", in_this_process)
     return Commands(course.root, monkeypatch, capsys)
 
 
@@ -193,7 +194,7 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
         assert "1 gain, 0 lose, 1 keep their points" in said
         assert re.search(r"\+3 +average_gradients", said) and "Nothing was booked" in said
         assert booked(course.root) == before
-        unbooked = phases.book_class(
+        unbooked = grade.book_class(
             course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
         )
         assert unbooked == ["crash"]  # what changes between grading and booking is no grade

@@ -59,7 +59,7 @@ def new_sandbox() -> Iterator[None]:
         for place in examine._warm.values():
             place.close()
         examine._warm.clear()
-        autograde._tests.clear()
+        autograde.self_test_of.cache_clear()
 
     close()
     yield
@@ -218,7 +218,9 @@ def test_plain_nbgrader_books_nothing_either(
     points = [value for task, value in booked(course.root)["right"].items() if task in TASKS]
     assert points == [None] * len(TASKS), "nbgrader has noted who handed in, and no points"
     assert api.autograde(ASSIGNMENT, "right")["success"]
-    (trusted,) = autograde._tests.values()
+    folders = Folders.at(course.root)
+    source, release = folders.source / ASSIGNMENT, folders.release / ASSIGNMENT
+    trusted = autograde.self_test_of(source, release, Settings())
     before = trusted.sandbox
     assert before is not None
     before[0].close()
