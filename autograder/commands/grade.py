@@ -23,9 +23,8 @@ from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import handed_in, standings, students, verdict_on
-from autograder.pool.local import grade_all
 from autograder.pool.progress import Progress
-from autograder.pool.worker import MACHINE, Outcome
+from autograder.pool.workers import MACHINE, Outcome, grade_all
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.ranks.explain.words import counted
 

@@ -18,7 +18,7 @@ from autograder.passes.examine import Exam, examine_notebook, rebuilt
 from autograder.passes.tell import timeline_of
 from autograder.pool.book import current
 from autograder.pool.class_list import NothingToGrade
-from autograder.pool.worker import Outcome
+from autograder.pool.workers import Outcome
 from autograder.tables import format_rows
 from course_lib.checking.cases import AuthorError
 

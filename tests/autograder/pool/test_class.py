@@ -22,8 +22,8 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.passes.self_test import SelfTest
-from autograder.pool import worker
-from autograder.pool.worker import Outcome
+from autograder.pool import workers
+from autograder.pool.workers import Outcome
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.whole_class import (
     TASKS,
@@ -59,7 +59,7 @@ def in_this_process(
     """Stand for the pool, which starts processes: they take seconds."""
     folders = Folders.at(root)
     test = SelfTest(folders.source / assignment, folders.release / assignment, settings)
-    outcomes = [worker.grade(folders, path, settings, test) for path in paths]
+    outcomes = [workers.grade(folders, path, settings, test) for path in paths]
     for outcome in outcomes:
         tell(outcome)
     return outcomes

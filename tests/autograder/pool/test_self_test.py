@@ -16,8 +16,8 @@ from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
 from autograder.examination.submission import Submission
 from autograder.passes import autograde, examine, self_test
-from autograder.pool import local, worker
-from autograder.pool.worker import AUTHOR, MACHINE, Outcome
+from autograder.pool import workers
+from autograder.pool.workers import AUTHOR, MACHINE, Outcome
 from course_lib.ranks.explain.errors import RanksError
 from tests.helpers.course_folders import ROOT, SOURCES, assignments, needs_sources
 from tests.helpers.whole_class import TASKS, Course, booked, hand_in
@@ -71,7 +71,7 @@ def graded(course: Course, *names: str) -> dict[str, Outcome]:
     folders = Folders.at(course.root)
     test = self_test.SelfTest(folders.source / ASSIGNMENT, folders.release / ASSIGNMENT, Settings())
     paths = {n: folders.submitted / n / ASSIGNMENT / f"{ASSIGNMENT}.ipynb" for n in names}
-    return {n: worker.grade(folders, path, Settings(), test) for n, path in paths.items()}
+    return {n: workers.grade(folders, path, Settings(), test) for n, path in paths.items()}
 
 
 def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subpro
             started.append(popen([sys.executable, "-c", FAKE_WORKER, *given], **options))
             return started[-1]
 
-        monkeypatch.setattr(local.subprocess, "Popen", fake)
+        monkeypatch.setattr(workers.subprocess, "Popen", fake)
         return started
 
     return be
@@ -158,24 +158,24 @@ def test_the_pool_gives_up_only_if_no_worker_starts(
     fake_workers(how)
     settings = Settings()
     if how == "says nothing":
-        monkeypatch.setattr(local, "START_SECONDS", 0.2)
+        monkeypatch.setattr(workers, "START_SECONDS", 0.2)
         settings = Settings(submission_seconds=0.0)
-    outcomes = local.grade_all(course.root, ASSIGNMENT, paths_of(course), settings, jobs=jobs)
+    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), settings, jobs=jobs)
     assert sum(not outcome.failed for outcome in outcomes) == graded
     assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
     assert all(words in outcome.failed for outcome in outcomes if outcome.failed), outcomes
 
 
 def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any) -> None:
-    workers = fake_workers("takes long")
+    started = fake_workers("takes long")
 
     def interrupt(_: Outcome) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         paths = reversed(paths_of(course))  # "late" first
-        local.grade_all(course.root, ASSIGNMENT, [*paths], Settings(), jobs=2, tell=interrupt)
-    assert workers and all(worker.poll() is not None for worker in workers)
+        workers.grade_all(course.root, ASSIGNMENT, [*paths], Settings(), jobs=2, tell=interrupt)
+    assert started and all(worker.poll() is not None for worker in started)
 
 
 @pytest.mark.parametrize(
