@@ -12,6 +12,7 @@ from torch import nn
 
 from course_lib.checking import Case, Form, Wrong, equals, in_many_forms, task
 from course_lib.checking.forbidden import OPTIMIZERS, refusing
+from course_lib.checking.shared.averaging import unchanged_in_this_form
 
 from .judges import (
     accumulation_inputs,
@@ -111,20 +112,8 @@ def stepped_only(case, inputs, values):
 
 
 def unchanged(case, inputs, me):
-    """Return the unchanged parameter, with descriptions that fit the case's form."""
-    reasons = {
-        "it is {layout}, so .contiguous() and .reshape() make a copy, and the step went into the "
-        "copy": case.form.layout in case.name,
-        "the parameters come from a generator here, so a second loop over them finds none": (
-            case.form.iterable == "generator"
-        ),
-    }
-    value = stepped(0)(case, inputs, me)
-    return {
-        f"the parameter before the steps: {words.format(layout=case.form.layout)}": value
-        for words, fits in reasons.items()
-        if fits
-    }
+    words = unchanged_in_this_form(case, "the parameter before the steps", "step")
+    return dict.fromkeys(words, stepped(0)(case, inputs, me))
 
 
 STEP_MISTAKES = {

@@ -137,7 +137,7 @@ sgd_step__in_no_grad_edited = edits_of(
     Mutant("clips", "expected", "-= lr * param.grad", "-= lr * param.grad.clamp(-5, 5)"),
     Mutant(
         "into_the_copy_of_reshape",
-        ".contiguous() and .reshape() make a copy",
+        "and the step went into the copy",
         "param -= lr * param.grad",
         "param.reshape(-1).sub_(lr * param.grad.reshape(-1))",
     ),

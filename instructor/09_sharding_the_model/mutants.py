@@ -116,7 +116,7 @@ row_parallel__the_output_where_it_is_edited = edits_of(
     ),
     Mutant(
         "bias_of_rank_0",
-        "Add the whole bias on every rank, after the sum",
+        "gradient of bias",
         "x @ self.weight.mT",
         "x @ self.weight.mT + (0 if self.bias is None else self.bias * (not dist.get_rank(group)))",
         also=(AFTER,),

@@ -78,23 +78,27 @@ def equals_mean(of: str, words: str, **options: Any) -> Judge:
         return oracle
 
     def of_this_form(case: Case, inputs: Sequence[Any], me: int) -> Any:
-        known, value = {}, mixed(own)(case, inputs, me)
-        if case.form.layout in case.name:
-            name = (
-                f"this rank's own gradient: it is {case.form.layout}, so .flatten(), .reshape() "
-                "and .contiguous() make a copy, and the mean went into the copy"
-            )
-            known[name] = value
-        if case.form.iterable == "generator":
-            name = (
-                "this rank's own gradient: the parameters come from a generator here, so a second "
-                "loop over them finds none"
-            )
-            known[name] = value
-        return known
+        words = unchanged_in_this_form(case, "this rank's own gradient", "mean")
+        return dict.fromkeys(words, mixed(own)(case, inputs, me))
 
     mistakes = {name: mixed(matrix) for name, matrix in MISTAKES.items()}
     return equals(mixed(mean), mistakes, named=of_this_form, **options)
+
+
+def unchanged_in_this_form(case: Case, value: str, result: str) -> list[str]:
+    """Return why a form such as the case's may leave an old `value`, without the new `result`."""
+    words = []
+    if case.form.layout in case.name:
+        words.append(
+            f"{value}: it is {case.form.layout}, so .flatten(), .reshape() and .contiguous() make "
+            f"a copy, and the {result} went into the copy"
+        )
+    if case.form.iterable == "generator":
+        words.append(
+            f"{value}: the parameters come from a generator here, so a second loop over them finds "
+            "none"
+        )
+    return words
 
 
 def gradient_inputs(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
