@@ -89,7 +89,9 @@ def test_the_verdict_says_when_time_is_over_and_for_what_it_waited(
         assert budget.told_when_over() is None
         machine.passes(1)
         assert budget.told_when_over() == "the submission used up its time limit of 60 s"
-        machine.passes(120, waited=108)
+        machine.passes(20, waited=18)
+        assert str(budget.told_when_over()).endswith("because it had to wait for a core")
+        machine.passes(100, waited=90)
         assert "by the clock it took 180 s" in str(budget.told_when_over())
         assert "grade this submission again" in str(budget.told_when_over())
 
@@ -113,6 +115,8 @@ def test_time_in_which_the_machine_stood_still_does_not_count(
         with pytest.raises(MachineFailure, match="was paused for 70 s"):
             _ = budget.left
         machine.cores = {}
+    with pytest.raises(MachineFailure, match="paused"), budget:  # told at the end, too
+        machine.now += 10
 
 
 seconds = st.floats(0, 100)

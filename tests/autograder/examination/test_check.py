@@ -27,6 +27,7 @@ from course_lib.ranks.explain.errors import (
     RankTimeout,
 )
 
+pytestmark = pytest.mark.every_case
 PUBLIC, HIDDEN = Case("public", 1), Case("hidden", 1)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from autograder.examination.defence import asked
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_cells
-from autograder.sandbox.sandbox import Sandbox
+from autograder.sandbox.sandbox import MachineFailure, Sandbox
+from course_lib.checking import Wrong
+from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.checking.local import LocalRunner
+from course_lib.ranks import RanksError
 from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.solutions import checks_of, solution_of
 
@@ -94,30 +100,35 @@ def test_answers_to_ones_own_questions_earn_the_points(
     assert verdict.score == 2, verdict.cases
 
 
-@pytest.mark.large
-def test_the_second_set_earns_half(place: Sandbox) -> None:
-    assert graded(place, right_answers("ada", 2)).score == 1
-
-
-@pytest.mark.large
-def test_a_neighbours_answers_earn_a_third_at_most(place: Sandbox) -> None:
-    verdict = graded(place, right_answers("ada"), student="bob")
-    assert verdict.score <= 2 / 3
-    assert "your own run shows" in verdict.reason
-
-
 def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox) -> None:
     verdict = graded(place, LOOKS_AROUND)
     assert verdict.score == 0
     assert "nothing to read" in verdict.reason
 
 
-@pytest.mark.large
-def test_a_wrong_solution_is_not_asked_about(place: Sandbox) -> None:
-    wrong = f"def {OF}(tensor, group=None):\n    pass"
-    verdict = graded(place, right_answers("ada"), solution=wrong)
-    assert verdict.score == 0
-    assert "only about a ring_all_reduce that passes its check" in verdict.reason
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("passed", "error", "kind", "says"),
+    [
+        (False, None, Wrong, f"only about a {OF} that passes its check"),
+        (True, RanksError("no rank answers"), Wrong, "in the case of your questions: no rank ans"),
+        (True, MachineFailure("the machine is full"), MachineFailure, "the machine is full"),
+        (True, KeyError("no such event"), AuthorError, "the questions on .* could not be made"),
+    ],
+)
+def test_who_is_to_blame_where_nothing_can_be_asked(
+    passed: bool, error: Exception | None, kind: type[Exception], says: str
+) -> None:
+    def fails(*_: Any) -> Any:
+        assert error is not None
+        raise error
+
+    checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
+    check: Any = checks[f"defend_{OF}"]
+    with pytest.raises(kind, match=says):
+        made = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
+        assert kind is Wrong  # anybody else's fault is told at once
+        made.judge(made.cases[0], [], [])
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,20 @@ WRONG = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("messages", WRONG.values(), ids=WRONG.keys())
-def test_a_message_against_the_rules_ends_its_rank_only(messages: list[Any]) -> None:
-    served = Served(bounds=Bounds(message=3 << 20))
-    with contextlib.suppress(OSError):
-        for message in messages:
-            send(served.ranks[2], message)
+def test_a_message_against_the_rules_is_refused(messages: list[Any]) -> None:
+    fabric = ExaminersFabric(3, NETWORK, lambda *_: None, bounds=Bounds(message=3 << 20))
+    *right, wrong = messages
+    for message in right:
+        fabric.handle(2, *message)
+    with pytest.raises(ProtocolError):
+        fabric.handle(2, *wrong)
+
+
+def test_a_message_against_the_rules_ends_its_rank_only() -> None:
+    served = Served()
+    send(served.ranks[2], ("shout", 1))
     assert hung_up(served.ranks[2])
     served.talk()
     served.join()
@@ -132,6 +140,17 @@ def test_those_who_wait_for_a_broken_rank_are_told() -> None:
     assert kind == "stop" and "rank 2" in reason
     served.join()
     assert isinstance(served.error, RankError) and served.error.rank == 2
+
+
+def test_a_question_whether_it_is_over_is_answered_before_it_is() -> None:
+    told: list[Any] = []
+    fabric = ExaminersFabric(3, NETWORK, lambda *answer: told.append(answer))
+    fabric.handle(1, *post(1, "recv"))
+    fabric.handle(1, "test", 1)
+    for rank in (0, 2):
+        fabric.end(rank)
+    fabric.settle()
+    assert told == [(1, "later", 1)]
 
 
 def test_no_memory_of_the_grader_reaches_a_rank() -> None:

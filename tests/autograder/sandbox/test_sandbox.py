@@ -215,14 +215,8 @@ def test_files_memory_processes_and_descriptors_are_limited_for_good() -> None:
 
 def processes_named(token: str) -> list[int]:
     """Return the live processes with ``token`` on their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if token.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    found = subprocess.run(["pgrep", "-f", token], capture_output=True, text=True, check=False)
+    return [*map(int, found.stdout.split())]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:

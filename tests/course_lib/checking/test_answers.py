@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from course_lib.checking import Case, Wrong, equals, expect_close, expect_equal, expect_number
 from course_lib.checking.answers import NUMBER, TEXT, WHOLE, Kind, ListOf, expect_form
 
+pytestmark = pytest.mark.every_case
 THREE = [torch.zeros(2), torch.zeros(3), torch.zeros(())]
 
 

@@ -29,6 +29,7 @@ from course_lib.checking.expectations import operations, received, sent
 from course_lib.ranks import Ranks, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
 
+pytestmark = pytest.mark.every_case
 NUMBERS = 1000
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from course_lib.checking.forbidden import OPTIMIZERS, refusing
 
+pytestmark = pytest.mark.every_case
 SAMPLERS = BatchSampler, SequentialSampler
 SGD = torch.optim.SGD
 """As a notebook's first cell may have imported it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from course_lib.checking import guess, guesses, predictions
 from course_lib.diary import PREDICTIONS
 
+pytestmark = pytest.mark.every_case
 IDLE = {"none": 0.0, "a quarter": 0.25, "more than half": lambda share: share > 0.5}
 WHY = ["Pieces fill it.", "One in four.", "It has to fill and to drain."]
 
@@ -66,21 +65,6 @@ def test_a_number_that_no_option_has_is_said_and_locks_nothing(mine: Any, capsys
     assert guess("idle?", IDLE, mine=mine).mine is None
     assert "is no option. Put a number from 1 to 3, as in mine=2." in capsys.readouterr().out
     assert guess("idle?", IDLE, mine=2).mine == 2
-
-
-def test_html_has_the_words_and_no_markup_of_theirs() -> None:
-    odd = {"<b>n & m</b>": 1, "$x$ < 3": 2}
-    html = guess("<i>which?</i>", odd, mine=1).score(2, why=["<u>a</u>", "b"])._repr_html_()
-    text = unescape(re.sub(r"<style>.*</style>|</?[a-z][^>]*>", "", html, flags=re.DOTALL))
-    for words in (
-        "<i>which?</i>",
-        "<b>n & m</b>",
-        "$x$ < 3",
-        "<u>a</u>",
-        "You guessed option 1: not right.",
-    ):
-        assert words in text
-    assert "tex2jax_ignore" in html
 
 
 def test_the_desk_keeps_it(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from course_lib.checking import predict, predictions
 
+pytestmark = pytest.mark.every_case
+
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: Any) -> None:

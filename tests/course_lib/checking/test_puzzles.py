@@ -10,6 +10,7 @@ import torch
 from course_lib.checking import puzzle
 from course_lib.sharding import shard_bounds
 
+pytestmark = pytest.mark.every_case
 CASES = [{"rank": rank, "K": 4} for rank in range(4)]
 
 

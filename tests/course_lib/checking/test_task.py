@@ -182,7 +182,7 @@ def test_a_tracebacks_lines_are_the_students() -> None:
     "output",
     [None, 1, [], {}, {"value": 1}, {"value": 1, "left": [["no such", "x"]]},
      {"value": 1, "left": 7}, {"value": {"the total": 10**300}, "left": {}},
-     {"refused": 1}, {"value": [[]], "left": {}}],
+     {"refused": 1}, {"refused": "it is no list"}, {"value": [[]], "left": {}}],
 )  # fmt: skip
 def test_forged_answers_cost_their_case_and_nothing_else(output: Any) -> None:
     report = run_check("t/total", sum_task(), lambda *_: Observed([output] * 4), seed="1")

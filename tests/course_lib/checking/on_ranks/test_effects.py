@@ -9,6 +9,7 @@ import torch
 
 from course_lib.checking.on_ranks.effects import Watch, effects_of, states_from
 
+pytestmark = pytest.mark.every_case
 X = torch.arange(3.0)
 
 

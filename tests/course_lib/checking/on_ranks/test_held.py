@@ -60,6 +60,7 @@ HOLDERS = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_what_something_holds_is_found(holder: Callable[[torch.Tensor], Any]) -> None:
     x = torch.ones(1000)

@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from course_lib.ranks import MisuseError, MisuseWarning, RankError, Ranks
 
+pytestmark = pytest.mark.every_case
+
 
 def never_waited() -> None:
     dist.all_reduce(torch.ones(3), async_op=True)

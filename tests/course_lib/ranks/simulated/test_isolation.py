@@ -129,6 +129,7 @@ def test_what_waits_for_the_system_waits_in_real_time() -> None:
         before = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             waits = pool.submit(threading.Event().wait, 0.2)
+            pool.submit(time.sleep, 0.01)
             undone = concurrent.futures.wait([waits], timeout=0.01).not_done
         asyncio.run(asyncio.sleep(0.01))
         found = [ours.poll(), theirs.poll(0.01), len(undone)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +20,9 @@ def _refused() -> list[str]:
         lambda: dist.send(torch.ones(1), k),
         lambda: dist.all_to_all_single(torch.ones(k + 1), torch.ones(k + 1)),
         lambda: dist.all_to_all_single(torch.ones(k), torch.ones(k), [1] * k, [2] * k),
+        lambda: dist.all_reduce(torch.ones(3).to_sparse()),
+        lambda: dist.all_gather([torch.ones(2)] * k, torch.ones(2, device="meta")),
+        lambda: time.sleep(-1),
     ):
         try:
             call()
@@ -28,12 +33,13 @@ def _refused() -> list[str]:
 
 
 def test_what_is_refused_says_why() -> None:
-    avg, band, peer, divide, splits = Ranks(2, on="simulated").run(_refused)[0]
+    avg, band, peer, divide, splits, sparse, meta, sleep = Ranks(2, on="simulated").run(_refused)[0]
     assert "AVG" in avg and "floating" in avg
     assert "BAND" in band and "integers" in band
     assert "2" in peer
     assert "divi" in divide
     assert "split" in splits.lower()
+    assert "to_dense()" in sparse and "have no values" in meta and "non-negative" in sleep
 
 
 def _meta() -> torch.Size:
