@@ -22,6 +22,7 @@ def ranks_that_save_what_they_ran() -> Iterator[None]:
     if "COVERAGE_PROCESS_CONFIG" not in os.environ:
         yield
         return
+    from course_lib.ranks import host
     from course_lib.ranks.processes import fork_client
 
     at_once = fork_client.ForkServer.signal
@@ -36,3 +37,5 @@ def ranks_that_save_what_they_ran() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_client.ForkServer, "signal", politely)
         yield
+        if host._current is not None:  # it would be killed at exit, when nobody is polite any more
+            host._current.end()
