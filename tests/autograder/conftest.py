@@ -1,6 +1,5 @@
 """The sandbox's user may enter temporary folders; one sandbox, one course, one class serve many."""
 
-import functools
 import os
 import shutil
 import tempfile
@@ -9,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autograder.course import Settings
 from autograder.passes import examine
+from autograder.passes.examine import Exam
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers.whole_class import course_of, graded_with_failures, once
 
@@ -32,22 +33,31 @@ def path_is_kept() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def alembic_is_asked_once() -> Iterator[None]:
-    """Keep the answer of a program that nbgrader runs for 2 s for every new gradebook.
+def alembic_is_asked_here() -> Iterator[None]:
+    """Ask alembic for its version in this process; nbgrader starts one for every new gradebook.
 
-    nbgrader commands in processes of their own still run the program themselves.
+    That takes 2 s. nbgrader commands in processes of their own still do so.
     """
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
     from nbgrader import api
 
+    def version() -> str | None:
+        with api._temp_alembic_ini("sqlite://") as settings:
+            return ScriptDirectory.from_config(Config(settings)).get_current_head()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "get_alembic_version", functools.cache(api.get_alembic_version))
+        patch.setattr(api, "get_alembic_version", version)
         yield
 
 
 @pytest.fixture(scope="session")
 def place() -> Iterator[Sandbox]:
-    """The sandbox of all tests that do not break theirs: to start one takes seconds."""
-    with Sandbox(masked=("course_lib.sharding", "course_lib.replicas")) as place:
+    """The sandbox of all tests that do not break theirs, and of the passes for assignment 02.
+
+    To start one takes seconds.
+    """
+    with Exam({}, {}, ("course_lib.sharding", "course_lib.replicas")).sandbox(Settings()) as place:
         yield place
 
 

@@ -161,6 +161,7 @@ def formgrader(course: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     options = {"port": port, "root_dir": ".", "token": "", "password": "", "ip": "127.0.0.1"}
     options |= {"port_retries": 0, "open_browser": False}
+    options["jpserver_extensions"] = "jupyterlab=False"  # it takes a second
     if os.geteuid() == 0:
         options["allow_root"] = True
     given = [f"--ServerApp.{name}={value}" for name, value in options.items()]

@@ -76,6 +76,12 @@ def all_in_one(nb: NotebookNode) -> None:
         nb.cells[place].source = stub(task)
 
 
+def magics_and_all_in_one(nb: NotebookNode) -> None:
+    magics = "%matplotlib widget\n%no_such_magic\n%config InlineBackend.x = 1\nSOLUTION"
+    in_the_cell(magics)(nb)
+    all_in_one(nb)
+
+
 def check_first(nb: NotebookNode) -> None:
     nb.cells.insert(0, nb.cells.pop(at(nb, BOUNDS)))
 
@@ -119,16 +125,12 @@ def own_check(nb: NotebookNode) -> None:
 
 
 CHANGES: dict[str, tuple[Change, frozenset[str]]] = {
-    "all in one, stubs left": (all_in_one, ALL),
+    "magics of a kernel; all in one, stubs left": (magics_and_all_in_one, ALL),
     "a solution deleted": (lambda nb: nb.cells.pop(at(nb, f"write_{AVERAGE}")), ALL - {AVERAGE}),
     "a check moved to the top": (check_first, ALL - {BOUNDS}),
     "an own cell raises": (in_front("1 / 0"), ALL),
     "input": (in_the_cell("SOLUTION\ninput('go on?')"), ALL),
     "sys.exit": (in_the_cell("SOLUTION\nimport sys; sys.exit(3)"), ALL),
-    "magics of a kernel": (
-        in_the_cell("%matplotlib widget\n%no_such_magic\n%config InlineBackend.x = 1\nSOLUTION"),
-        ALL,
-    ),
     "a file beside": (in_the_cell("import beside_the_notebook\nSOLUTION"), ALL - {AVERAGE}),
     "the set-up edited": (set_up_edited, ALL),
     "solution in a cell to explore": (helper_in_a_cell_to_explore, ALL - {AVERAGE}),
@@ -140,7 +142,7 @@ CHANGES: dict[str, tuple[Change, frozenset[str]]] = {
     "a check of their own": (own_check, ALL),
     "untouched": (lambda nb: None, frozenset()),
 }
-QUICK = {"all in one, stubs left", "magics of a kernel"}
+QUICK = {"magics of a kernel; all in one, stubs left"}
 
 
 @pytest.mark.parametrize(

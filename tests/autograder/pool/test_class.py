@@ -106,11 +106,6 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.said
 
 
-def test_a_worker_that_is_killed_is_replaced(course: Course) -> None:
-    assert course.status == 0 and "graded: 9 (4 of them unchanged" in course.said, course.said
-    assert "tried again, because the machine had failed: 1 (" in course.said
-
-
 def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder: Commands) -> None:
     """A verdict that cannot be written, as on a full disk."""
     checks, verdicts = course.root / "assignments" / ASSIGNMENT / "checks.py", course.verdicts()
@@ -130,6 +125,7 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder
 
 
 def test_what_was_graded_before_the_kill_was_not_run_again(course: Course) -> None:
+    assert course.status == 0 and "graded: 9 (4 of them unchanged" in course.said, course.said
     now = course.times()
     assert len(course.before) >= 4
     assert {name: now[name] for name in course.before} == course.before

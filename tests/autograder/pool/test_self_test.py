@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
+from autograder.commands import grade
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
 from autograder.examination.submission import Submission
@@ -90,7 +91,7 @@ def loses_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAKE_WORKER = """
-import json, sys, time
+import json, os, sys, time
 answers = open(int(sys.argv[1]), "w", buffering=1, closefd=False)
 failed = dict(path="", failed="x", fault="the machine failed")
 how = sys.argv[2]
@@ -102,9 +103,13 @@ for line in sys.stdin if how != "does not start" else ():
     if how == "dies in a line":
         print('{"path": "', end="", file=answers, flush=True)
         sys.exit(3)
+    if how == "is killed" and not os.path.exists(path + ".seen"):
+        open(path + ".seen", "w").close()
+        os.kill(os.getpid(), 9)
     if how == "takes long" and "/late/" not in path:
         time.sleep(600)
-    print(json.dumps({**({} if "/late/" in path else failed), "path": path}), file=answers)
+    right = "/late/" in path or how == "is killed"
+    print(json.dumps({**({} if right else failed), "path": path}), file=answers)
 """
 
 
@@ -164,6 +169,18 @@ def test_the_pool_gives_up_only_if_no_worker_starts(
     assert sum(not outcome.failed for outcome in outcomes) == graded
     assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
     assert all(words in outcome.failed for outcome in outcomes if outcome.failed), outcomes
+
+
+def test_a_worker_that_is_killed_is_replaced(
+    course: Course, fake_workers: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = fake_workers("is killed")
+    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings())
+    assert [(outcome.failed, outcome.attempts) for outcome in outcomes] == [("", 2)] * len(CLASS)
+    assert [worker.poll() for worker in started[: len(CLASS)]] == [-9] * len(CLASS)
+    assert grade.report(outcomes) == 0
+    told = f"tried again, because the machine had failed: {len(CLASS)} ({', '.join(CLASS)})"
+    assert told in capsys.readouterr().out
 
 
 def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any) -> None:

@@ -56,7 +56,8 @@ def seen(x: torch.Tensor) -> Any:
     dense = x.detach().to_dense() if x.is_sparse else x.detach()
     copied = zip(dense.clone().stride(), dense.shape, strict=True)
     strides = [step for step, n in copied if n > 1] if dense.numel() else []
-    values = dense.resolve_conj().tolist()
+    packed = dense.resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
+    values = packed.view(torch.uint8).numpy().tobytes()
     return type(x), x.dtype, x.layout, x.shape, x.requires_grad, x.is_conj(), strides, values
 
 

@@ -1,8 +1,7 @@
 """Reports stay short and keep to the user's own lines, with many ranks and deep libraries too."""
 
 import json
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,9 @@ def test_a_recursion_without_an_end_is_told_in_short(function: Callable[..., Any
 
 
 @pytest.mark.parametrize("on", ["simulated", pytest.param("cpu", marks=pytest.mark.large)])
-def test_a_script_is_told_its_own_line(tmp_path: Path, on: str) -> None:
+def test_a_script_is_told_its_own_line(
+    tmp_path: Path, on: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The lines of the course that it calls help nobody, wherever the course is installed."""
     script = tmp_path / "script.py"
     script.write_text(f"""
@@ -109,6 +110,6 @@ if __name__ == "__main__":
             except RanksError as error:
                 print(error.states[0].where)
 """)
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
-    lines = ran.stdout.splitlines()
-    assert lines == [f"script.py, line {number}" for number in (10, 15, 18)], ran.stderr
+    runpy.run_path(str(script), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"script.py, line {number}" for number in (10, 15, 18)]

@@ -1,4 +1,4 @@
-"""The ranks start as the notebook around them wants: early, and with its GPUs."""
+"""The ranks start as the notebook around them wants: with its GPUs."""
 
 from typing import Any
 
@@ -7,19 +7,6 @@ import pytest
 from course_lib.ranks import Ranks
 from course_lib.ranks.processes import fork_client
 from course_lib.ranks.processes.fork_client import ForkServer
-from tests.helpers.kernels import descendants, kernel, wait_until_gone
-
-
-def test_a_notebook_starts_the_fork_server_when_it_imports_the_ranks() -> None:
-    with kernel() as fresh:
-        fresh.run("import course_lib.ranks")
-        server = descendants(fresh.pid)[0]
-        fresh.run("from course_lib.ranks import Ranks\nranks = Ranks(2)\nranks.run(lambda: 1)")
-        below = descendants(fresh.pid)
-        assert below[0] == server
-        assert len(descendants(server)) == 3  # the ranks, and what cleans up after them
-        assert len(below) == 4
-    assert wait_until_gone(below) == []
 
 
 def test_gpus_that_the_notebook_chooses_late_are_those_of_the_ranks(

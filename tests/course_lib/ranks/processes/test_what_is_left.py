@@ -30,7 +30,7 @@ def make(folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is seen in /dev/shm")
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.large), 3])
 def test_semaphores_of_killed_ranks_are_removed_in_the_end(
     k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
