@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ def graded(
     folder: Path = FOLDER,
     of: str = OF,
 ) -> CheckVerdict:
-    """Grade the course's solution of the task, or another one, with these answers."""
+    """Grade the course's solution, or another one, with these answers; its check has one case."""
     source = nbformat.read(folder / f"{folder.name}.ipynb", as_version=4)
     cells = []
     for cell in source.cells:
@@ -65,9 +66,11 @@ def graded(
     for task in (of, f"defend_{of}"):
         role = {"grade": True, "solution": False, "grade_id": task, "points": 2}
         cells.append(new_code_cell("", metadata={"nbgrader": role}))
+    checks = dict(checks_of(folder))
+    checks[of] = replace(checks[of], cases=checks[of].cases[1:2])
     verdict = Verdict(folder.name, student, folder.name, "seed", "")
     with Submission(place) as submission:
-        exam = Exam(checks_of(folder), {}, ())
+        exam = Exam(checks, {}, ())
         examine_cells(new_notebook(cells=cells), exam, submission, verdict)
     return verdict.checks[-1]
 
