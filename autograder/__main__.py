@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import sys
+import warnings
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +106,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         assert module is not None  # argparse knows no other commands
+        # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
+        warnings.filterwarnings("ignore", module="nbgrader.api")
         root = find_course(arguments.course)
         if arguments.command in _GRADEBOOK:
             url = str(load_config(root).CourseDirectory.db_url)

@@ -1,7 +1,7 @@
-"""Check that nbgrader's gradebook can be used, before a command relies on it.
+"""Open nbgrader's gradebook, and check that it can be used before a command relies on it.
 
 nbgrader opens it through SQLAlchemy, which reports a damaged or locked file in a hundred lines.
-This module asks SQLite itself, gives one sentence, and imports the standard library only.
+So SQLite itself is asked, and one sentence says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,16 +11,30 @@ import sqlite3
 import urllib.parse
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traitlets.config import Config
 
 from autograder.errors import CommandFailed
+
+if TYPE_CHECKING:  # it takes a second to import
+    from nbgrader.api import Gradebook
 
 _SQLITE = "sqlite:///"
 _PATIENCE = 5.0
 """Seconds to wait while another program writes; nbgrader's own commands wait as long."""
 
 
-def exists(url: str) -> bool:
-    """Return whether there is a gradebook; whoever opens a missing one makes an empty one."""
+def opened(config: Config) -> Gradebook:
+    """Return the course's gradebook, open: a context manager. It makes a missing one."""
+    from nbgrader.api import Gradebook
+
+    return Gradebook(str(config.CourseDirectory.db_url), str(config.CourseDirectory.course_id))
+
+
+def exists(config: Config) -> bool:
+    """Return whether the course has a gradebook."""
+    url = str(config.CourseDirectory.db_url)
     return not url.startswith(_SQLITE) or Path(url.removeprefix(_SQLITE)).is_file()
 
 

@@ -113,11 +113,10 @@ def booking(root: Path) -> list[float]:
     folders = Folders.of(config.CourseDirectory)
     found = standings(config, ASSIGNMENT, Settings.of(config))
     ticks = [time.monotonic()]
-    failed = book(
-        *(folders, config, ASSIGNMENT, found), lambda student, why: ticks.append(time.monotonic())
-    )
-    if failed:
-        raise RuntimeError(str(failed))
+    for student, why in book(folders, config, ASSIGNMENT, found):
+        if why:
+            raise RuntimeError(f"{student}: {why}")
+        ticks.append(time.monotonic())
     return [end - start for start, end in itertools.pairwise(ticks)]
 
 

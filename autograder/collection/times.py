@@ -15,9 +15,9 @@ from dateutil import parser, tz
 from nbgrader.utils import parse_utc
 from traitlets.config import Config
 
+from autograder import gradebook
 from autograder.collection.listing import SourceError
 from autograder.files import write_whole
-from autograder.gradebook import exists as gradebook_exists
 
 DAY = 24 * 3600
 
@@ -129,26 +129,15 @@ def clock_change(due: datetime, when: datetime, zone: tzinfo | None) -> timedelt
 
 def gradebook_due(config: Config, assignment: str) -> datetime | None:
     """Return the deadline in the gradebook, if there is one."""
-    url = str(config.CourseDirectory.db_url)
-    if not gradebook_exists(url):
+    if not gradebook.exists(config):
         return None
-    from nbgrader.api import Gradebook, MissingEntry
-
-    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
-        try:
-            found = gradebook.find_assignment(assignment).duedate
-        except MissingEntry:
-            return None
-    return found.replace(tzinfo=UTC) if found else None
+    with gradebook.opened(config) as book:
+        due = {each.name: each.duedate for each in book.assignments}.get(assignment)
+    return due.replace(tzinfo=UTC) if due else None
 
 
 def book_due(config: Config, assignment: str, due: datetime) -> None:
     """Write the deadline into the gradebook, where nbgrader's late policy reads it."""
-    from nbgrader.api import Gradebook
-
-    with Gradebook(
-        str(config.CourseDirectory.db_url), str(config.CourseDirectory.course_id)
-    ) as gradebook:
-        gradebook.update_or_create_assignment(
-            assignment, duedate=due.astimezone(UTC).replace(tzinfo=None)
-        )
+    with gradebook.opened(config) as book:
+        duedate = due.astimezone(UTC).replace(tzinfo=None)
+        book.update_or_create_assignment(assignment, duedate=duedate)

@@ -12,7 +12,6 @@ import argparse
 import shutil
 import textwrap
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,8 +162,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
-    # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
-    warnings.filterwarnings("ignore", module="nbgrader.api")
     results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
     print(f"\n{table(results)}\n")
     print("The written question is graded by hand, in formgrader; it has 3 points. Start it with")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 import zipfile
 from pathlib import Path
 
@@ -152,7 +151,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
-    warnings.filterwarnings("ignore", module="nbgrader.api")
     name = arguments.assignment
     missing = feedback(root, name, arguments.student)
     packed = pack(root, name, arguments.source) if arguments.source else None

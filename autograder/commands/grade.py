@@ -116,11 +116,10 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
             print(f"nothing to book: {counted(booked, 'submission')} booked already")
             _tell_penalties(renew_penalties(config, assignment))
             return stale
-        progress = Progress("booking", len(waiting))
-        failed = book(
-            *(folders, config, assignment, waiting),
-            lambda student, why: progress.step(f"{student}: {why}" if why else ""),
-        )
+        progress, failed = Progress("booking", len(waiting)), []
+        for student, why in book(folders, config, assignment, waiting):
+            progress.step(f"{student}: {why}" if why else "")
+            failed += [student] if why else []
         _tell_penalties(renew_penalties(config, assignment))
     return [*stale, *failed]
 

@@ -23,17 +23,6 @@ _SHM = 2**30
 """Bytes in ``/dev/shm``: NCCL's ranks on one machine exchange data there."""
 
 
-class GpusUnavailable(SandboxUnavailable):
-    """GPU ranks were requested, but there is no GPU."""
-
-    def __init__(self) -> None:
-        self.reason = (
-            "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
-            "out: the grader's own network needs no GPU."
-        )
-        RuntimeError.__init__(self, self.reason)
-
-
 @dataclass(frozen=True)
 class GpuAccess:
     """The mounts and variables that let a sandbox's cells use GPUs. By default there are none."""
@@ -51,11 +40,15 @@ def gpu_access() -> GpuAccess:
     """Return the driver's devices, variables and libraries that CUDA needs in a sandbox.
 
     Raises:
-        GpusUnavailable: PyTorch sees no GPU here.
+        SandboxUnavailable: PyTorch sees no GPU here.
 
     """
     if torch.cuda.device_count() == 0:
-        raise GpusUnavailable
+        raise SandboxUnavailable(
+            "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
+            "out: the grader's own network needs no GPU.",
+            advice="",
+        )
     devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
     devices += sorted(Path("/dev/nvidia-caps").glob("*"))
     environment = gpu_environment(os.environ)

@@ -11,11 +11,11 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 from traitlets.config import Config
 
+from autograder import gradebook
 from autograder.collection.extensions import read_extensions
 from autograder.collection.roster import Roster, Student
 from autograder.collection.times import course_zone, days_late
 from autograder.errors import CommandFailed
-from autograder.gradebook import exists as gradebook_exists
 
 MISSING, NOT_GRADED, BY_HAND, GRADED = "missing", "not graded", "to be read", "graded"
 LEFT = "not in the class list"
@@ -62,23 +62,22 @@ def read_grades(
         CommandFailed: there is no gradebook, or no such assignment in it.
 
     """
-    url = str(config.CourseDirectory.db_url)
-    if not gradebook_exists(url):
+    if not gradebook.exists(config):
         raise CommandFailed("there is no gradebook yet: run autograder grade first")
-    with Gradebook(url, str(config.CourseDirectory.course_id)) as gradebook:
-        known = [assignment.name for assignment in gradebook.assignments]
+    with gradebook.opened(config) as book:
+        known = [assignment.name for assignment in book.assignments]
         if unknown := [name for name in assignments if name not in known]:
             raise CommandFailed(
                 f"the gradebook has no assignment {unknown[0]!r}; it has: "
                 f"{', '.join(known) or 'none'}"
             )
         students = dict(roster.students)
-        for each in gradebook.students:
+        for each in book.students:
             students.setdefault(each.id, _student(each))
         found = [
             grade
             for name in assignments or known
-            for grade in _of_assignment(gradebook, data, name, list(students.values()))
+            for grade in _of_assignment(book, data, name, list(students.values()))
         ]
     left = students.keys() - roster.students.keys() if roster else set()
     return [replace(g, status=LEFT) if g.student.student_id in left else g for g in found]
@@ -97,9 +96,9 @@ def _student(each: Any) -> Student:
 
 
 def _of_assignment(
-    gradebook: Gradebook, data: Path, name: str, students: Sequence[Student]
+    book: Gradebook, data: Path, name: str, students: Sequence[Student]
 ) -> Iterator[Grade]:
-    assignment = gradebook.find_assignment(name)
+    assignment = book.find_assignment(name)
     max_score = float(assignment.max_score)
     due = assignment.duedate.replace(tzinfo=UTC) if assignment.duedate else None
     zone = course_zone(data)
@@ -107,7 +106,7 @@ def _of_assignment(
     for student in students:
         handed_in = (data / "submitted" / student.student_id / name).is_dir()
         try:
-            found = gradebook.find_submission(name, student.student_id)
+            found = book.find_submission(name, student.student_id)
         except MissingEntry:
             yield Grade(student, name, NOT_GRADED if handed_in else MISSING, max_score)
             continue

@@ -11,7 +11,8 @@ later would count in full. `renew_penalties` runs the pass for every student who
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, tzinfo
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nbconvert.exporters.exporter import ResourcesDict
@@ -24,7 +25,7 @@ from traitlets.config import Config
 from autograder.collection.extensions import read_extensions
 from autograder.collection.times import clock_change, course_zone
 from autograder.course import Folders
-from autograder.gradebook import exists as gradebook_exists
+from autograder.gradebook import exists, opened
 
 
 class LatePenalties(AssignLatePenalties):
@@ -40,29 +41,25 @@ class LatePenalties(AssignLatePenalties):
 
         """
         names = resources["nbgrader"]
-        with Gradebook(names["db_url"]) as gradebook:
+        with opened(self.config) as gradebook:
             submission = gradebook.find_submission(names["assignment"], names["student"])
-            _Deadlines(self.config, names["assignment"]).extend(submission)
+            _extend(self.config, names["assignment"], [submission])
             gradebook.db.commit()
         nb, resources = super().preprocess(nb, resources)
         return nb, resources
 
 
-class _Deadlines:
-    """The deadlines of single students in one assignment, and the course's time zone."""
-
-    def __init__(self, config: Config, assignment: str) -> None:
-        data = Folders.of(config.CourseDirectory).data
-        self._zone: tzinfo | None = course_zone(data)
-        self._own = read_extensions(data, assignment, self._zone)
-
-    def extend(self, submission: Any) -> None:
-        """Write the extension of a submission, to which a change of the clocks is added."""
+def _extend(config: Config, assignment: str, submissions: Iterable[Any]) -> None:
+    """Write the extension of each submission, to which a change of the clocks is added."""
+    data = Folders.of(config.CourseDirectory).data
+    zone = course_zone(data)
+    own = read_extensions(data, assignment, zone)
+    for submission in submissions:
         due, when = _in_utc(submission.assignment.duedate), _in_utc(submission.timestamp)
-        until = self._own.get(submission.student.id, due)
+        until = own.get(submission.student.id, due)
         extension = until - due if until and due else timedelta()
         if until and when:  # nbgrader counts hours; a day of 25 hours is one day
-            extension += clock_change(until, when, self._zone)
+            extension += clock_change(until, when, zone)
         submission.extension = extension or None
 
 
@@ -81,20 +78,18 @@ def renew_penalties(config: Config, assignment: str) -> int:
         SourceError: the file of extensions cannot be read.
 
     """
-    deadlines, url = _Deadlines(config, assignment), str(config.CourseDirectory.db_url)
-    if not gradebook_exists(url):
+    if not exists(config):
         return 0
-    with Gradebook(url) as gradebook:
-        for submission in gradebook.assignment_submissions(assignment):
-            deadlines.extend(submission)
+    with opened(config) as gradebook:
+        _extend(config, assignment, gradebook.assignment_submissions(assignment))
         gradebook.db.commit()
         before = _penalties(gradebook, assignment)
     for (student, notebook), (late, penalty) in before.items():
         if late or penalty:
             names = {"assignment": assignment, "student": student, "notebook": notebook}
-            names["db_url"] = url
+            names["db_url"] = str(config.CourseDirectory.db_url)
             LatePenalties(config=config).preprocess(new_notebook(), ResourcesDict(nbgrader=names))
-    with Gradebook(url) as gradebook:
+    with opened(config) as gradebook:
         return sum(before[key] != now for key, now in _penalties(gradebook, assignment).items())
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from traitlets.config import Config
 from autograder.course import Folders
 from autograder.examination.verdict import Verdict, verdict_path
 from autograder.files import write_whole
+from autograder.gradebook import opened
 from autograder.pool.class_list import Standing, as_booked
 
 EXAMINE = "autograder.passes.autograde.Examine"
@@ -56,25 +56,17 @@ class Book(NbGraderPreprocessor):
         name = resources["nbgrader"]["notebook"]
         if name not in self.graded:
             raise NotAsGraded(f"{name} was not graded")
-        copy_outputs(nbformat.read(Path(self.graded[name]), as_version=4), nb)
+        graded = nbformat.read(Path(self.graded[name]), as_version=4)
+        ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
+        if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+            raise NotAsGraded(
+                "the code differs from the code that was graded. If the assignment was released "
+                "again since, run nbgrader generate_assignment to update the gradebook; then grade "
+                "again"
+            )
+        for to, cell in zip(ours, theirs, strict=True):
+            to.outputs, to.execution_count = cell.outputs, cell.execution_count
         return nb, resources
-
-
-def copy_outputs(graded: NotebookNode, nb: NotebookNode) -> None:
-    """Copy the outputs of `graded` to `nb`, which must have the same code.
-
-    Raises:
-        NotAsGraded: `nb` has different code.
-
-    """
-    ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
-    if [cell.source for cell in ours] != [cell.source for cell in theirs]:
-        raise NotAsGraded(
-            "the code differs from the code that was graded. If the assignment was released again "
-            "since, run nbgrader generate_assignment to update the gradebook; then grade again"
-        )
-    for to, cell in zip(ours, theirs, strict=True):
-        to.outputs, to.execution_count = cell.outputs, cell.execution_count
 
 
 def booking_config(config: Config) -> Config:
@@ -91,9 +83,8 @@ def book(
     config: Config,
     assignment: str,
     standings: Sequence[Standing],
-    tell: Callable[[str, str], None] = lambda student, failed: None,
-) -> dict[str, str]:
-    """Book these submissions one by one; return student → why it could not be booked.
+) -> Iterator[tuple[str, str]]:
+    """Book these submissions one by one; yield each student, and why it could not be booked.
 
     nbgrader's own passes make the autograded notebook, the points and the penalties from the
     outputs that were written when the submission was graded.
@@ -103,20 +94,11 @@ def book(
         config: the course's configuration.
         assignment: its name.
         standings: the students; all their notebooks are graded.
-        tell: called with each student, and with the reason if the submission was not booked.
 
     """
-    failed: dict[str, str] = {}
     api = NbGraderAPI(config=booking_config(config))
-    with warnings.catch_warnings():
-        # This warning is nbgrader's own: SQLAlchemy flushes objects that were not added yet.
-        warnings.filterwarnings("ignore", module="nbgrader.api")
-        for found in standings:
-            why = _book(api, folders, assignment, found)
-            if why:
-                failed[found.student] = why
-            tell(found.student, why)
-    return failed
+    for found in standings:
+        yield found.student, _book(api, folders, assignment, found)
 
 
 def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) -> str:
@@ -145,7 +127,7 @@ Read = dict[tuple[str, str], tuple[float | None, str]]
 
 def _read_by_hand(config: Config, folders: Folders, assignment: str, student: str) -> Read:
     """Return the cells of one student that have points by hand and need no further grading."""
-    with _gradebook(config) as gradebook:
+    with opened(config) as gradebook:
         return {
             key: what
             for key, grade, what in _grades(gradebook, folders, assignment, student)
@@ -161,7 +143,7 @@ def _stay_read(
     Otherwise nbgrader wants a person to grade all these cells again after each autograding, and
     those of the whole class after a check was fixed.
     """
-    with _gradebook(config) as gradebook:
+    with opened(config) as gradebook:
         for key, grade, what in _grades(gradebook, folders, assignment, student):
             if before.get(key) == what:
                 grade.needs_manual_grade = False
@@ -188,10 +170,6 @@ def _grades(
         for grade in notebook.grades:
             name = grade.cell.name  # a test cell's points depend on all of the student's text
             yield (notebook.name, name), grade, (grade.auto_score, texts.get(name, str(texts)))
-
-
-def _gradebook(config: Config) -> Gradebook:
-    return Gradebook(str(config.CourseDirectory.db_url), str(config.CourseDirectory.course_id))
 
 
 def current(folders: Folders, assignment: str, student: str) -> dict[str, Verdict]:

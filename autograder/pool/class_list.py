@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.api import MissingEntry
 
+from autograder import gradebook
 from autograder.course import Folders, Settings
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import Verdict
-from autograder.gradebook import exists as gradebook_exists
 from autograder.passes.examine import blank_verdict, rebuilt
 
 
@@ -185,13 +185,12 @@ Entry = tuple[dict[str, float | None], bool]
 
 def _entries(config: Any, assignment: str) -> dict[str, Entry]:
     """Return student → the gradebook's entry on one assignment; empty if there is none."""
-    url = config.CourseDirectory.db_url
-    if not gradebook_exists(url):
+    if not gradebook.exists(config):
         return {}
     found = {}
-    with Gradebook(url, config.CourseDirectory.course_id) as gradebook:
+    with gradebook.opened(config) as book:
         try:
-            submissions = gradebook.assignment_submissions(assignment)
+            submissions = book.assignment_submissions(assignment)
         except MissingEntry:
             return {}
         for submission in submissions:

@@ -242,8 +242,8 @@ class HardLimits:
     Attributes:
         processes: number of processes and threads together. Before Linux 5.14, if an ordinary user
             opens the sandbox, that user's other processes count too.
-        address_space: bytes of virtual memory of each process, far more than it uses. ``None``
-            with CUDA, which reserves all available addresses.
+        address_space: bytes of virtual memory of each process, far more than it uses. CUDA
+            reserves all available addresses, so there it is not limited.
         file_size: bytes of the largest file that a process may write.
         open_files: number of descriptors of each process.
         tmp: bytes in a cell's ``/tmp``.
@@ -252,20 +252,19 @@ class HardLimits:
     """
 
     processes: int = 256
-    address_space: int | None = 8 * 2**30
+    address_space: int = 8 * 2**30
     file_size: int = 64 * 2**20
     open_files: int = 1024
     tmp: int = 256 * 2**20
     shm: int = 64 * 2**20
     memory: int = int(Settings.memory_gib * 2**30)
 
-    def of_a_cell(self) -> dict[str, int]:
+    def of_a_cell(self, gpu: bool = False) -> dict[str, int]:
         """Return the limits of each process in a cell, by their names in `resource`."""
-        limits = {
+        return {
+            **({} if gpu else {"as": self.address_space}),
             "nproc": self.processes,
-            "as": self.address_space,
             "fsize": self.file_size,
             "nofile": self.open_files,
             "core": 0,
         }
-        return {name: value for name, value in limits.items() if value is not None}

@@ -171,9 +171,7 @@ class Sandbox:
         with contextlib.ExitStack() as kept:
             uid = kept.enter_context(own_uid())
             calls = seccomp_filter(locks=locks)
-            limits = self._limits.of_a_cell()
-            if gpu:
-                limits.pop("as", None)
+            limits = self._limits.of_a_cell(gpu)
             cell = {
                 **{"run": run, "uid": uid, "root": is_root(), "seccomp": calls, "limits": limits},
                 **{"tmp": self._limits.tmp, "shm": self._limits.shm, **config},

@@ -10,8 +10,9 @@ import torch
 from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Settings
+from autograder.errors import SandboxUnavailable
 from autograder.examination.case import On
-from autograder.examination.gpus import GpusUnavailable, gpu_access
+from autograder.examination.gpus import gpu_access
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import CheckReport
@@ -88,7 +89,7 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -
 def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(GpusUnavailable, match="PyTorch sees no GPU here"):
+    with pytest.raises(SandboxUnavailable, match="PyTorch sees no GPU here"):
         gpu_access()
     command = ["autograder", "demo", "--on", "gpu", "--course", str(SOURCES.parent)]
     monkeypatch.setattr(sys, "argv", command)
