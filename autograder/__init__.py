@@ -2,7 +2,7 @@
 
 A submission's path through ``nbgrader autograde``:
 
-1. `collection.repair` sets aside files that no student needs to submit. `passes.rebuild` makes the
+1. `collection.repair` sets aside files that no student needs to submit. `passes.examine` makes the
    notebook that counts: the released one with the student's sources, by the rule that
    ``course check`` has too (`course_lib.learner.what_counts`).
 2. nbgrader's own sanitizing passes
