@@ -27,8 +27,7 @@ did. `demo` shows the whole process with a class of six. `release` makes the stu
 from the instructors'. `course` finds the course folder and reads its configuration, with the
 options of an examination. `errors` are those that the program prints. `gradebook` checks
 that nbgrader's gradebook can be used. `files` writes files completely or not at all. `tables` shows
-what others wrote in a terminal, a page or a spreadsheet, where it can do no harm. `web_page`
-defines the look of the grader's own pages.
+what others wrote in a terminal, a page or a spreadsheet, where it can do no harm.
 """
 
 from course_lib._later import without

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +16,7 @@ from autograder.examination.verdict import Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
-from autograder.tables import Row, Table, bar, csv_text
-from autograder.web_page import web_page
+from autograder.tables import Row, Table, bar, csv_text, web_page
 from course_lib.capstone import Race
 from course_lib.checking.loading import load_module
 
@@ -128,8 +126,8 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     stem = "final" if arguments.final else "leaderboard"
     title = "The race: " + ("final results" if arguments.final else "results so far")
     table = board(entries)
-    body = f"<p>{escape(about(Race.of(case.parameters)))}</p>\n{table.as_html()}"
-    write_whole(target / f"{stem}.html", web_page(title, body))
+    page = web_page(title, about(Race.of(case.parameters)), [table])
+    write_whole(target / f"{stem}.html", page)
     write_whole(target / f"{stem}.csv", csv_text(table.header[:-1], [r[:-1] for r in table.rows]))
     timed = sum(not entry.note for entry in entries)
     print(table.as_text())

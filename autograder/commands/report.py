@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import mean, median
 
@@ -24,8 +23,7 @@ from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
-from autograder.tables import Row, Table, bar, printable
-from autograder.web_page import web_page
+from autograder.tables import Row, Table, bar, web_page
 
 DESCRIPTION = """\
 Show how the class did in an assignment: who passed each task, the distribution of points, the most
@@ -57,9 +55,7 @@ class ClassReport:
 
     def as_page(self) -> str:
         """Return the report as one page that fetches nothing and has no script."""
-        tables = "\n".join(table.as_html() for table in self.tables)
-        body = f"<p>{escape(printable(self.summary))}</p>\n{tables}"
-        return web_page(f"{self.assignment}: the class", body)
+        return web_page(f"{self.assignment}: the class", self.summary, self.tables)
 
 
 def class_report(assignment: str, verdicts: Mapping[str, Sequence[Verdict]]) -> ClassReport:

