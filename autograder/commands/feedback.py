@@ -10,9 +10,9 @@ from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.commands import add_assignment
+from autograder.commands._progress import Progress
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
-from autograder.pool.progress import Progress
 from course_lib.ranks.explain.words import counted
 
 DESCRIPTION = """\

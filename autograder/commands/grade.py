@@ -17,13 +17,13 @@ from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
 from autograder.commands import add_assignment
+from autograder.commands._progress import Progress
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
 from autograder.passes.late import renew_penalties
 from autograder.pool.book import book
 from autograder.pool.class_list import handed_in, standings, students, verdict_on
-from autograder.pool.progress import Progress
 from autograder.pool.workers import MACHINE, Outcome, grade_all
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.ranks.explain.words import counted

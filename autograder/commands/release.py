@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import nbformat
@@ -63,34 +63,36 @@ def release(
             f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
             f"{', '.join(there) or 'none'}"
         )
-    differing = []
+    differing, done = [], "made anew" if write else "DIFFERS"
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or there:
-            made = generate(root, name, Path(scratch))
-            there_now = files(target / name).items()
-            before = {path: text for path, text in there_now if not path.endswith(".py")}
-            changed = _differing(made, before)
-            say(f"{name}: {_describe(made, changed, write)}")
-            if write:
-                _write(target / name, {path: made.get(path) for path in changed})
-            differing += [f"assignments/{name}/{path}" for path in changed]
+            folder, made = target / name, generate(root, name, Path(scratch))
+            old = [folder / path for path in files(folder) if not path.endswith(".py")]
+            changed = _renew({folder / path: made[path] for path in made}, old, write)
+            paths = ", ".join(str(path.relative_to(folder)) for path in changed)
+            say(f"{name}: {', '.join(made)} ({f'{done}: {paths}' if changed else 'unchanged'})")
+            differing += changed
     pages = {
-        target / "README.md": overview(sources),
-        sources / "kill_matrix.md": kill_matrix(sources),
+        target / "README.md": overview(sources).encode(),
+        sources / "kill_matrix.md": kill_matrix(sources).encode(),
     }
-    for page, text in pages.items():
-        if _renew(page, text, write):
-            differing.append(str(page.relative_to(root)))
-            say(f"{differing[-1]}: {'made anew' if write else 'DIFFERS'}")
-    return sorted(differing)
+    for page in _renew(pages, pages, write):
+        differing.append(page)
+        say(f"{page.relative_to(root)}: {done}")
+    return sorted(str(path.relative_to(root)) for path in differing)
 
 
-def _renew(path: Path, text: str, write: bool) -> bool:
-    """Return whether the file differs from the text or is missing; write the text if `write`."""
-    differs = not path.is_file() or path.read_text(encoding="utf-8") != text
-    if write and differs:
-        path.write_text(text, encoding="utf-8")
-    return differs
+def _renew(made: dict[Path, bytes], old: Iterable[Path], write: bool) -> list[Path]:
+    """Return which files differ from `made`, or are `old` only; if `write`, make them alike."""
+    there = {path: path.read_bytes() for path in old if path.is_file()}
+    changed = sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+    for path in changed if write else ():
+        if path in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(made[path])
+        else:
+            path.unlink()
+    return changed
 
 
 def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
@@ -158,24 +160,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def _lines(cell: NotebookNode) -> set[str]:
     return {line.strip() for line in cell.source.splitlines()} - {""}
-
-
-def _differing(made: dict[str, bytes], there: dict[str, bytes]) -> list[str]:
-    return sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
-
-
-def _describe(made: dict[str, bytes], changed: list[str], write: bool) -> str:
-    how = f"{'made anew' if write else 'DIFFERS'}: {', '.join(changed)}" if changed else "unchanged"
-    return f"{', '.join(made)} ({how})"
-
-
-def _write(folder: Path, changes: dict[str, bytes | None]) -> None:
-    for path, content in changes.items():
-        if content is None:
-            (folder / path).unlink()
-        else:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

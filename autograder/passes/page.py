@@ -10,13 +10,13 @@ import base64
 import io
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters import HTMLExporter
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 
+from autograder.course import Folders
 from autograder.passes.tell import tell
 
 POLICY = (
@@ -38,8 +38,7 @@ class FeedbackPage(HTMLExporter):
         self, nb: NotebookNode, resources: ResourcesDict
     ) -> tuple[NotebookNode, ResourcesDict]:
         nb, resources = super()._preprocess(nb, resources)  # type: ignore[no-untyped-call]
-        coursedir = self.parent.coursedir  # type: ignore[union-attr]
-        data = Path(coursedir.root) / Path(coursedir.autograded_directory).parent
+        data = Folders.of(self.parent.coursedir).data  # type: ignore[union-attr]
         names = resources["nbgrader"]
         tell(nb, data, names["assignment"], names["student"], names["notebook"])
         for cell in nb.cells:
