@@ -56,7 +56,7 @@ class Rebuild(NbGraderPreprocessor):
     def preprocess(
         self, nb: NotebookNode, resources: ResourcesDict
     ) -> tuple[NotebookNode, ResourcesDict]:
-        """Rebuild one submission, and log what was left out or put back.
+        """Rebuild one submission; `Examine` logs what was left out or put back.
 
         Raises:
             FileNotFoundError: the assignment was not released here. nbgrader then reports that it
@@ -64,10 +64,7 @@ class Rebuild(NbGraderPreprocessor):
                 continues with the others.
         """
         folders, path = _submission(self, resources)
-        made = rebuilt(folders, path, nb)
-        for note in made.metadata.get("rebuild", ()):
-            self.log.warning("%s of %s: %s", path.stem, path.parents[1].name, note)
-        return made, resources
+        return rebuilt(folders, path, nb), resources
 
 
 class Examine(NbGraderPreprocessor):

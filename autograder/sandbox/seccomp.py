@@ -106,28 +106,29 @@ HIDDEN_MEMORY = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-_INOTIFY_INIT = 253  # on x86_64 only
-_FLOCK = {"flock": (73, 32)}
-_FCNTL = {"fcntl": (72, 25)}
-_FUTEX = {"futex": (202, 98)}
-_NEWER_FUTEXES = {
+LOCKS = {
+    "flock": (73, 32),
     "futex_waitv": (449, 449),
     "futex_wake": (454, 454),
     "futex_wait": (455, 455),
     "futex_requeue": (456, 456),
 }
-_SOCKET = {"socket": (41, 198)}
+BY_ARGUMENTS = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "fcntl": (72, 25),
+    "futex": (202, 98),
+    "kill": (62, 129),
+    "prlimit64": (302, 261),
+    "setrlimit": (160, 164),
+    "socket": (41, 198),
+    "tgkill": (234, 131),
+}
+_INOTIFY_INIT = 253  # on x86_64 only
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 1030, 1031, 1032)
 """Commands on descriptors, pipes and signals. All others, such as locks, concern the file."""
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains."""
-_KILL_CALL = {"kill": (62, 129)}
-_TGKILL = {"tgkill": (234, 131)}
-_SETRLIMIT = {"setrlimit": (160, 164)}
-_PRLIMIT = {"prlimit64": (302, 261)}
-_CLONE = {"clone": (56, 220)}
-_CLONE3 = {"clone3": (435, 435)}
-
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
@@ -159,6 +160,7 @@ def seccomp_filter(
             f"no seccomp filter for {machine}, only for {', '.join(_ARCHITECTURES)}"
         )
     column = list(_ARCHITECTURES).index(machine)
+    number = {name: numbers[column] for name, numbers in BY_ARGUMENTS.items()}
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, _ARCHITECTURES[machine], yes=1),
@@ -169,26 +171,22 @@ def seccomp_filter(
         code += [_instruction(_AT_LEAST, _X32, no=1), _refuse(errno.ENOSYS)]
     refused = {**WATCHING_OTHERS, **KERNEL_ITSELF}
     if not namespaces:
-        refused |= (
-            NAMESPACES | OTHER_CELLS | HIDDEN_MEMORY | ({} if locks else _FLOCK | _NEWER_FUTEXES)
-        )
+        refused |= NAMESPACES | OTHER_CELLS | HIDDEN_MEMORY | ({} if locks else LOCKS)
     for numbers in refused.values():
         code += [_instruction(_EQUAL, numbers[column], no=1), _refuse(errno.EPERM)]
     if machine == "x86_64" and not namespaces:
         code += [_instruction(_EQUAL, _INOTIFY_INIT, no=1), _refuse(errno.EPERM)]
     if not namespaces:
-        for call, which in ((_KILL_CALL["kill"], 24), (_TGKILL["tgkill"], 32)):
-            code += _ends_itself(call[column], which)
-        code += _limits_no_processor_time(
-            _SETRLIMIT["setrlimit"][column], _PRLIMIT["prlimit64"][column]
-        )
-        code += _allows_only(_FCNTL["fcntl"][column], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
-        code += _allows_only(_SOCKET["socket"][column], _FIRST_ARGUMENT, _FAMILIES)
+        for call, which in (("kill", 24), ("tgkill", 32)):
+            code += _ends_itself(number[call], which)
+        code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
+        code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
+        code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES)
         if not locks:
-            code += _private_futexes(_FUTEX["futex"][column])
-        code += [_instruction(_EQUAL, _CLONE3["clone3"][column], no=1), _refuse(errno.ENOSYS)]
+            code += _private_futexes(number["futex"])
+        code += [_instruction(_EQUAL, number["clone3"], no=1), _refuse(errno.ENOSYS)]
         code += [
-            _instruction(_EQUAL, _CLONE["clone"][column], no=4),
+            _instruction(_EQUAL, number["clone"], no=4),
             _instruction(_LOAD, _FIRST_ARGUMENT),
             _instruction(_AND, _NEW_NAMESPACES),
             _instruction(_EQUAL, 0, yes=1),

@@ -12,7 +12,7 @@ from autograder.sandbox.seccomp import seccomp_filter
 
 ALWAYS = {**seccomp.WATCHING_OTHERS, **seccomp.KERNEL_ITSELF}
 OF_STUDENTS = {**seccomp.NAMESPACES, **seccomp.OTHER_CELLS, **seccomp.HIDDEN_MEMORY}
-OF_RANKS = {**seccomp._FLOCK, **seccomp._NEWER_FUTEXES}
+OF_RANKS = seccomp.LOCKS
 TABLES = {**ALWAYS, **OF_STUDENTS, **OF_RANKS}
 REFUSED, NO_SUCH_CALL, KILLED, ALLOWED = 0x00050001, 0x00050026, 0x80000000, 0x7FFF0000
 
@@ -43,20 +43,15 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
     architecture = seccomp._ARCHITECTURES[machine]
     refused = {numbers[column] for numbers in TABLES.values()}
     refused |= {seccomp._INOTIFY_INIT} if machine == "x86_64" else set()
-    clone, clone3 = seccomp._CLONE["clone"][column], seccomp._CLONE3["clone3"][column]
+    fcntl, socket, futex, clone, clone3, kill = (
+        seccomp.BY_ARGUMENTS[name][column]
+        for name in ("fcntl", "socket", "futex", "clone", "clone3", "kill")
+    )
     for number in range(600):
         wanted = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
         # Arguments that are good for socket (AF_UNIX), fcntl (F_GETFD) and futex (private wait).
-        good = (1, 1) if number != seccomp._FUTEX["futex"][column] else (1, 128)
+        good = (1, 1) if number != futex else (1, 128)
         assert run(program, number, architecture, *good) == wanted, number
-    fcntl, socket, futex = (
-        table[name][column]
-        for table, name in (
-            (seccomp._FCNTL, "fcntl"),
-            (seccomp._SOCKET, "socket"),
-            (seccomp._FUTEX, "futex"),
-        )
-    )
     for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1036):  # locks, a lease, a watch, a hint
         assert run(program, fcntl, architecture, 3, command) == REFUSED
     for family in (17, 38, 40):  # raw packets, cryptography, AF_VSOCK
@@ -72,7 +67,6 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
         assert run(program, clone, architecture, flag | 17) == REFUSED
     assert run(program, clone, architecture, 0x003D0F00) == ALLOWED  # a thread
     assert run(program, 1, 0x40000003) == KILLED  # i386
-    kill = seccomp._KILL_CALL["kill"][column]
     assert run(program, kill, architecture, 1, 9) == KILLED
     assert run(program, kill, architecture, 1, 15) == ALLOWED
     assert run(program, kill, architecture, 2, 9) == ALLOWED
@@ -84,10 +78,8 @@ def test_nobody_sets_a_limit_after_which_the_kernel_sends_sigkill(
 ) -> None:
     program = seccomp_filter(machine)
     architecture = seccomp._ARCHITECTURES[machine]
-    setrlimit, prlimit = (
-        numbers[column]
-        for numbers in (seccomp._SETRLIMIT["setrlimit"], seccomp._PRLIMIT["prlimit64"])
-    )
+    setrlimit = seccomp.BY_ARGUMENTS["setrlimit"][column]
+    prlimit = seccomp.BY_ARGUMENTS["prlimit64"][column]
     cpu, files, somewhere = 0, 7, 0x7FFF_0000_1000
     assert run(program, setrlimit, architecture, cpu, somewhere) == REFUSED
     assert run(program, setrlimit, architecture, files, somewhere) == ALLOWED
