@@ -117,7 +117,7 @@ def collect(
     refused = [_by_our_id(each, students) for each in gathered.refused]
     collected = Collected([], refused, [], gathered.format, zone=zone)
     ours = gathered.format in ("exchange", "folder")
-    by_student = _by_student(gathered, students, collected)
+    by_student = _by_student(gathered, students, collected.refused)
     for student, hand_ins in sorted(by_student.items()):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
         for hand_in, each in vetted:
@@ -137,7 +137,7 @@ def hand_ins_by_student(
     """Return a source's unread files by the course's student ids, and the source's format."""
     gathered = _gather(load_config(root), source, assignment, "")
     students = kept_roster(Folders.at(root).data)
-    return _by_student(gathered, students, Collected([], [], [], "")), gathered.format
+    return _by_student(gathered, students, []), gathered.format
 
 
 def _gather(config: Config, source: str, assignment: str, format: str) -> Gathered:
@@ -223,23 +223,24 @@ def _account(uid: int) -> Account:
 
 
 def _by_student(
-    gathered: Gathered, students: Roster, collected: Collected
+    gathered: Gathered, students: Roster, refused: list[Refused]
 ) -> dict[str, list[HandIn]]:
+    """Return the submissions by the course's student ids; add others to `refused`."""
     found: dict[str, list[HandIn]] = {}
     whose: dict[str, str] = {}
     for hand_in in gathered.hand_ins:
         known = students.find(hand_in.system_id, hand_in.name)
         who = hand_in.name or hand_in.system_id
         if students and known is None:
-            collected.refused.append(Refused(who, "", "is not in the class list (see --roster)"))
+            refused.append(Refused(who, "", "is not in the class list (see --roster)"))
             continue
         student = known.student_id if known else student_id_of(hand_in.system_id, hand_in.name)
         if not student:
-            collected.refused.append(Refused(who, "", "has a name that cannot be a student id"))
+            refused.append(Refused(who, "", "has a name that cannot be a student id"))
             continue
         if not known and whose.setdefault(student, hand_in.name) != hand_in.name:
             why = f"would have the student id {student}, as {whose[student]!r} has: rename one"
-            collected.refused.append(Refused(who, "", why))
+            refused.append(Refused(who, "", why))
             continue
         if not known and hand_in.name == hand_in.system_id != student:
             hand_in.notes.append(f"{who!r} cannot be a student id, so the id is {student}")
