@@ -1,8 +1,57 @@
-"""The commands of the program `autograder`."""
+"""The commands of the program `autograder`, and what several of them share."""
+
+from __future__ import annotations
 
 import argparse
+import sys
+import time
+
+_WIDTH = 24
+_LINE_EVERY = 10.0
 
 
 def add_assignment(parser: argparse.ArgumentParser) -> None:
     """Declare the argument ASSIGNMENT of the commands that need one."""
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+
+
+class Progress:
+    """Shows progress over `total` things, one `step` each: on a terminal a bar, else lines.
+
+    Args:
+        what: the task, in a word.
+        total: number of things.
+
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._start = self._shown = time.monotonic()
+
+    def step(self, note: str = "") -> None:
+        """Count one more thing, and print the `note` on a line of its own."""
+        self._done += 1
+        now, last = time.monotonic(), self._done == self._total
+        out, is_terminal = sys.stdout, sys.stdout.isatty()
+        if note:
+            out.write("\r\x1b[K" * is_terminal + f"{note}\n")
+        if is_terminal:
+            filled = _WIDTH * self._done // self._total
+            bar = "█" * filled + "░" * (_WIDTH - filled)
+            out.write(f"\r\x1b[K{self._what} {bar} {self._text(now)}" + "\n" * last)
+        elif last or now - self._shown >= _LINE_EVERY:
+            self._shown = now
+            out.write(f"{self._what}: {self._text(now)}\n")
+        out.flush()
+
+    def _text(self, now: float) -> str:
+        took = now - self._start
+        left = (self._total - self._done) * took / self._done
+        end = f"{_in_words(left)} left" if left else _in_words(took)
+        return f"{self._done}/{self._total}, {end}"
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -9,8 +9,7 @@ from pathlib import Path
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.collection.collecting import hand_ins_by_student
-from autograder.commands import add_assignment
-from autograder.commands._progress import Progress
+from autograder.commands import Progress, add_assignment
 from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from course_lib.ranks.explain.words import counted

@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.collection.repair import damage, place_aside
-from autograder.commands import add_assignment
-from autograder.commands._progress import Progress
+from autograder.commands import Progress, add_assignment
 from autograder.course import Folders, Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
