@@ -113,20 +113,14 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
         if not waiting:
             booked = sum(found.booked for found in all_)
             print(f"nothing to book: {counted(booked, 'submission')} booked already")
-            _tell_penalties(renew_penalties(config, assignment))
-            return stale
         progress, failed = Progress("booking", len(waiting)), []
         for student, why in book(folders, config, assignment, waiting):
             progress.step(f"{student}: {why}" if why else "")
             failed += [student] if why else []
-        _tell_penalties(renew_penalties(config, assignment))
+        if changed := renew_penalties(config, assignment):
+            many = counted(changed, "submission")
+            print(f"late penalties changed for {many}, to fit today's deadlines and policy")
     return [*stale, *failed]
-
-
-def _tell_penalties(changed: int) -> None:
-    if changed:
-        many = counted(changed, "submission")
-        print(f"late penalties changed for {many}, to fit today's deadlines and policy")
 
 
 @contextlib.contextmanager
