@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from autograder.__main__ import main
 from autograder.course import CourseNotFound, Settings, find_course
 from autograder.errors import SandboxUnavailable
+from autograder.inside import look
+from autograder.inside.scratch import HOME
 from autograder.passes import autograde, examine
 from autograder.sandbox import mounts
 from autograder.sandbox.mounts import Mount, prepare, python_mounts
 from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.user import make_sure_of_uids
+from course_lib.ranks.wire import receive
 from tests.helpers import ROOT
 from tests.helpers.course_folders import SOURCES, needs_sources
 
@@ -82,11 +87,11 @@ def test_a_file_that_hides_a_package_is_named(
 def test_a_sandbox_that_is_not_ready_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Sandbox] = []
 
-    def look(sandbox: Sandbox) -> dict[str, list[str]]:
+    def sees(sandbox: Sandbox) -> dict[str, list[str]]:
         started.append(sandbox)
         return {"hidden": ["/root/torch"]}
 
-    monkeypatch.setattr(Sandbox, "_look_from_a_cell", look)
+    monkeypatch.setattr(Sandbox, "_look_from_a_cell", sees)
     monkeypatch.setattr(examine, "_warm", {})
     exam = examine.Exam.of(SOURCES / "03_collectives")
     with pytest.raises(SandboxUnavailable, match="may not read these files: /root/torch"):
@@ -104,3 +109,16 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
     autograde._make_sure_of_a_sandbox.cache_clear()
     with pytest.raises(SystemExit, match=r"^nbgrader autograde: There is no room\.$"):
         autograde.before_any("one", "*", [])
+
+
+def test_what_a_module_has_made_for_itself_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.8 makes a folder when it is imported; a cell has a /tmp of its own."""
+    made, lost = f"{HOME}/made when imported/made.py", "/etc/no such folder/lost.py"
+    for name, file in (("made", made), ("lost", lost)):
+        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
+        module.__file__ = file
+    ours, theirs = socket.socketpair()
+    with ours:
+        look.serve([theirs.detach()], {})
+        hidden = receive(ours)["hidden"]
+    assert lost in hidden and made not in hidden
