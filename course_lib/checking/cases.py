@@ -121,6 +121,8 @@ class Case:
         after: a case that the same ranks run before this one, to show whether the function keeps
             something from one call to the next. Neither its values nor its communication are
             judged.
+        decides: the parts of the points that the case decides about; empty: all of them.
+        in_short: why an answer may be wrong here, in words that reveal nothing of the inputs.
 
     """
 

@@ -226,7 +226,7 @@ def computes_between(
         if observed.network is None:
             return
         for rank in range(case.world_size):
-            busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+            busy = computations(trace, rank)
 
             def computed(until: float, busy: Sequence[Event] = busy) -> float:
                 return sum(max(0.0, min(e.end, until) - e.start) for e in busy)
@@ -263,8 +263,7 @@ def overlaps(kind: str, fraction: float) -> Expectation:
         if observed.network is None:
             return
         for rank in range(case.world_size):
-            events = operations(trace, rank, [kind])
-            busy = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
+            events, busy = operations(trace, rank, [kind]), computations(trace, rank)
             total = sum(e.end - e.start for e in events)
             hidden = sum(
                 max(0.0, min(e.end, c.end) - max(e.start, c.start)) for e in events for c in busy
@@ -291,6 +290,11 @@ def operations(trace: Trace, rank: int, kinds: Iterable[str] | None = None) -> l
         for event in trace.operations
         if event.rank == rank and (wanted is None or event.kind in wanted)
     ]
+
+
+def computations(trace: Trace, rank: int) -> list[Event]:
+    """Return the times in which the rank computes, in their order."""
+    return [event for event in trace.events if (event.rank, event.kind) == (rank, "compute")]
 
 
 def after_the_barrier(trace: Trace) -> Trace | None:

@@ -27,7 +27,7 @@ from course_lib.checking.cases import (
     case_generator,
 )
 from course_lib.checking.causes import agreed, cause_of, difficulty_of, in_common
-from course_lib.checking.expectations import after_the_barrier, name_of
+from course_lib.checking.expectations import after_the_barrier, computations, name_of
 from course_lib.checking.report import CaseResult, CheckReport
 from course_lib.limits import MAX_DETAIL, MAX_EMPTY, MAX_TIMEOUTS
 from course_lib.ranks import Trace
@@ -259,16 +259,17 @@ def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) ->
 
 def _cost(trace: Trace) -> dict[str, float]:
     ranks = range(trace.world_size)
-    computed = [
-        sum(e.end - e.start for e in trace.events if (e.rank, e.kind) == (rank, "compute"))
-        for rank in ranks
-    ]
     return {
         "seconds": trace.makespan,
-        "computed": max(computed),
+        "computed": max(_computed(trace, rank) for rank in ranks),
         "sent": max(trace.bytes_sent(rank) for rank in ranks),
         "rounds": sum(event.rank == 0 for event in trace.operations),
     }
+
+
+def _computed(trace: Trace, rank: int) -> float:
+    """Return for how many seconds a rank computes."""
+    return sum(event.end - event.start for event in computations(trace, rank))
 
 
 def _not_written(error: RanksError) -> TypeGuard[RankError]:
@@ -460,8 +461,7 @@ def _computed_too_little(
     """Return what is wrong if a rank computed less than the check's program makes it compute."""
     for rank, own in enumerate(inputs):
         expected = sum(seconds * times for seconds, times in computes(own).items())
-        events = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
-        if (spent := sum(e.end - e.start for e in events)) < expected * (1 - 1e-6):
+        if (spent := _computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
             return (
                 f"rank {rank} computes for only {scale * spent:.4g} of the {scale * expected:.4g} "
