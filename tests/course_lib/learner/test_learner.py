@@ -24,6 +24,7 @@ from tests.helpers import ROOT
 from tests.helpers.desk_files import write
 
 WRONG = "def rank():\n    return 7"
+NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass"
 AS_CHECK_DOES = """
 import json, sys
 from pathlib import Path
@@ -83,10 +84,15 @@ def outcome(capfd: Any) -> str:
 def test_check_counts_the_points_and_notes_them(
     course: Path, mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also those after a cell that lasts too long, and cannot be interrupted."""
+    monkeypatch.setattr("course_lib.learner.check.CELLS_SECONDS", 3.0)
     main(["start", NAME])
-    write(mine, assignment(RIGHT))
+    write(mine, assignment(RIGHT, "import time", NEVER))
     assert main(["check", NAME]) == 0
-    assert "3 of 3" in outcome(capfd)
+    said = capfd.readouterr().out
+    assert "  rank     3 of 3" in said
+    assert "  Note: cell 4 could not be interrupted, so it was left out.\n" in said
+    assert said.count("Note: ") == 1
     write(mine, assignment(RIGHT.replace("get_rank()", "get_rank() + no_such_name")))
     assert main(["check", NAME]) == 1
     assert "0 of 3   Rank 0 raised NameError" in outcome(capfd).replace("Ranks 0, 1", "Rank 0")
@@ -228,29 +234,18 @@ def test_a_full_disk_is_told_with_what_to_do(
     assert "No space left" in line and "Free some space" in line and "--desk" in line
 
 
-NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass"
-
-
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("cells", "notes"),
     [
-        (["import time", NEVER], ["cell 4 could not be interrupted, so it was left out"]),
-        pytest.param(
-            ["import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"],
-            [],
-            marks=pytest.mark.large,
-        ),
-        pytest.param(
-            *(["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),
-            marks=pytest.mark.large,
-        ),
-        pytest.param(
+        (["import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"], []),
+        (["import os, time\nif os.fork() == 0:\n    time.sleep(600)"], []),
+        (
             ["import time; time.sleep(60)", "time.sleep(60)", "time.sleep(0.1)", "time.sleep(60)"],
             ["cell 3 was interrupted", "cell 4 was interrupted", "cell 6 was interrupted"],
-            marks=pytest.mark.large,
         ),
     ],
-    ids=["one that goes on", "a thread", "a fork", "all together"],
+    ids=["a thread", "a fork", "all together"],
 )
 def test_a_cell_that_lasts_too_long_costs_no_points(
     mine: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, cells: list[str], notes: list[str]
