@@ -1,4 +1,4 @@
-"""What decides a case besides its values, and a case that chance alone may have failed."""
+"""What decides a case besides its values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from course_lib.checking import NETWORK, Case, Check, Form, Observed, Wrong, run_check
 from course_lib.checking.judges import same_on_all_ranks
@@ -50,33 +49,6 @@ def test_what_the_ranks_did_is_judged_besides_their_values(
     result = report.results[-1]
     assert result.passed == (not words)
     assert re.search(words, result.reason), result.reason
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    ("near", "wrong_draws", "passed"),
-    [(True, 1, True), (True, 3, False), (False, 1, False)],
-)
-def test_a_case_that_nearly_passes_costs_a_point_only_if_it_fails_again(
-    near: bool, wrong_draws: int, passed: bool
-) -> None:
-    drawn: set[float] = set()
-
-    def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        drawn.add(inputs[0])
-        if case.name == "b" and len(drawn) <= wrong_draws:
-            raise Wrong("a little off", near=near)
-
-    check = Check(
-        "f",
-        len,
-        lambda case, generator: [torch.rand((), generator=generator).item()],
-        judge,
-        (Case("b", 1), Case("a", 1)),
-    )
-    report = run_check("t/f", check, lambda _, case, inputs: Observed(inputs), seed="")
-    assert [result.passed for result in report.results] == [passed, True]
-    assert len(drawn) == (4 if near else 2)
 
 
 def test_a_judge_that_has_no_memory_blames_nobody() -> None:
