@@ -48,9 +48,9 @@ def find(course: Path, said: str) -> str:
     if said.isdigit():
         said = f"{int(said):02}"
     meant = [name for name in known if said == name] or [name for name in known if said in name]
-    if len(meant) == 1:
+    if len(meant) == 1 and said:
         return meant[0]
-    what = "fits more than one assignment" if meant else "is no assignment. The assignments are"
+    what = "fits more than one assignment" if meant and said else "is no assignment; there are"
     raise CannotGoOn(f"{said!r} {what}: {', '.join(meant or known)}")
 
 
