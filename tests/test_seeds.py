@@ -133,8 +133,6 @@ def test_one_case_near_the_allowed_error_is_tried_with_more_seeds(
         judges=[equals(lambda case, inputs, me: {"x": inputs[me]["x"]})],
         cases=[Case("1 rank", 1), Case("1 rank, once more", 1)],
     )
-    from course_lib.checking.cases import case_generator
-
     for seed in ("1", "1, again 0", "1, again 1"):
         (one, _) = check.cases
         (mine,) = check.inputs(one, case_generator(seed, "t/same", one))
