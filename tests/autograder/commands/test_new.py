@@ -39,6 +39,7 @@ def course(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.large
 def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Path) -> None:
     folder = new(course, NAME)
     assert set(checks_of(folder)) == set(hidden_of(folder).HIDDEN) == {"rotate"}

@@ -91,8 +91,13 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("part", ["bubblewrap", "init", "server", "cells"])
+KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") for moment in MOMENTS]
+
+
+@pytest.mark.parametrize(
+    ("part", "moment"),
+    [*(pytest.param(*each, marks=pytest.mark.large) for each in KILLS[:-1]), KILLS[-1]],
+)
 def test_a_process_that_is_killed_costs_nobody_points(
     place: Sandbox, part: str, moment: str
 ) -> None:

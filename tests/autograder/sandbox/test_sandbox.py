@@ -246,6 +246,7 @@ def test_a_daemon_does_not_survive(place: Sandbox) -> None:
     assert processes_named(token) == []
 
 
+@pytest.mark.large
 def test_all_of_it_dies_with_a_parent_that_is_killed() -> None:
     token = uuid.uuid4().hex
     code = f"""

@@ -33,6 +33,7 @@ def loaded() -> tuple[bool, bool]:
     return FIRST in sys.modules, LAST in sys.modules
 
 
+@pytest.mark.large
 def test_a_machine_without_what_few_ranks_need_has_ranks(
     modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
