@@ -30,12 +30,10 @@ def fresh(tmp_path: Path, monkeypatch: Any) -> None:
 def test_what_was_run_decides(mine: int, actual: Any, holds: int | None) -> None:
     scored = guess("idle?", IDLE, mine=mine).score(actual, why=WHY)
     assert scored.right is (None if holds is None else mine == holds)
-    assert str(scored).count("✓") == (holds is not None)
-    if holds is None:
-        assert "no option says that" in str(scored)
-    else:
-        assert f"✓ {holds}. " in str(scored)
-    assert all(reason in str(scored) for reason in WHY)
+    assert ("no option says that" if holds is None else f"✓ {holds}. ") in str(scored)
+    for told in (str(scored), scored._repr_html_()):
+        assert told.count("✓") == (holds is not None)
+        assert all(reason in told for reason in WHY)
 
 
 def test_a_list_of_values_is_its_own_options(capsys: Any) -> None:
@@ -57,6 +55,7 @@ def test_without_a_guess_the_run_still_answers_and_nothing_is_kept(tmp_path: Pat
     (tmp_path / ".desk").mkdir()
     told = guess("idle?", IDLE).score(0.25)
     assert told.right is None and "The run shows 0.25: option 2 is right." in str(told)
+    assert "<details>" in told._repr_html_()  # folded, until a reader looks
     assert predictions.record() == []
 
 
