@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,29 +75,31 @@ def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run(compil
         assert works(ranks)
 
 
-def interrupted(ranks: Ranks, fn: Callable[[], Any]) -> float:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT))
-    try:
-        timer.start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            ranks.run(fn)
-        return time.monotonic() - start
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_an_interrupt_ends_the_call_and_variables_stay(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    loops_now = tmp_path / "loops"
+
     def loops() -> None:
+        loops_now.touch()
         while True:
             pass
 
+    def interrupts() -> None:
+        while not loops_now.exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
     assert works(ranks)
     ranks.push(kept=per_rank([1, 2, 3]))
-    assert interrupted(ranks, loops) < 4
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupts, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run(loops)
+        assert time.time() - loops_now.stat().st_mtime < 4
+    finally:
+        signal.signal(signal.SIGINT, before)
     told = capsys.readouterr().err
     assert "keep their variables" in told and "running" in told and "test_host.py" in told
     assert ranks.pull("kept") == [1, 2, 3] and works(ranks)
