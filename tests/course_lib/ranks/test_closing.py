@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,26 +19,37 @@ KINDS = [
 ]
 
 
-def without_end() -> None:
+def without_end(begun: Path) -> None:
+    begun.touch()
     while True:
         dist.barrier()
 
 
-def without_end_and_without_messages() -> None:
+def without_end_and_without_messages(begun: Path) -> None:
+    begun.touch()
     for _ in iter(int, 1):
         pass
 
 
 @pytest.mark.parametrize("program", [without_end, without_end_and_without_messages])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_call_is_told_that_its_ranks_are_closed(kind: dict[str, Any], program: Any) -> None:
+def test_a_call_is_told_that_its_ranks_are_closed(
+    kind: dict[str, Any], program: Any, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+
+    def closes() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        ranks.close()
+
     ranks = Ranks(2, timeout=120, **kind)
     ranks.run(dist.barrier)
     pids = ranks.processes()
-    closing = threading.Timer(0.5, ranks.close)
+    closing = threading.Thread(target=closes, daemon=True)
     closing.start()
     with pytest.raises(RanksError, match="Another thread closed the ranks while they ran"):
-        ranks.run(program)
+        ranks.run(program, begun)
     closing.join()
     with pytest.raises(RanksError, match="closed"):
         ranks.run(dist.barrier)
