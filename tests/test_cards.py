@@ -50,9 +50,8 @@ def pages(pdf: Path) -> int:
     return len(re.findall(rb"/Type /Page\b", pdf.read_bytes()))
 
 
-@pytest.mark.parametrize(
-    ("lectures", "expected"), [pytest.param(8, 1, marks=pytest.mark.large), (9, 2)]
-)
+@pytest.mark.large
+@pytest.mark.parametrize(("lectures", "expected"), [(8, 1), (9, 2)])
 def test_cards_are_printed_eight_on_a_page(
     cards: ModuleType, tmp_path: Path, lectures: int, expected: int
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.helpers import ROOT
 from tests.helpers.browser import needs_browser
 
+pytestmark = pytest.mark.large
 SITE = ROOT / "docs" / "site"
 LECTURE = "lectures/00_start_here.ipynb"
 
@@ -26,7 +27,6 @@ def load():
     sys.path.remove(str(SITE))
 
 
-@pytest.mark.large
 def test_the_page_has_still_figures_and_unfolded_answers(load, tmp_path: Path) -> None:
     page = load("pdf").write_page(tmp_path, LECTURE).read_text(encoding="utf-8")
     assert "<script" not in page
