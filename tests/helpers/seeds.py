@@ -47,19 +47,16 @@ def findings(
     def run_all(mine: Sequence[Any]) -> list[Any]:
         return [program(function, each) for each in mine]
 
-    def drawn(seed: str) -> Sequence[Any]:
-        return check.inputs(case, case_generator(seed, name, case))
-
     with Ranks(case.world_size, on="simulated", network=case.network, timeout=600) as ranks:
         for at in range(0, len(seeds), 50):
             some = seeds[at : at + 50]
-            inputs = [drawn(seed) for seed in some]
+            inputs = [check.inputs(case, case_generator(seed, name, case)) for seed in some]
             results = ranks.run(
                 run_all, per_rank([list(each) for each in zip(*inputs, strict=True)])
             )
-            for seed, outputs in zip(some, zip(*results, strict=True), strict=True):
+            for seed, each, outputs in zip(some, inputs, zip(*results, strict=True), strict=True):
                 try:
-                    check.judge(case, drawn(seed), outputs)
+                    check.judge(case, each, outputs)
                 except Wrong as wrong:
                     yield seed, wrong
                 else:

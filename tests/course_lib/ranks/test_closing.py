@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from course_lib.ranks import Ranks, RanksError
+from tests.helpers.kernels import wait_until_gone
 
 KINDS = [
     {"on": "cpu"},
@@ -53,17 +54,6 @@ def test_a_call_is_told_that_its_ranks_are_closed(
     closing.join()
     with pytest.raises(RanksError, match="closed"):
         ranks.run(dist.barrier)
-    until = time.monotonic() + 60
-    while any(map(_lives, pids)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(map(_lives, pids))
+    assert not wait_until_gone(pids)
     with Ranks(2, **kind) as others:  # they do not share what was closed
         others.run(dist.barrier)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
