@@ -45,6 +45,7 @@ settings.load_profile("course")
 LONG = (
     "test_class.py",
     "test_lectures.py",
+    "test_further_pages.py",
     "test_handed_in.py",
     "test_assignments.py",
     "test_learner.py",

@@ -1,4 +1,4 @@
-"""Compares what a lecture prints today with what it printed when the page was committed.
+"""Executes a lecture, and compares what it prints with what it printed when it was committed.
 
 Seconds that a cell takes on this machine differ from run to run. Such a cell carries the tag
 ``measured`` in its metadata and is left out. All others, also those with virtual times, have to
@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+from pathlib import Path
 
+import nbformat
+from nbclient import NotebookClient
 from nbformat import NotebookNode
+
+from tests.helpers import ROOT
+from tests.helpers.notebook_rules import LECTURE, problems
 
 MEASURED = "measured"
 """The tag of a cell whose output depends on the machine."""
@@ -19,6 +26,30 @@ RELATIVE = 0.01
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 ROUNDING = 1e-6
 """Numbers this small are rounding errors: only that they are small is compared."""
+
+
+SECONDS_PER_CELL = 300
+
+
+def executed_again(path: Path, folder: Path) -> list[str]:
+    """Return what is wrong with a lecture that is executed now.
+
+    Args:
+        path: the lecture.
+        folder: gets a copy of all lectures, so that nothing comes from, or goes into, the folder
+            of a student.
+
+    """
+    lectures = shutil.copytree(ROOT / "lectures", folder / "lectures")
+    copy = lectures / path.relative_to(ROOT / "lectures")
+    nb = nbformat.read(copy, as_version=4)
+    NotebookClient(
+        nb, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(copy.parent)}}
+    ).execute()
+    nbformat.write(nb, copy)
+    links = "links_lead_somewhere"  # relative to the repository, which was not copied
+    rules = [rule for rule in LECTURE if rule.__name__ != links]
+    return [*differences(nbformat.read(path, as_version=4), nb), *problems(copy, rules)]
 
 
 def text_of(cell: NotebookNode) -> str:
