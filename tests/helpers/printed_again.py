@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from tests.helpers import ROOT
-from tests.helpers.notebook_rules import LECTURE, problems
+from tests.helpers.notebook_rules import LECTURE, links_lead_somewhere, problems
 
 MEASURED = "measured"
 """The tag of a cell whose output depends on the machine."""
@@ -43,12 +43,11 @@ def executed_again(path: Path, folder: Path) -> list[str]:
     lectures = shutil.copytree(ROOT / "lectures", folder / "lectures")
     copy = lectures / path.relative_to(ROOT / "lectures")
     nb = nbformat.read(copy, as_version=4)
-    NotebookClient(
-        nb, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(copy.parent)}}
-    ).execute()
+    at = {"metadata": {"path": str(copy.parent)}}
+    NotebookClient(nb, timeout=SECONDS_PER_CELL, resources=at).execute()
     nbformat.write(nb, copy)
-    links = "links_lead_somewhere"  # relative to the repository, which was not copied
-    rules = [rule for rule in LECTURE if rule.__name__ != links]
+    # Links are relative to the repository, which was not copied.
+    rules = [rule for rule in LECTURE if rule is not links_lead_somewhere]
     return [*differences(nbformat.read(path, as_version=4), nb), *problems(copy, rules)]
 
 

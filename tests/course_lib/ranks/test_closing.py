@@ -13,11 +13,7 @@ import torch.distributed as dist
 from course_lib.ranks import Ranks, RanksError
 from tests.helpers.kernels import wait_until_gone
 
-KINDS = [
-    {"on": "cpu"},
-    {"on": "cpu", "metered": False},
-    {"on": "simulated"},
-]
+KINDS = [{"on": "cpu"}, {"on": "cpu", "metered": False}, {"on": "simulated"}]
 
 
 def without_end(begun: Path) -> None:
