@@ -129,8 +129,8 @@ EXAMPLES = 3
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as large what is one more of many; let workers begin with the files that take longest.
 
-    Of a parametrized test the first, the middle and the last case run by default, if it has more
-    than three; one marked `every_case` runs whole. What is marked gpu is skipped without a GPU.
+    A parametrized test with more than three cases runs its first, middle and last case by default;
+    marked `every_case`, it runs all of them. Without a GPU, tests marked gpu are skipped.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -213,10 +213,9 @@ def fresh_matplotlib() -> Iterator[None]:
 def no_process_left_behind() -> Iterator[None]:
     """Fail the run when a process that a test started outlives whoever was to end it.
 
-    Only orphans count here. Multiprocessing's fork server and resource tracker, and ranks that wait
-    under the fork server for the next test, are descendants of pytest and end with it; whether they
-    really did can only be seen from outside, and .ci/run looks after pytest has gone. Each parallel
-    worker has a mark of its own and looks after the tests that it ran.
+    Only orphans count here. Multiprocessing's fork server and resource tracker are descendants of
+    pytest, as are ranks that wait for the next test. They end with pytest, and .ci/run looks
+    whether they did. Each parallel worker has a mark of its own and looks after its own tests.
     """
     if not Path("/proc/self/environ").exists():  # macOS
         yield

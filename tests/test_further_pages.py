@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers.course_folders import FURTHER
 from tests.helpers.printed_again import executed_again
-
-PAGES = sorted((ROOT / "lectures" / "further").glob("*.ipynb"))
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
 def test_a_page_executes(path: Path, tmp_path: Path) -> None:
     assert not (found := executed_again(path, tmp_path)), "\n".join(found)

@@ -1,4 +1,4 @@
-"""The notebooks keep to the rules of notebook_rules.py, and every lecture executes from scratch."""
+"""Notebooks keep to the rules of notebook_rules.py, and core lectures execute from scratch."""
 
 import re
 import tomllib
@@ -7,14 +7,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.helpers.course_folders import RELEASED, ROOT, SOURCES, assignments, needs_sources
+from tests.helpers import ROOT
+from tests.helpers.course_folders import FURTHER, RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.lecture_size import CELLS, WORDS, size_of
 from tests.helpers.notebook_rules import ASSIGNMENT, LECTURE, problems
 from tests.helpers.notebook_rules import RELEASED as RELEASED_RULES
 from tests.helpers.printed_again import executed_again
 
 CORE = sorted((ROOT / "lectures").glob("*.ipynb"))
-LECTURES = [*CORE, *sorted((ROOT / "lectures" / "further").glob("*.ipynb"))]
+LECTURES = [*CORE, *FURTHER]
 
 
 def name(path: Path) -> str:

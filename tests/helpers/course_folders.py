@@ -1,4 +1,4 @@
-"""The course's folders, and marks to skip tests if a student's copy lacks instructor/."""
+"""The course's folders and further pages; marks to skip tests if a copy lacks instructor/."""
 
 import shutil
 from pathlib import Path
@@ -10,6 +10,7 @@ from tests.helpers import ROOT
 LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
 RELEASED = ROOT / "assignments"
 SOURCES = ROOT / "instructor"
+FURTHER = sorted((ROOT / "lectures" / "further").glob("*.ipynb"))
 
 needs_sources = pytest.mark.skipif(
     not SOURCES.is_dir(), reason="this copy of the course has no instructor/"

@@ -26,8 +26,6 @@ RELATIVE = 0.01
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 ROUNDING = 1e-6
 """Numbers this small are rounding errors: only that they are small is compared."""
-
-
 SECONDS_PER_CELL = 300
 
 

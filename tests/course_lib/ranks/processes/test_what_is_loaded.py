@@ -1,4 +1,4 @@
-"""What the fork server loads before and after the first ranks, and an import that is not ended."""
+"""The fork server loads modules before and after the first ranks, and ends no import midway."""
 
 import os
 import sys
