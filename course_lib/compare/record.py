@@ -128,7 +128,8 @@ def trusted_run(
     returns `recorded`. It is called ``1 + repeats`` times with the same random numbers, and must
     build everything again each time. In all calls except the first, every value is disturbed by a
     rounding of its dtype. Give `dtype` if the ranks compute in a coarser dtype than the trusted run
-    (bfloat16): the disturbance is then a rounding of `dtype`.
+    (bfloat16): the disturbance is then a rounding of `dtype`. If the ranks use ``torch.autocast``,
+    use it in `step` as well, and give its dtype.
 
     Raises ValueError if `step` does not start from the same weights each time.
     """

@@ -30,9 +30,9 @@ _REDUCTIONS = """
     dist sum nansum mean nanmean prod std var std_mean var_mean median nanmedian mode quantile
     nanquantile max min amax amin aminmax argmax argmin any all count_nonzero nonzero logsumexp
     dot vdot inner matmul __matmul__ mv mm einsum tensordot histc histogram topk sort argsort
-    kthvalue unique cosine_similarity
+    kthvalue unique cosine_similarity numpy __array__ tolist
 """.split()  # noqa: SIM905
-"""Functions that put the elements of a tensor together."""
+"""Functions that put the elements of a tensor together, or give them to code that may."""
 _NOT_LINEAR = """
     clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ clip clip_ sign sign_ sgn sgn_ tanh
     tanh_ nan_to_num nan_to_num_ _foreach_clamp_min _foreach_clamp_min_ _foreach_clamp_max
