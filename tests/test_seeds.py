@@ -93,6 +93,18 @@ def test_the_allowed_error_is_that_of_the_terms_where_they_cancel() -> None:
     assert rounding_errors(total, inputs, torch.float64)["sum"] < 1e-13
 
 
+def test_a_rank_may_round_its_own_mean() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = [{"x": 1000 + rank + torch.randn(256, generator=draw)} for rank in range(2)]
+
+    def variance(moved: Any) -> Any:
+        return {"variance": torch.cat([each["x"].double() for each in moved]).var()}
+
+    rounded = [{"x": rows[0]["x"].double() * (1 + 2.0**-24)}, rows[1]]
+    error = float((variance(rounded)["variance"] - variance(rows)["variance"]).abs())
+    assert rounding_errors(variance, rows, torch.float32)["variance"] >= 8 * error > 1e-6
+
+
 def test_half_precision_still_finds_what_no_rounding_explains() -> None:
     check = task(
         "mean",

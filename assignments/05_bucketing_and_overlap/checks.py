@@ -519,7 +519,7 @@ CHECKS = {
             Case("2 ranks, two calls", 2, {"rows": [6, 3], "eps": 0.1, "calls": 2}),
             Case(
                 "3 ranks, a large mean",
-                *(3, {"rows": [40, 30, 50], "eps": 1e-5, "mean": 3000, "size": 0.5}),
+                *(3, {"rows": [40, 30, 50], "eps": 1e-5, "mean": 1000, "size": 0.5}),
                 Form(iterable="tuple"),
             ),
             Case(

@@ -7,12 +7,14 @@ A right answer is not always exact. A sum in another order is also right, or one
 more. If large terms cancel, its error is far larger than a fixed share of the small result. So the
 allowed error comes from the case: the oracle is computed in float64 several times, each time from
 inputs whose numbers are moved at random by one rounding of the dtype. The results differ by what
-roundings do to this case. This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000).
+roundings do to this case. This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000). Every
+second time the numbers of a rank's tensor move together, as they do if the rank's own sum or mean
+is rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -201,16 +203,20 @@ def rounding_errors(
     generator = torch.Generator().manual_seed(0)
     unit = torch.finfo(dtype).eps / 2
 
-    def moved(tensor: Tensor, by: float) -> Tensor:
+    def moved(tensor: Tensor, by: float, together: bool) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8) * 2 - 1
+        shape = () if together else tensor.shape
+        signs = torch.randint(2, shape, generator=generator, dtype=torch.int8) * 2 - 1
         return tensor.double() * (1 + by * signs)
 
-    exact = dict(leaves(right(with_tensors(inputs, partial(moved, by=0.0)))))
+    def results(by: float, together: bool = False) -> Iterable[tuple[str, Any]]:
+        return leaves(right(with_tensors(inputs, partial(moved, by=by, together=together))))
+
+    exact = dict(results(0.0))
     errors = dict.fromkeys(exact, 0.0)
-    for _ in range(SAMPLES):
-        for place, value in leaves(right(with_tensors(inputs, partial(moved, by=unit)))):
+    for together in (False, True) * SAMPLES:
+        for place, value in results(unit, together):
             if place in exact:
                 errors[place] = max(errors[place], _distance(value, exact[place]))
     return {place: ROUNDINGS * error for place, error in errors.items()}
