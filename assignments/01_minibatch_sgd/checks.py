@@ -275,7 +275,7 @@ CHECKS = {
         judges=[model_stays, drawn_anew],
         cases=in_many_forms(
             measuring(4, 2, 2, 80, "nll_loss"),
-            measuring(5, 3, 2, 100, "smooth_l1_loss"),
+            measuring(5, 3, 2, 120, "smooth_l1_loss"),
             measuring(5, 5, 5, 2, "l1_loss", fresh=True),
             measuring(3, 1, 4, 40, "l1_loss"),
             dtypes=ONE_PROCESS,

@@ -87,11 +87,10 @@ def batch_program(minibatches: Callable[..., Any], mine: Any, given: Given) -> A
             return [_listed(minibatches(*arguments, **drop_last)) for _ in range(count)]
 
     asked = {"drop_last": mine["drop_last"]}
-    # The first call does not pass drop_last=False, so that a changed default shows.
-    twice, again = epochs(2, **(asked if mine["drop_last"] else {})), epochs(2, **asked)
     return {
-        FIRST: twice,
-        AGAIN: again,
+        # These calls do not pass drop_last=False, so that a changed default shows.
+        FIRST: epochs(3, **(asked if mine["drop_last"] else {})),
+        AGAIN: epochs(1, **asked),
         MANY: [_in_words(each) for each in epochs(mine["epochs"], **asked)],
     }
 
@@ -100,7 +99,7 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.dtype == torch.int64
 
 
-_EPOCHS = [ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))] * 2
+_EPOCH = ListOf(Kind("a vector of row numbers (int64)", _is_rows, "vectors"))
 
 
 def _listed(batches: Any) -> list[Any]:
@@ -110,17 +109,17 @@ def _listed(batches: Any) -> list[Any]:
     return list(batches)
 
 
-@sees({FIRST: _EPOCHS, AGAIN: _EPOCHS, MANY: ListOf(TEXT, 4 * ENOUGH * FEW)})
+@sees({FIRST: [_EPOCH] * 3, AGAIN: [_EPOCH], MANY: ListOf(TEXT, 4 * ENOUGH * FEW)})
 def without_replacement(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Judge batches: each row once per epoch, with all orders equally likely."""
     n, size, drop = (case.parameters[key] for key in ("n", "batch_size", "drop_last"))
     asked = f"minibatches({n}, {size}, generator, drop_last={drop})"
-    first, second = values[0][FIRST]
+    first, *others = values[0][FIRST]
     _judge_epoch(asked, n, size, drop, first)
-    possible = _possible(case)  # of few epochs, two may be equal by chance
-    if len(first) > 1 and not possible and _same_batches(first, second):
+    possible = _possible(case)  # of few epochs, three may be equal by chance
+    if len(first) > 1 and not possible and all(_same_batches(first, each) for each in others):
         hint = "Shuffle anew in every epoch: the next draw from the generator is a different order."
-        raise Wrong(f"{asked}: two epochs have the same batches", hint)
+        raise Wrong(f"{asked}: three epochs have the same batches", hint)
     if not _same_batches(first, values[0][AGAIN][0]):
         raise Wrong(f"{asked}: the same seed gives other batches the second time", FROM_GENERATOR)
     _judge_chances(asked, values[0][MANY], possible)
