@@ -47,7 +47,7 @@ minibatches__sorted_random_numbers_edited = edits_of(
         "rand(n, generator=generator, dtype=torch.float64).argsort(",
         "randperm(n",
     ),
-    Mutant("reseeds", "three epochs have the same batches", ", dtype", ".manual_seed(7), dtype"),
+    Mutant("reseeds", "epochs in a row have the same batches", ", dtype", ".manual_seed(7), dtype"),
     Mutant(
         "keeps_neighbours_together",
         "shuffle the rows, not the batches",
