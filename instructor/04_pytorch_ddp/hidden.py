@@ -9,8 +9,8 @@ EXACT = {"dtypes": ("float64", "float32")}
 
 def museum(kind, modes=(True, False)):
     return in_many_forms(
-        script_case("5 ranks", 5, kind, 2, 3, 0.25),
-        script_case("6 ranks, in two groups", 6, kind, 3, 4, 0.15),
+        script_case("5 ranks", 5, kind, 2, 8, 0.25),
+        script_case("6 ranks, in two groups", 6, kind, 3, 9, 0.15),
         modes=modes,
         **EXACT,
     )
