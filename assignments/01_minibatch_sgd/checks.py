@@ -265,7 +265,7 @@ CHECKS = {
             rising("2 of 20 steps", 0.1, 2, 20),
             rising("5 of 30 steps", 0.1, 5, 30),
         ],
-        # What is kept by some of the arguments shows where only another one differs.
+        # A solution may keep a result by some of its arguments: these pairs differ only in others.
         in_turn=[(0, 1), (0, 6), (0, 7), (0, 8)],
     ),
     "gradient_variance": task(

@@ -14,7 +14,7 @@ is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -181,6 +181,7 @@ def _same_bits(a: Any, b: Any) -> bool:
 # What rounding allows ---------------------------------------------------------------------------
 
 SAMPLES = 16
+"""Of numbers that move each by itself, and as many of tensors that move as a whole."""
 ROUNDINGS = 8
 """Roundings in a row that a right computation may make beyond those that an input goes through."""
 
@@ -196,7 +197,7 @@ def rounding_errors(
         dtype: the dtype in which a right computation rounds.
 
     Returns:
-        A name as in `wire.leaves` → `ROUNDINGS` times the largest difference in this tensor. One
+        A name as in `leaves` → `ROUNDINGS` times the largest difference in this tensor. One
         number for a whole tensor, because intermediate results are shared by its elements.
 
     """
@@ -210,7 +211,7 @@ def rounding_errors(
         signs = torch.randint(2, shape, generator=generator, dtype=torch.int8) * 2 - 1
         return tensor.double() * (1 + by * signs)
 
-    def results(by: float, together: bool = False) -> Iterable[tuple[str, Any]]:
+    def results(by: float, together: bool = False) -> Iterator[tuple[str, Any]]:
         return leaves(right(with_tensors(inputs, partial(moved, by=by, together=together))))
 
     exact = dict(results(0.0))

@@ -61,8 +61,8 @@ class Record:
             run of the layer; other kinds have one. For gradients there is also the kind "share":
             what each backward of this rank added, before anything was communicated.
         passes: for outputs: during which forward of the model (0, 1, …) each was computed.
-        options: for each parameter in the optimizer: its learning rate and so on. Of the kind
-            "mode", for each layer that is different in training: whether it is in training.
+        options: for each parameter in the optimizer: its learning rate and so on. Under
+            the kind "mode", each layer that differs in training says whether it is in training.
         frozen: the parameters that need no gradient.
         noise: for a trusted run: the records of the disturbed runs.
         dtype: for a trusted run: the dtype whose rounding disturbed the runs; None: each value's

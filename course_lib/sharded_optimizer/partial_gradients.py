@@ -25,14 +25,14 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from course_lib.collectives import Group
 
-_REDUCTIONS = """
+_OF_ALL_ELEMENTS = """
     norm linalg_vector_norm linalg_norm linalg_matrix_norm _foreach_norm _foreach_max renorm
     dist sum nansum mean nanmean prod std var std_mean var_mean median nanmedian mode quantile
     nanquantile max min amax amin aminmax argmax argmin any all count_nonzero nonzero logsumexp
     dot vdot inner matmul __matmul__ mv mm einsum tensordot histc histogram topk sort argsort
     kthvalue unique cosine_similarity numpy __array__ tolist
 """.split()  # noqa: SIM905
-"""Functions that put the elements of a tensor together, or give them to code that may."""
+"""Functions that put the elements of a tensor together, or hand them to code outside torch."""
 _NOT_LINEAR = """
     clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ clip clip_ sign sign_ sgn sgn_ tanh
     tanh_ nan_to_num nan_to_num_ _foreach_clamp_min _foreach_clamp_min_ _foreach_clamp_max
@@ -62,7 +62,7 @@ class PartialGradient(Tensor):
     @classmethod
     def allows(cls, name: str) -> bool:
         """Return whether the function of this name has the right result on each rank."""
-        return name not in _REDUCTIONS
+        return name not in _OF_ALL_ELEMENTS
 
     def held(self) -> Tensor | None:
         """Return the elements that this rank holds, as a plain tensor in the same memory."""
@@ -131,7 +131,7 @@ class LocalGradient(PartialGradient):
     @classmethod
     def allows(cls, name: str) -> bool:
         """Return whether the mean of the function's results is the function of the mean."""
-        return name not in _REDUCTIONS and name not in _NOT_LINEAR
+        return name not in _OF_ALL_ELEMENTS and name not in _NOT_LINEAR
 
 
 class GradientElsewhere(PartialGradient):

@@ -1,4 +1,4 @@
-"""What reads `.grad` between backward and step: right as in one process, or an error, never silent.
+"""Code reads `.grad` between backward and step: it is right as in one process, or raises an error.
 
 The oracle is one process that computes with all rows: PyTorch's own clipping and GradScaler.
 """
