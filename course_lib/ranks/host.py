@@ -37,6 +37,7 @@ from course_lib.ranks.explain.failure import (
     timed_out,
 )
 from course_lib.ranks.memory import Packed, pack
+from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.printer import Item, Printer
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
@@ -47,6 +48,7 @@ from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse
+from course_lib.ranks.simulated.libraries import warn_about
 from course_lib.ranks.simulated.personal import Worlds
 from course_lib.ranks.simulated.threads import (
     Computation,
@@ -145,6 +147,7 @@ class Simulated:
             _one_at_a_time.release()
         read = partial(_events, outcome.log)
         self.trace = Trace(read, setting.world_size, network=setting.network)
+        warn_about(outcome.libraries)
         if outcome.failures:
             first = next(iter(outcome.failures))
             original = outcome.failures[first].original()
@@ -279,7 +282,7 @@ class Host:
         self.end()
         gone = (
             "The next call starts a new process. Variables that simulated ranks kept are gone. "
-            'With Ranks(…, on="cpu") each rank has a process, and a profiler, of its own.'
+            'With Ranks(…, on="cpu") each rank has a process of its own.'
         )
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
@@ -327,6 +330,8 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     redirect_output(named["output"])
     faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
     become_main()
+    # What a thread shows that a rank has started; the ranks' own displays go with their lines.
+    send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))
     _hide_stopped()
     inbox: queue.SimpleQueue[list[Read]] = queue.SimpleQueue()
     halt = threading.Event()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import profiler, profiler_legacy
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch.process_world import refuse_other_numbers
@@ -134,6 +135,30 @@ def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def no_profiler() -> Iterator[None]:
+    """Refuse PyTorch's profiler, which crashes when two threads of a process use it."""
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(torch.profiler.profile, "start", _refuse_profiler))
+        for name in ("_prepare_profiler", "_run_on_profiler_start", "_disable_profiler"):
+            stack.enter_context(_replaced(profiler, name, _refuse_profiler))
+        for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"):
+            stack.enter_context(_replaced(profiler_legacy, name, _refuse_profiler))
+        yield
+
+
+def _refuse_profiler(before: Any) -> Any:
+    @functools.wraps(before)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "PyTorch's profiler is for one rank in a process, but simulated ranks are threads of "
+            "one process. Use ranks.trace, which shows what the ranks did, or profile on "
+            'Ranks(…, on="cpu")'
+        )
+
+    return refuse
 
 
 def _init_process_group(before: Any) -> Any:

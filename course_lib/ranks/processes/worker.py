@@ -31,6 +31,7 @@ from course_lib.ranks.explain.failure import describe, notes_on
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.memory import pack, path_of
 from course_lib.ranks.output.displays import send_displays_to
+from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import RankPhase
 from course_lib.ranks.processes.emulated_network import EmulatedLink
@@ -222,7 +223,10 @@ def reload_changed() -> str:
 
 
 def redirect_output(fd: int) -> None:
-    """Send what this process prints, from Python and from C, to `fd`, line by line."""
+    """Send what this process prints, from Python and from C, to `fd`, line by line.
+
+    What it asks raises an error.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(fd, 1)
@@ -234,3 +238,4 @@ def redirect_output(fd: int) -> None:
         for n in (1, 2)
     )
     faulthandler.enable()
+    refuse_questions()

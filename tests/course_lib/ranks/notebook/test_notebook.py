@@ -86,8 +86,8 @@ def test_a_long_call_of_an_executed_notebook_leaves_no_output(shared: Kernel) ->
     assert outcome.text == outcome.error == ""
 
 
-def test_figures_and_rich_values_appear_per_rank(shared: Kernel) -> None:
-    outcome = shared.run(
+def test_figures_and_rich_values_appear_per_rank(pair: Kernel) -> None:
+    outcome = pair.run(
         "import matplotlib.pyplot as plt\n"
         "from IPython.display import display, HTML\n"
         "def program():\n"
@@ -224,6 +224,44 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "line 4" in error
     assert "put %run into a cell without %%ranks" in pair.run("%%ranks\n%run x.py").error
     assert "SyntaxError" in pair.run("%%ranks\nawait await").error
+
+
+def test_names_that_cells_start_with_are_what_they_say_in_every_cell(pair: Kernel) -> None:
+    """A loop over `rank` made every rank the last one, in all later cells."""
+    bound = pair.run(
+        "%%ranks\ndevice = None\nworld_size = dist.get_world_size()\nfor rank in range(9): pass"
+    )
+    assert not bound.error
+    assert "[ranks 0-1]" in bound.text and "rank and device" in bound.text
+    assert "world_size" not in bound.text
+    assert pair.run("%%ranks\nrank, device.type").text.splitlines() == [
+        "[rank 0] (0, 'cpu')",
+        "[rank 1] (1, 'cpu')",
+    ]
+    failed = pair.run("%%ranks\ntorch = 0\ndel rank\n1 / 0")
+    assert "ZeroDivisionError" in failed.error and "torch" in failed.text
+    assert not pair.run("%%ranks\ntorch.ones(rank);").text
+    assert "ranks.push(rank=" in pair.run("ranks.push(rank=7)").error
+    assert pair.run("%%ranks 1\nrank").text == "[rank 1] 1\n"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "breakpoint()",
+        "import pdb\npdb.set_trace()",
+        "dist.breakpoint()",
+        "input('name? ')",
+        "import sys\nsys.stdin.readline()",
+    ],
+)
+def test_nobody_can_answer_a_rank(pair: Kernel, question: str) -> None:
+    outcome = pair.run("%%ranks\n" + question)
+    said = outcome.error + outcome.text
+    assert "nobody can answer" in " ".join(outcome.error.split())
+    assert "BdbQuit" not in said and "(Pdb)" not in said
+    assert "Cell In[" in outcome.error
+    assert pair.run("%%ranks 0\nrank").text == "[rank 0] 0\n"
 
 
 def test_figures_left_open_are_shown(pair: Kernel) -> None:
