@@ -47,8 +47,7 @@ from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
 from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
-from course_lib.ranks.simulated.fabric_diagnosis import report_misuse
-from course_lib.ranks.simulated.libraries import warn_about
+from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
 from course_lib.ranks.simulated.personal import Worlds
 from course_lib.ranks.simulated.threads import (
     Computation,
@@ -147,7 +146,14 @@ class Simulated:
             _one_at_a_time.release()
         read = partial(_events, outcome.log)
         self.trace = Trace(read, setting.world_size, network=setting.network)
-        warn_about(outcome.libraries)
+        for library in sorted(outcome.libraries):
+            warn_each_time(
+                UserWarning(
+                    f"{library} was imported on simulated ranks. It keeps the rank in its process, "
+                    "but simulated ranks are threads of one process: all of them may take the rank "
+                    f'of one, also in later calls. Use {library} on Ranks(…, on="cpu").'
+                )
+            )
         if outcome.failures:
             first = next(iter(outcome.failures))
             original = outcome.failures[first].original()

@@ -202,10 +202,9 @@ class Ranks:
             TypeError, ValueError, RanksError: as `run`.
 
         """
-        if taken := [name for name in GIVEN if name in values]:
+        if taken := values.keys() & set(GIVEN):
             raise ValueError(
-                f"ranks.push({taken[0]}=…) has no effect on %%ranks cells, because each of them "
-                f"starts with a {taken[0]} of its own: push the value under another name"
+                f"each %%ranks cell starts with its own {min(taken)}: push it under another name"
             )
         self._quietly(push_variables, self.owner, **values)
 

@@ -6,13 +6,9 @@ when another rank runs. PyTorch does not document where some of its settings are
 
 from __future__ import annotations
 
-import copy
-import gc
 import locale
 import logging
-import multiprocessing
 import os
-import socket
 import sys
 import warnings
 from collections import OrderedDict
@@ -33,17 +29,16 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-def _environment() -> dict[Any, Any]:
+def _environment() -> dict[bytes, bytes]:
     # Undecoded values: decoding all of them would take longer than all other settings.
-    return dict(getattr(os.environ, "_data", os.environ))
+    return dict(os.environ._data)  # type: ignore[attr-defined]
 
 
-def _set_environment(environment: dict[Any, Any]) -> None:
-    ours: Any = os.environb if hasattr(os.environ, "_data") else os.environ
+def _set_environment(environment: dict[bytes, bytes]) -> None:
     now = _environment()
     for name in now.keys() - environment.keys():
-        del ours[name]
-    ours.update(environment.items() - now.items())
+        del os.environb[name]
+    os.environb.update(environment.items() - now.items())
 
 
 def _set_filters(filters: list[Any]) -> None:
@@ -55,12 +50,12 @@ def _set_filters(filters: list[Any]) -> None:
 
 
 def _open_figures() -> OrderedDict[Any, Any]:
-    helpers = sys.modules.get("matplotlib._pylab_helpers")
-    return OrderedDict() if helpers is None else helpers.Gcf.figs
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    return helpers.Gcf.figs if helpers else OrderedDict()
 
 
 def _set_open_figures(figures: OrderedDict[Any, Any]) -> None:
-    if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
+    if helpers := sys.modules.get("matplotlib._pylab_helpers"):
         helpers.Gcf.figs = figures
 
 
@@ -68,22 +63,14 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-    ),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     ),
-    (torch.is_warn_always_enabled, torch.set_warn_always),
     (lambda: vars(PRINT_OPTS).copy(), vars(PRINT_OPTS).update),
-    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    _attribute(torch.backends.mkldnn, "enabled"),
-    *(_attribute(module, name) for name in vars(module) if name.startswith("_global_")),
+    _attribute(torch.backends.cudnn, "benchmark"),
+    *(_attribute(module, name) for name in vars(module) if name.startswith("_global_")),  # hooks
     (_open_figures, _set_open_figures),
     (os.getcwd, os.chdir),
     (_environment, _set_environment),
@@ -92,16 +79,9 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = (
     _attribute(warnings, "_showwarnmsg_impl"),  # with it, `catch_warnings` records
     _attribute(logging.root, "handlers"),
     (lambda: logging.root.level, logging.root.setLevel),
-    (lambda: logging.root.manager.disable, logging.disable),
     _attribute(sys, "argv"),
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
-    (socket.getdefaulttimeout, socket.setdefaulttimeout),
-    (
-        partial(multiprocessing.get_start_method, allow_none=True),
-        partial(multiprocessing.set_start_method, force=True),
-    ),
-    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
 )
 
 
@@ -112,23 +92,17 @@ def _value(get: Callable[[], Any]) -> Any:
         return _UNKNOWN
 
 
-def _same(value: Any, other: Any) -> bool:
-    return value is other if isinstance(value, list | dict) else bool(value == other)
-
-
 def settings() -> list[Any]:
-    """Return the settings of this process; changes of a list or dict are seen in them."""
+    """Return the settings of this process. A list or dict in it is the one that is in use."""
     return [_value(get) for get, _ in _SETTINGS]
-
-
-def copied(values: Sequence[Any]) -> list[Any]:
-    """Return settings that do not share a list or dict with `values`."""
-    return [copy.copy(value) for value in values]
 
 
 def adopt(values: Sequence[Any]) -> None:
     """Make these the settings of this process."""
     for (get, set_value), value in zip(_SETTINGS, values, strict=True):
-        if value is not _UNKNOWN and not _same(value, _value(get)):
+        now = _value(get)
+        if value is now or (value == now and not isinstance(value, list | dict)):
+            continue
+        if value is not _UNKNOWN:
             with suppress(Exception):  # a folder may be gone
                 set_value(value)

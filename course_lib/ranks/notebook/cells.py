@@ -90,15 +90,11 @@ def _given() -> Namespace:
 
 def _tell_about_bound(given: Namespace, variables: Namespace) -> None:
     """Print which of the given variables a cell has changed: the next cell finds them as before."""
-    bound = [
-        name
-        for name, value in given.items()
-        if name in variables
-        and not (type(variables[name]) is type(value) and variables[name] == value)
-    ]
+    now = {name: variables.get(name, value) for name, value in given.items()}
+    bound = [n for n, v in given.items() if type(now[n]) is not type(v) or now[n] != v]
     if bound:
         print(
-            f"This cell has changed {' and '.join(bound)}. The next cell starts with the old value "
-            "again: use other names.",
+            f"This cell has changed {' and '.join(bound)}. In the next cell, each rank "
+            "has its own again: use other names.",
             file=sys.stderr,
         )

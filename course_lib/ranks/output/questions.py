@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import bdb
-import io
-import sys
+import builtins
 from typing import Any, NoReturn
 
 
-class _Nobody(io.TextIOBase):
-    """Stands in for ``sys.stdin``."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readline(self, *_: Any) -> NoReturn:
-        raise EOFError(
-            "nobody can answer a rank: it has no keyboard. Give it the answer as an argument"
-        )
-
-    read = readline
-
-
 def refuse_questions() -> None:
-    """Raise an error in this process wherever Python would wait for a person's answer."""
-    sys.stdin = _Nobody()
-    before = bdb.Bdb.set_trace
+    """Raise an error in this process where Python would ask a person, or start a debugger."""
+    builtins.input = _refuse
+    bdb.Bdb.set_trace = _refuse  # type: ignore[method-assign]
 
-    def set_trace(debugger: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(debugger, "stdin", None) is sys.stdin:  # others ask through a socket
-            raise RuntimeError(
-                "nobody can answer a debugger on a rank: it has no keyboard. Print what you want "
-                "to see, or call the function in a cell without ranks"
-            )
-        before(debugger, *args, **kwargs)
 
-    bdb.Bdb.set_trace = set_trace  # type: ignore[assignment, method-assign]
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise EOFError(
+        "nobody can answer on a rank. Give it what it asks for as an argument; instead of "
+        "a debugger, use print, or call the function in a cell without ranks"
+    )

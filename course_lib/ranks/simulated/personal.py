@@ -6,6 +6,7 @@ has only once.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import types
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from cloudpickle import cloudpickle as trackers
 
-from course_lib.ranks._torch.process_settings import adopt, copied, settings
+from course_lib.ranks._torch.process_settings import adopt, settings
 from course_lib.ranks._torch.thread_worlds import World
 
 _SEED = torch.Generator().initial_seed()
@@ -76,7 +77,7 @@ class PersonalState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._numpy = numpy.random.MT19937(numpy.random.SeedSequence([_SEED, rank]))
         self._output = sys.stdout, sys.stderr
-        self._settings = copied(begins_with)
+        self._settings = [copy.copy(value) for value in begins_with]
         self._classes = classes
 
     def take(self) -> None:

@@ -40,7 +40,6 @@ from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
 from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.simulated.handles import Misuse
-from course_lib.ranks.simulated.libraries import noted_libraries
 from course_lib.ranks.simulated.personal import PersonalState, Worlds
 from course_lib.ranks.simulated.rank_streams import RankStreams
 from course_lib.ranks.simulated.simulated_group import SimulatedRank
@@ -104,8 +103,8 @@ class Outcome:
     error: RanksError | None = None
     """What is wrong with the call as a whole."""
     misused: list[Misuse] = field(default_factory=list)
-    libraries: dict[str, str] = field(default_factory=dict)
-    """What `noted_libraries` has noted."""
+    libraries: set[str] = field(default_factory=set)
+    """What ranks have imported that keeps the rank in a class or module."""
     stuck: bool = False
     """Whether a rank did not react when it was told to end."""
 
@@ -166,7 +165,6 @@ class Run:
             stack.callback(adopt, before)
             stack.enter_context(thread_worlds())
             stack.enter_context(no_profiler())
-            libraries = stack.enter_context(noted_libraries(self.locate))
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time())
@@ -192,7 +190,7 @@ class Run:
             return outcome
         error = self.baton.error
         outcome = Outcome(log, list(error.states) if error else fabric_states(self.fabric))
-        outcome.libraries = libraries
+        outcome.libraries.update(*(rank.libraries for rank in self.ranks))
         in_order = sorted(self.failures, key=lambda rank: (self.failures[rank][0], rank))
         outcome.failures = {rank: self.failures[rank][1] for rank in in_order}
         outcome.error = error or explain_leftovers(self.fabric)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import importlib
 import io
-import locale
-import logging
 import multiprocessing
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -57,193 +52,117 @@ def test_what_a_module_keeps_is_shared_by_ranks_and_not_with_the_notebook() -> N
     assert not hasattr(torch, "set_by_a_rank")
 
 
-def set_folder() -> None:
-    os.chdir("/")
+NAMES = """
+import concurrent.futures, locale, logging, os, sys, warnings
+import matplotlib.pyplot as plt, torch
+def warns():
+    try:
+        warnings.warn("seen")
+    except UserWarning:
+        return False
+    return True
+"""
 
 
-def set_and_delete_variables() -> None:
-    os.environ["SET_BY_A_RANK"] = "1"
-    os.environ.pop("WORLD_SIZE")
-
-
-def set_print_options() -> None:
-    torch.set_printoptions(precision=2)
-
-
-def set_filter() -> None:
-    warnings.simplefilter("error")
-
-
-def warns() -> str:
-    with suppress(UserWarning):
-        warnings.warn("seen", UserWarning, stacklevel=1)
-        return "warned"
-    return "raised"
-
-
-def hook_all_modules() -> None:
-    torch.nn.modules.module.register_module_forward_hook(lambda *_: torch.zeros(1))
-
-
-def open_figure() -> None:
-    plt.figure()
-
-
-def add_handler() -> None:
-    logging.basicConfig(level=logging.DEBUG)
-
-
-SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], Any]]] = {
-    "default dtype": (
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: str(torch.ones(1).dtype),
-    ),
-    "folder": (set_folder, os.getcwd),
-    "environment": (
-        set_and_delete_variables,
-        lambda: (os.getenv("SET_BY_A_RANK"), os.getenv("WORLD_SIZE")),
-    ),
-    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
-    "deterministic": (
-        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-        torch.is_deterministic_algorithms_warn_only_enabled,
-    ),
-    "anomalies": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
-    "printed digits": (set_print_options, lambda: str(torch.tensor([1.23456]))),
-    "precision": (
-        lambda: torch.set_float32_matmul_precision("medium"),
-        torch.get_float32_matmul_precision,
-    ),
-    "cuDNN": (
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-        lambda: torch.backends.cudnn.benchmark,
-    ),
-    "filters": (set_filter, warns),
-    "recursion": (lambda: sys.setrecursionlimit(3000), sys.getrecursionlimit),
-    "locale": (
-        lambda: locale.setlocale(locale.LC_ALL, "C"),
-        lambda: locale.setlocale(locale.LC_ALL),
-    ),
-    "hooks": (hook_all_modules, lambda: torch.nn.Identity()(torch.ones(1)).item()),
-    "figures": (open_figure, plt.get_fignums),
-    "log": (add_handler, lambda: (logging.root.level, len(logging.root.handlers))),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_the_process_is_its_rank_s_own_and_ends_with_the_call(name: str) -> None:
-    change, read = SETTINGS[name]
-
-    def fn(changing: int) -> Any:
-        before = read()
-        dist.barrier()
-        if dist.get_rank() == changing:
-            change()
-        dist.barrier()
-        changed = read()
-        dist.barrier()
-        return before, changed, read()
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("torch.set_default_dtype(torch.float64)", "torch.ones(1).dtype"),
+        ("torch.set_num_threads(3)", "torch.get_num_threads()"),
+        ("torch.set_float32_matmul_precision('high')", "torch.get_float32_matmul_precision()"),
+        ("torch.use_deterministic_algorithms(True)", "torch.get_deterministic_debug_mode()"),
+        ("torch.autograd.set_detect_anomaly(True, False)", "torch.is_anomaly_check_nan_enabled()"),
+        ("torch.set_printoptions(precision=2)", "str(torch.tensor(1.23456))"),
+        ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark"),
+        (
+            "torch.nn.modules.module.register_module_forward_hook(lambda *_: 7)",
+            "torch.nn.Identity()(0)",
+        ),
+        ("plt.figure()", "plt.get_fignums()"),
+        ("os.chdir('/')", "os.getcwd()"),
+        ("os.environ['NEW'] = '1'; del os.environ['RANK']", "os.getenv('NEW'), os.getenv('RANK')"),
+        ("warnings.simplefilter('error')", "warns()"),
+        ("logging.basicConfig(level='DEBUG')", "logging.root.level, len(logging.root.handlers)"),
+        ("sys.argv = ['train.py']", "sys.argv"),
+        ("sys.setrecursionlimit(3000)", "sys.getrecursionlimit()"),
+        ("locale.setlocale(locale.LC_ALL, 'C')", "locale.setlocale(locale.LC_ALL)"),
+    ],
+)
+def test_a_setting_is_a_rank_s_own_and_ends_with_the_call(change: str, read: str) -> None:
+    def fn(changing: int) -> list[Any]:
+        seen, names = [], dict[str, Any]()
+        exec(NAMES, names)
+        for turn in range(3):
+            if turn == 1 and dist.get_rank() == changing:
+                exec(change, names)
+            dist.barrier()
+            seen.append(eval(read, names))
+            dist.barrier()
+        return seen
 
     ranks = Ranks(3, on="simulated")
     untouched = ranks.run(fn, 9)
-    assert untouched == [(untouched[0][0],) * 3] * 3
     for changing in (0, 2):
         results = ranks.run(fn, changing)
-        before, changed, after = results.pop(changing)
-        assert changed == after != before == untouched[0][0]
-        assert results == untouched[:2]
+        before, changed, after = results[changing]
+        assert before == untouched[changing][0] != changed == after
+        assert results == [*untouched[:changing], results[changing], *untouched[changing + 1 :]]
     assert Ranks(3, on="simulated").run(fn, 9) == untouched
 
 
-def test_a_setting_that_cannot_be_read_any_more_ends_with_the_call(tmp_path: Path) -> None:
-    """A folder that is gone has no name."""
-
-    def fn(folder: Path) -> str:
+def test_a_folder_that_is_gone_ends_with_the_call(tmp_path: Path) -> None:
+    def fn() -> str:
         if dist.get_rank() == 1:
-            os.chdir(folder)
-            folder.rmdir()
+            os.chdir(tmp_path)
+            tmp_path.rmdir()
         dist.barrier()
-        return Path.cwd().name if dist.get_rank() == 0 else ""
+        return os.getcwd() if dist.get_rank() == 0 else ""
 
     ranks = Ranks(2, on="simulated")
-    (tmp_path / "gone").mkdir()
-    assert ranks.run(fn, tmp_path / "gone")[0] == Path.cwd().name
-    assert ranks.run(os.getcwd) == [str(Path.cwd())] * 2
+    assert ranks.run(fn) == [os.getcwd(), ""]
+    assert ranks.run(os.getcwd) == [os.getcwd()] * 2
 
 
-@pytest.mark.parametrize("named", [False, True])
 def test_a_library_that_keeps_the_rank_is_named_in_each_call_that_imports_it(
-    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-
-    def uses() -> None:
-        if named:
-            from accelerate import __name__  # type: ignore[import-not-found] # noqa: F401
-        else:
-            importlib.import_module("accelerate")
-
     ranks = Ranks(2, on="simulated")
-    for _ in range(1 + named):
-        with pytest.warns(UserWarning, match=r"accelerate.*simulated ranks are threads"):
-            ranks.run(uses)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ranks.run(dist.barrier)
-        Ranks(2, on="cpu").run(uses)
-
-
-def profiled_by_schedule() -> None:
-    with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=1)) as p:
-        for _ in range(4):
-            dist.all_reduce(torch.ones(1))
-            p.step()
-
-
-def profiled_by_autograd() -> None:
-    with torch.autograd.profiler.profile():
-        dist.all_reduce(torch.ones(1))
-
-
-def profiled_in_turn() -> None:
-    for rank in range(2):
-        if rank == dist.get_rank():
-            torch.profiler.profile().start()
-        dist.barrier()
-
-
-def profiled_by_a_thread() -> None:
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        pool.submit(profiled_by_autograd).result()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"accelerate was imported .* threads of one process"):
+            ranks.run(lambda: exec("from accelerate import __name__"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ranks.run(dist.barrier)
 
 
 @pytest.mark.parametrize(
     "profiled",
-    [profiled_by_schedule, profiled_by_autograd, profiled_in_turn, profiled_by_a_thread],
+    [
+        "torch.profiler.profile(schedule=lambda _: torch.profiler.ProfilerAction.NONE).start",
+        "torch.autograd.profiler.profile().__enter__",
+        "torch.autograd.profiler.emit_itt().__enter__",
+        "concurrent.futures.ThreadPoolExecutor().submit(torch.profiler.profile().start).result",
+        "started.stop",
+    ],
 )
-def test_pytorch_s_profiler_is_refused_before_it_ends_the_process(
-    profiled: Callable[[], None],
-) -> None:
+def test_the_profiler_of_pytorch_is_refused_before_it_ends_the_process(profiled: str) -> None:
+    """Used by two ranks, it ended by a segmentation fault, and all variables were gone."""
+
+    def fn(started: Any) -> None:
+        with torch.profiler.record_function("allowed"):
+            dist.barrier()
+        names = {"started": started}
+        exec(NAMES, names)
+        eval(profiled, names)()
+
     ranks = Ranks(2, on="simulated")
     ranks.push(kept=1)
-    with pytest.raises(RankError, match=r"profiler.*ranks\.trace.*on=\"cpu\""):
-        ranks.run(profiled)
+    refused = pytest.raises(RankError, match=r"profiler.*ranks\.trace.*on=\"cpu\"")
+    with torch.profiler.profile() as started, refused:  # started here, not on the ranks
+        ranks.run(fn, started)
     assert ranks.pull("kept") == [1, 1]
-    started = torch.profiler.profile()
-    started.start()  # here, not on the ranks
-    try:
-        with pytest.raises(RankError, match="profiler"):
-            ranks.run(started.stop)
-    finally:
-        started.stop()
-
-    def marked() -> None:
-        with torch.profiler.record_function("mark"):
-            dist.barrier()
-
-    ranks.run(marked)
 
 
 def test_sleep_and_clocks_are_virtual() -> None:
