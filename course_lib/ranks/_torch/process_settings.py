@@ -21,6 +21,7 @@ import torch
 from torch._tensor_str import PRINT_OPTS
 from torch.nn.modules import module
 
+_mkldnn: Any = torch.backends.mkldnn
 _UNKNOWN = ...
 """The value of a setting that cannot be read, such as a folder that was removed."""
 
@@ -63,6 +64,10 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (  # comes later, because the one above sets it too; PyTorch 2.8 does not have it
+        lambda: _mkldnn.matmul.fp32_precision,
+        lambda value: setattr(_mkldnn.matmul, "fp32_precision", value),
+    ),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),

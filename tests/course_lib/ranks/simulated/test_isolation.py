@@ -55,6 +55,7 @@ def test_what_a_module_keeps_is_shared_by_ranks_and_not_with_the_notebook() -> N
 NAMES = """
 import concurrent.futures, locale, logging, os, sys, warnings
 import matplotlib.pyplot as plt, torch
+mkl = torch.backends.mkldnn
 def warns():
     try:
         warnings.warn("seen")
@@ -70,6 +71,11 @@ def warns():
         ("torch.set_default_dtype(torch.float64)", "torch.ones(1).dtype"),
         ("torch.set_num_threads(3)", "torch.get_num_threads()"),
         ("torch.set_float32_matmul_precision('high')", "torch.get_float32_matmul_precision()"),
+        pytest.param(
+            "mkl.matmul.fp32_precision = 'bf16'",
+            "mkl.matmul.fp32_precision",
+            marks=pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="2.8"),
+        ),
         ("torch.use_deterministic_algorithms(True)", "torch.get_deterministic_debug_mode()"),
         ("torch.autograd.set_detect_anomaly(True, False)", "torch.is_anomaly_check_nan_enabled()"),
         ("torch.set_printoptions(precision=2)", "str(torch.tensor(1.23456))"),
