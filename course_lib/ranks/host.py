@@ -39,6 +39,7 @@ from course_lib.ranks.explain.failure import (
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.printer import Item, Printer
+from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
 from course_lib.ranks.processes.main_module import become_main
@@ -334,6 +335,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     named = dict(zip(config["fds"], fds, strict=True))
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
+    refuse_questions()
     faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
     become_main()
     # What a thread shows that a rank has started; the ranks' own displays go with their lines.

@@ -99,6 +99,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     named = dict(zip(config["fds"], fds, strict=True))
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
+    refuse_questions()
     # Write the stack on SIGUSR1, also if the rank hangs, and when compiled code crashes.
     faulthandler.enable(file=named["dump"], all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
@@ -223,10 +224,7 @@ def reload_changed() -> str:
 
 
 def redirect_output(fd: int) -> None:
-    """Send what this process prints, from Python and from C, to `fd`, line by line.
-
-    What it asks raises an error.
-    """
+    """Send what this process prints, from Python and from C, to `fd`, line by line."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(fd, 1)
@@ -238,4 +236,3 @@ def redirect_output(fd: int) -> None:
         for n in (1, 2)
     )
     faulthandler.enable()
-    refuse_questions()
