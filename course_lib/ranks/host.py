@@ -37,7 +37,9 @@ from course_lib.ranks.explain.failure import (
     timed_out,
 )
 from course_lib.ranks.memory import Packed, pack
+from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.printer import Item, Printer
+from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
 from course_lib.ranks.processes.main_module import become_main
@@ -46,7 +48,7 @@ from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
 from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
-from course_lib.ranks.simulated.fabric_diagnosis import report_misuse
+from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
 from course_lib.ranks.simulated.personal import Worlds
 from course_lib.ranks.simulated.threads import (
     Computation,
@@ -145,6 +147,14 @@ class Simulated:
             _one_at_a_time.release()
         read = partial(_events, outcome.log)
         self.trace = Trace(read, setting.world_size, network=setting.network)
+        for library in sorted(outcome.libraries):
+            warn_each_time(
+                UserWarning(
+                    f"{library} was imported on simulated ranks. It keeps the rank in its process, "
+                    "but simulated ranks are threads of one process: all of them may take the rank "
+                    f'of one, also in later calls. Use {library} on Ranks(…, on="cpu").'
+                )
+            )
         if outcome.failures:
             first = next(iter(outcome.failures))
             original = outcome.failures[first].original()
@@ -279,7 +289,7 @@ class Host:
         self.end()
         gone = (
             "The next call starts a new process. Variables that simulated ranks kept are gone. "
-            'With Ranks(…, on="cpu") each rank has a process, and a profiler, of its own.'
+            'With Ranks(…, on="cpu") each rank has a process of its own.'
         )
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
@@ -325,8 +335,11 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     named = dict(zip(config["fds"], fds, strict=True))
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
+    refuse_questions()
     faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
     become_main()
+    # What a thread shows that a rank has started; the ranks' own displays go with their lines.
+    send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))
     _hide_stopped()
     inbox: queue.SimpleQueue[list[Read]] = queue.SimpleQueue()
     halt = threading.Event()

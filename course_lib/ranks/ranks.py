@@ -23,7 +23,7 @@ from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
 from course_lib.ranks.simulated.threads import Computation, Policy
 from course_lib.ranks.trace.trace import Trace
-from course_lib.ranks.variables import pull_variables, push_variables
+from course_lib.ranks.variables import GIVEN, pull_variables, push_variables
 
 __all__ = ["Ranks"]
 
@@ -40,8 +40,9 @@ class Ranks:
     Simulated ranks are threads of one process, their host. The host starts with the first call of
     a notebook and serves all its simulated ranks. If a rank ends this process, the next call starts
     a new one, without the variables that the ranks kept. Each rank has its own random numbers,
-    virtual time, output, arguments and classes of the notebook. The ranks share everything else
-    that a process has once: ``os.environ``, the working folder, the globals of imported modules.
+    virtual time, output, arguments and classes of the notebook. It has its own settings, such as
+    ``os.environ``, the working folder and the default dtype, until the call ends. The ranks share
+    everything else that a process has once: imported modules and their globals.
     With three or more simulated ranks, sums differ from sums on other kinds of ranks by rounding,
     because the order of addition differs.
 
@@ -197,9 +198,14 @@ class Ranks:
             ``ranks.push(lr=0.1, shard=per_rank(shards))``
 
         Raises:
+            ValueError: a name is one of those that every cell starts with, such as `rank`.
             TypeError, ValueError, RanksError: as `run`.
 
         """
+        if taken := values.keys() & set(GIVEN):
+            raise ValueError(
+                f"each %%ranks cell starts with its own {min(taken)}: push it under another name"
+            )
         self._quietly(push_variables, self.owner, **values)
 
     def pull(self, name: str, *more: str) -> list[Any]:

@@ -12,6 +12,9 @@ import torch.distributed as dist
 
 Namespace = dict[str, Any]
 
+GIVEN = ("rank", "world_size", "device", "dist", "torch")
+"""The variables with which every ``%%ranks`` cell starts."""
+
 _namespaces: dict[str, dict[int, Namespace]] = {}
 
 
@@ -40,7 +43,7 @@ def pull_variables(owner: str, names: tuple[str, ...]) -> list[Any]:
     variables = namespace(owner)
     for name in names:
         if name not in variables:
-            given = ("rank", "world_size", "device", "dist", "torch", "get_ipython")
+            given = (*GIVEN, "get_ipython")
             own = sorted(key for key in variables if not key.startswith("_") and key not in given)
             has = f"it has {', '.join(own[:12])}" if own else "it has none yet"
             raise NameError(f"this rank has no variable {name!r}; {has}")

@@ -7,6 +7,7 @@ object. Each function here has a test, which shows what a new release of PyTorch
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 import threading
@@ -20,12 +21,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import profiler
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch.process_world import refuse_other_numbers
 from course_lib.ranks._torch.python_group import STAND_INS
 
 BACKEND = "simulated"
+_KEEP_THE_RANK = {
+    *("accelerate", "colossalai", "deepspeed", "fairscale", "horovod", "ignite", "lightning"),
+    *("lightning_fabric", "megatron", "pytorch_lightning"),
+}
+"""Libraries that keep the rank in a class or module, of which all threads share one."""
 
 
 @dataclass(eq=False)
@@ -48,6 +55,8 @@ class RankContext(ABC):
     """The handles of these operations."""
     stray: bool = field(default=False, init=False)
     """Whether a thread that the rank has started has called ``torch.distributed``."""
+    libraries: set[str] = field(default_factory=set, init=False)
+    """What it has imported that keeps the rank in a class or module."""
 
     @abstractmethod
     def create(self, members: tuple[int, ...], name: str) -> Any:
@@ -114,6 +123,7 @@ def thread_worlds() -> Iterator[None]:
             ("_get_default_group", _get_default_group),
         ):
             stack.enter_context(_replaced(distributed_c10d, name, stand_in))
+        stack.enter_context(_replaced(builtins, "__import__", _import))
         stack.enter_context(_replaced(threading.Thread, "start", _start_thread))
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
@@ -134,6 +144,28 @@ def _replaced(owner: Any, name: str, replace: Callable[[Any], Any]) -> Iterator[
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def no_profiler() -> Iterator[None]:
+    """Refuse PyTorch's profiler, which crashes when two threads of a process use it."""
+    with ExitStack() as stack:
+        for owner, *names in (
+            (torch.profiler.profile, "start"),
+            (torch.profiler.ExecutionTraceObserver, "start"),
+            (profiler, "_prepare_profiler", "_run_on_profiler_start", "_disable_profiler"),
+        ):
+            for name in names:
+                stack.enter_context(_replaced(owner, name, lambda _: _refuse_profiler))
+        yield
+
+
+def _refuse_profiler(*_: Any, **__: Any) -> None:
+    raise RuntimeError(
+        "PyTorch's profiler is for one rank in a process, but simulated ranks are threads of one "
+        "process. Use ranks.trace, which shows what the ranks did, or profile on "
+        'Ranks(…, on="cpu")'
+    )
 
 
 def _init_process_group(before: Any) -> Any:
@@ -213,6 +245,22 @@ def _rendezvous(before: Any) -> Any:
         )
 
     return rendezvous
+
+
+def _import(before: Any) -> Any:
+    """Wrap ``import``: a rank notes libraries that keep the rank, also if they are loaded already.
+
+    All ranks share their classes and modules, and so the rank that they keep.
+    """
+
+    @functools.wraps(before)
+    def import_module(name: str, *args: Any, **kwargs: Any) -> Any:
+        module = before(name, *args, **kwargs)
+        if _local.context is not None:
+            _local.context.libraries |= _KEEP_THE_RANK & {name.partition(".")[0]}
+        return module
+
+    return import_module
 
 
 def _start_thread(before: Any) -> Any:

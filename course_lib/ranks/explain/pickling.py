@@ -11,6 +11,7 @@ Code keeps the name of its file, as a report needs it to name a line. cloudpickl
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import pickle
 import sys
@@ -99,6 +100,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 f"compiled code stays in its process: send {obj.__name__} without torch.compile, "
                 "and call torch.compile in the function that runs on the ranks"
             )
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            return importlib.import_module, (obj.__name__,)  # such as torch.backends.cudnn
         if not isinstance(obj, BaseException):
             return super().reducer_override(obj)
         kind, base = type(obj), _built_in(type(obj))

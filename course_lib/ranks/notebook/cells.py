@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from course_lib.ranks.notebook.rank_shell import RankShell
 from course_lib.ranks.output.displays import Bundle, render, show_figures
-from course_lib.ranks.variables import Namespace, namespace
+from course_lib.ranks.variables import GIVEN, Namespace, namespace
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,16 @@ def run_cell(cell: Cell) -> Bundle | None:
     if dist.get_rank() not in cell.ranks:
         return None
     variables = namespace(cell.owner)
-    if "rank" not in variables:
-        _begin(variables)
+    if "get_ipython" not in variables:
+        own_shell = RankShell(variables, _execute)
+        variables.update(__name__="__main__", get_ipython=lambda: own_shell)
+    variables.update(given := _given())
     shell: RankShell = variables["get_ipython"]()
     shell.enter(cell.name, cell.lines)
-    value = _execute(cell.source, cell.name, variables, shell)
+    try:
+        value = _execute(cell.source, cell.name, variables, shell)
+    finally:
+        _tell_about_bound(given, variables)
     show_figures()
     if value is None:
         return None
@@ -73,21 +79,22 @@ def _execute(source: str, name: str, variables: Namespace, shell: RankShell) -> 
     return None if last is None else run(ast.Expression(last))
 
 
-def _begin(variables: Namespace) -> None:
-    """Give a rank the variables that every cell starts with; pushed variables are kept."""
+def _given() -> Namespace:
+    """Return the variables that every cell starts with."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())
-    shell = RankShell(variables, _execute)
-    given = {
-        "__name__": "__main__",
-        "__builtins__": __builtins__,
-        "rank": dist.get_rank(),
-        "world_size": dist.get_world_size(),
-        "device": device,
-        "dist": dist,
-        "torch": torch,
-        "get_ipython": lambda: shell,
-    }
-    pushed = dict(variables)
-    variables.update({**given, **pushed})
+    values = dist.get_rank(), dist.get_world_size(), device, dist, torch
+    return dict(zip(GIVEN, values, strict=True))
+
+
+def _tell_about_bound(given: Namespace, variables: Namespace) -> None:
+    """Print which of the given variables a cell has changed: the next cell finds them as before."""
+    now = {name: variables.get(name, value) for name, value in given.items()}
+    bound = [n for n, v in given.items() if type(now[n]) is not type(v) or now[n] != v]
+    if bound:
+        print(
+            f"This cell has changed {' and '.join(bound)}. In the next cell, each rank "
+            "has its own again: use other names.",
+            file=sys.stderr,
+        )

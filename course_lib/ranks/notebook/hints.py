@@ -9,9 +9,7 @@ from typing import Any
 
 from course_lib.ranks.explain.errors import DeadlockError, RankError, RanksError
 from course_lib.ranks.explain.words import names_inside, one_or_many, spans
-
-_ON_RANKS = ("rank", "world_size", "device", "dist", "torch")
-"""The variables with which every ``%%ranks`` cell starts."""
+from course_lib.ranks.variables import GIVEN
 
 
 def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[int]) -> None:
@@ -34,7 +32,7 @@ def add_hints(error: RanksError, variables: Mapping[str, Any], chosen: Sequence[
 def hint_after(result: Any) -> None:
     """Print what to do after a plain cell that uses a name which only the ranks have."""
     name = getattr(result.error_in_exec, "name", None)
-    if isinstance(result.error_in_exec, NameError) and name in _ON_RANKS:
+    if isinstance(result.error_in_exec, NameError) and name in GIVEN:
         print(
             f"{name!r} is there in cells that run on the ranks: begin the cell with %%ranks.",
             file=sys.stderr,

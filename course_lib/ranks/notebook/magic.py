@@ -10,9 +10,10 @@
 
 Ranks with other options are made in a plain cell: the magics use the variable `ranks`.
 
-The variables of cells last until the ranks end. A cell starts with `rank`, `world_size`, `device`,
-`dist` and `torch`. It sees a variable of the notebook only if it was sent: ``ranks.push(x=x)``.
-``ranks.pull("loss")`` gets the ranks' values of a variable into the notebook.
+The variables of cells last until the ranks end. Every cell starts with `rank`, `world_size`,
+`device`, `dist` and `torch`, also after a cell that has bound them. It sees a variable of the
+notebook only if it was sent: ``ranks.push(x=x)``. ``ranks.pull("loss")`` gets the ranks' values of
+a variable into the notebook.
 """
 
 from __future__ import annotations

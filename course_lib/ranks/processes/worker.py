@@ -31,6 +31,7 @@ from course_lib.ranks.explain.failure import describe, notes_on
 from course_lib.ranks.explain.lines import locator
 from course_lib.ranks.memory import pack, path_of
 from course_lib.ranks.output.displays import send_displays_to
+from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import RankPhase
 from course_lib.ranks.processes.emulated_network import EmulatedLink
@@ -98,6 +99,7 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     named = dict(zip(config["fds"], fds, strict=True))
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
+    refuse_questions()
     # Write the stack on SIGUSR1, also if the rank hangs, and when compiled code crashes.
     faulthandler.enable(file=named["dump"], all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)

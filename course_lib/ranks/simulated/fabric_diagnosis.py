@@ -140,10 +140,12 @@ def report_misuse(misuses: Sequence[Misuse], policy: str, states: Sequence[RankS
         raise MisuseError("The call ended, but it misused handles of operations.", states, text)
     if text and policy == "warn":
         touched = explain_misuse((e.rank, e.words) for e in misuses if e.did).splitlines()
-        # The warning names no line of the notebook and is shown each time. Python would show a
-        # normal warning only once.
-        warning = MisuseWarning(text, touched)
-        warnings.warn_explicit(warning, MisuseWarning, "ranks", 0, registry={})
+        warn_each_time(MisuseWarning(text, touched))
+
+
+def warn_each_time(warning: Warning) -> None:
+    """Give a warning that names no line of the notebook; Python would show it only once."""
+    warnings.warn_explicit(warning, type(warning), "ranks", 0, registry={})
 
 
 def explain_misuse(misuses: Iterable[tuple[int, str]]) -> str:

@@ -1,4 +1,4 @@
-"""State of a simulated rank that is exchanged with the baton: random numbers, output, classes.
+"""State of a simulated rank that is exchanged with the baton: random numbers, settings, classes.
 
 Simulated ranks are threads of one process, their host. They share everything else that a process
 has only once.
@@ -6,16 +6,18 @@ has only once.
 
 from __future__ import annotations
 
-import os
+import copy
 import random
 import sys
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from cloudpickle import cloudpickle as trackers
 
+from course_lib.ranks._torch.process_settings import adopt, settings
 from course_lib.ranks._torch.thread_worlds import World
 
 _SEED = torch.Generator().initial_seed()
@@ -56,7 +58,7 @@ class Classes:
 
 
 class PersonalState:
-    """A rank's random numbers, output, environment, and copies of the notebook's classes.
+    """A rank's random numbers, output, settings, and copies of the notebook's classes.
 
     It begins with the output of the process. As in a fresh process, PyTorch's random numbers are
     the same on every rank, and those of Python and NumPy differ.
@@ -64,17 +66,18 @@ class PersonalState:
     Args:
         rank: the rank.
         classes: the rank's classes, kept from earlier calls.
+        begins_with: the settings of the process.
 
     """
 
-    def __init__(self, rank: int, classes: Classes) -> None:
+    def __init__(self, rank: int, classes: Classes, begins_with: Sequence[Any]) -> None:
         self._torch = torch.Generator().manual_seed(_SEED).get_state()
         self._python = random.Random(_SEED + rank).getstate()
         self._numpy: Any = None
         if (numpy := sys.modules.get("numpy")) is not None:
             self._numpy = numpy.random.MT19937(numpy.random.SeedSequence([_SEED, rank]))
         self._output = sys.stdout, sys.stderr
-        self._environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        self._settings = [copy.copy(value) for value in begins_with]
         self._classes = classes
 
     def take(self) -> None:
@@ -84,6 +87,7 @@ class PersonalState:
         if self._numpy is not None:
             self._numpy = sys.modules["numpy"].random.get_bit_generator()
         self._output = sys.stdout, sys.stderr
+        self._settings = settings()
 
     def give(self) -> None:
         """Give this state to the process: the rank runs."""
@@ -92,7 +96,7 @@ class PersonalState:
         if self._numpy is not None:
             sys.modules["numpy"].random.set_bit_generator(self._numpy)
         sys.stdout, sys.stderr = self._output
-        os.environ.update(self._environment)
+        adopt(self._settings)
         self._classes.give()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import queue
 import sys
 import threading
@@ -18,9 +19,11 @@ from typing import Any, Literal
 
 import torch
 
+from course_lib.ranks._torch.process_settings import adopt, settings
 from course_lib.ranks._torch.thread_worlds import (
     join_world,
     leave_world,
+    no_profiler,
     thread_worlds,
 )
 from course_lib.ranks.calls import join_call, pack_result
@@ -100,6 +103,8 @@ class Outcome:
     error: RanksError | None = None
     """What is wrong with the call as a whole."""
     misused: list[Misuse] = field(default_factory=list)
+    libraries: set[str] = field(default_factory=set)
+    """What ranks have imported that keeps the rank in a class or module."""
     stuck: bool = False
     """Whether a rank did not react when it was told to end."""
 
@@ -155,13 +160,17 @@ class Run:
         """Run to the end, or until the time limit or a request ends it."""
         timeout = self.job.timeout
         halted: list[RankState] | None = None
+        before = settings()
         with ExitStack() as stack:
+            stack.callback(adopt, before)
             stack.enter_context(thread_worlds())
+            stack.enter_context(no_profiler())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
             stack.enter_context(virtual_time())
             self.baton.states = [
-                PersonalState(rank, classes) for rank, classes in enumerate(self.worlds.classes)
+                PersonalState(rank, classes, before)
+                for rank, classes in enumerate(self.worlds.classes)
             ]
             for thread in self.threads:
                 thread.start()
@@ -181,6 +190,7 @@ class Run:
             return outcome
         error = self.baton.error
         outcome = Outcome(log, list(error.states) if error else fabric_states(self.fabric))
+        outcome.libraries.update(*(rank.libraries for rank in self.ranks))
         in_order = sorted(self.failures, key=lambda rank: (self.failures[rank][0], rank))
         outcome.failures = {rank: self.failures[rank][1] for rank in in_order}
         outcome.error = error or explain_leftovers(self.fabric)
@@ -308,6 +318,7 @@ class Run:
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
         spend = self._spender(rank)
         join_world(self.ranks[rank], self.worlds.of_rank[rank])

@@ -86,8 +86,8 @@ def test_a_long_call_of_an_executed_notebook_leaves_no_output(shared: Kernel) ->
     assert outcome.text == outcome.error == ""
 
 
-def test_figures_and_rich_values_appear_per_rank(shared: Kernel) -> None:
-    outcome = shared.run(
+def test_figures_and_rich_values_appear_per_rank(pair: Kernel) -> None:
+    outcome = pair.run(
         "import matplotlib.pyplot as plt\n"
         "from IPython.display import display, HTML\n"
         "def program():\n"
@@ -224,6 +224,26 @@ def test_shell_commands_magics_and_await_inside(pair: Kernel) -> None:
     assert "line 4" in error
     assert "put %run into a cell without %%ranks" in pair.run("%%ranks\n%run x.py").error
     assert "SyntaxError" in pair.run("%%ranks\nawait await").error
+
+
+def test_names_that_cells_start_with_are_what_they_say_in_every_cell(pair: Kernel) -> None:
+    """A loop over `rank` made every rank the last one, in all later cells."""
+    bound = pair.run("%%ranks\ndevice = 1\nworld_size = 2\nfor rank in range(9): pass")
+    assert "[ranks 0-1] This cell has changed rank and device." in bound.text
+    assert pair.run("%%ranks\nrank, device.type").text.count("'cpu')") == 2
+    failed = pair.run("%%ranks\ntorch = 0\ndel rank\n1 / 0")
+    assert "ZeroDivisionError" in failed.error and "changed torch" in failed.text
+    assert "under another name" in pair.run("ranks.push(rank=7)").error
+    assert pair.run("%%ranks 1\ntorch.ones(rank);rank").text == "[rank 1] 1\n"
+
+
+@pytest.mark.parametrize(
+    "question", ["breakpoint()", "import pdb; pdb.set_trace()", "dist.breakpoint()", "input('?')"]
+)
+def test_nobody_can_answer_a_rank(pair: Kernel, question: str) -> None:
+    outcome = pair.run("%%ranks\n" + question)
+    assert "nobody can answer on a rank" in outcome.error and "Cell In[" in outcome.error
+    assert "BdbQuit" not in outcome.error and "(Pdb)" not in outcome.text
 
 
 def test_figures_left_open_are_shown(pair: Kernel) -> None:

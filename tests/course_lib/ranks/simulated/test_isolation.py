@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,27 +40,135 @@ def test_output_is_the_rank_s_own_also_where_it_is_redirected() -> None:
     assert sys.stdout is before
 
 
-def test_what_a_process_has_once_is_shared_by_ranks_and_not_with_the_notebook(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The paragraph of `README.md` is true: of the environment, the folder, a module's globals."""
-    monkeypatch.setenv("SET_BY_A_RANK", "nobody")
-    folder = Path.cwd()
+def test_what_a_module_keeps_is_shared_by_ranks_and_not_with_the_notebook() -> None:
+    """As `README.md` says."""
 
-    def fn(folder: Path) -> Any:
-        mine = str(dist.get_rank())
-        (folder / mine).mkdir()
-        os.environ["SET_BY_A_RANK"] = torch.set_by_a_rank = mine  # type: ignore[attr-defined]
-        os.chdir(folder / mine)
+    def fn() -> Any:
+        torch.set_by_a_rank = dist.get_rank()  # type: ignore[attr-defined]
         dist.barrier()  # every rank has set its own by now
-        return os.environ["SET_BY_A_RANK"], torch.set_by_a_rank, Path.cwd().name  # type: ignore[attr-defined]
+        return torch.set_by_a_rank  # type: ignore[attr-defined]
+
+    assert len(set(Ranks(3, on="simulated").run(fn))) == 1
+    assert not hasattr(torch, "set_by_a_rank")
+
+
+NAMES = """
+import concurrent.futures, locale, logging, os, sys, warnings
+import matplotlib.pyplot as plt, torch
+mkl = torch.backends.mkldnn
+def warns():
+    try:
+        warnings.warn("seen")
+    except UserWarning:
+        return False
+    return True
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("torch.set_default_dtype(torch.float64)", "torch.ones(1).dtype"),
+        ("torch.set_num_threads(3)", "torch.get_num_threads()"),
+        ("torch.set_float32_matmul_precision('high')", "torch.get_float32_matmul_precision()"),
+        pytest.param(
+            "mkl.matmul.fp32_precision = 'bf16'",
+            "mkl.matmul.fp32_precision",
+            marks=pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="2.8"),
+        ),
+        ("torch.use_deterministic_algorithms(True)", "torch.get_deterministic_debug_mode()"),
+        ("torch.autograd.set_detect_anomaly(True, False)", "torch.is_anomaly_check_nan_enabled()"),
+        ("torch.set_printoptions(precision=2)", "str(torch.tensor(1.23456))"),
+        ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark"),
+        (
+            "torch.nn.modules.module.register_module_forward_hook(lambda *_: 7)",
+            "torch.nn.Identity()(0)",
+        ),
+        ("plt.figure()", "plt.get_fignums()"),
+        ("os.chdir('/')", "os.getcwd()"),
+        ("os.environ['NEW'] = '1'; del os.environ['RANK']", "os.getenv('NEW'), os.getenv('RANK')"),
+        ("warnings.simplefilter('error')", "warns()"),
+        ("logging.basicConfig(level='DEBUG')", "logging.root.level, len(logging.root.handlers)"),
+        ("sys.argv = ['train.py']", "sys.argv"),
+        ("sys.setrecursionlimit(3000)", "sys.getrecursionlimit()"),
+        ("locale.setlocale(locale.LC_ALL, 'C')", "locale.setlocale(locale.LC_ALL)"),
+    ],
+)
+def test_a_setting_is_a_rank_s_own_and_ends_with_the_call(change: str, read: str) -> None:
+    def fn(changing: int) -> list[Any]:
+        seen, names = [], dict[str, Any]()
+        exec(NAMES, names)
+        for turn in range(3):
+            if turn == 1 and dist.get_rank() == changing:
+                exec(change, names)
+            dist.barrier()
+            seen.append(eval(read, names))
+            dist.barrier()
+        return seen
 
     ranks = Ranks(3, on="simulated")
-    (shared,) = set(ranks.run(fn, tmp_path))
-    assert len(set(shared)) == 1
-    assert os.environ["SET_BY_A_RANK"] == "nobody" and not hasattr(torch, "set_by_a_rank")
-    monkeypatch.setenv("SET_BY_A_RANK", "again")  # so the host enters the notebook's folder again
-    assert Path.cwd() == folder and ranks.run(os.getcwd) == [str(folder)] * 3
+    untouched = ranks.run(fn, 9)
+    for changing in (0, 2):
+        results = ranks.run(fn, changing)
+        before, changed, after = results[changing]
+        assert before == untouched[changing][0] != changed == after
+        assert results == [*untouched[:changing], results[changing], *untouched[changing + 1 :]]
+    assert Ranks(3, on="simulated").run(fn, 9) == untouched
+
+
+def test_a_folder_that_is_gone_ends_with_the_call(tmp_path: Path) -> None:
+    def fn() -> str:
+        if dist.get_rank() == 1:
+            os.chdir(tmp_path)
+            tmp_path.rmdir()
+        dist.barrier()
+        return os.getcwd() if dist.get_rank() == 0 else ""
+
+    ranks = Ranks(2, on="simulated")
+    assert ranks.run(fn) == [os.getcwd(), ""]
+    assert ranks.run(os.getcwd) == [os.getcwd()] * 2
+
+
+def test_a_library_that_keeps_the_rank_is_named_in_each_call_that_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "accelerate.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    ranks = Ranks(2, on="simulated")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"accelerate was imported .* threads of one process"):
+            ranks.run(lambda: exec("from accelerate import __name__"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ranks.run(dist.barrier)
+
+
+@pytest.mark.parametrize(
+    "profiled",
+    [
+        "torch.profiler.profile(schedule=lambda _: torch.profiler.ProfilerAction.NONE).start",
+        "torch.autograd.profiler.profile().__enter__",
+        "torch.autograd.profiler.emit_itt().__enter__",
+        "concurrent.futures.ThreadPoolExecutor().submit(torch.profiler.profile().start).result",
+        "started.stop",
+    ],
+)
+def test_the_profiler_of_pytorch_is_refused_before_it_ends_the_process(profiled: str) -> None:
+    """Used by two ranks, it ended by a segmentation fault, and all variables were gone."""
+
+    def fn(started: Any) -> None:
+        with torch.profiler.record_function("allowed"):
+            dist.barrier()
+        names = {"started": started}
+        exec(NAMES, names)
+        eval(profiled, names)()
+
+    ranks = Ranks(2, on="simulated")
+    ranks.push(kept=1)
+    refused = pytest.raises(RankError, match=r"profiler.*ranks\.trace.*on=\"cpu\"")
+    with torch.profiler.profile() as started, refused:  # started here, not on the ranks
+        ranks.run(fn, started)
+    assert ranks.pull("kept") == [1, 1]
 
 
 def test_sleep_and_clocks_are_virtual() -> None:
