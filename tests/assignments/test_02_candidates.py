@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib.checking import CheckFailed, check
 from course_lib.checking.loading import load_module
 from course_lib.checking.testing import Candidate
 from course_lib.ranks import Ranks, per_rank
@@ -29,6 +30,12 @@ def draw(rank: int, name: str) -> list[torch.Tensor | None]:
 def right_candidates() -> list[Candidate]:
     hidden = hidden_of(SOURCES / NAME).CANDIDATES if SOURCES.is_dir() else []
     return [candidate for candidate in (*CHECKS.CANDIDATES, *hidden) if candidate.right]
+
+
+def test_a_timeline_of_messages_that_no_student_sent_is_not_shown() -> None:
+    with pytest.raises(CheckFailed) as failed:
+        check(f"{NAME}/is_right", lambda run: True)
+    assert failed.value.report.picture is None
 
 
 @pytest.mark.parametrize("name", INPUTS)
