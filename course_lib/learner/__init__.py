@@ -24,7 +24,6 @@ The commands share these modules:
 Nothing here needs nbgrader.
 """
 
-
 import difflib
 from collections.abc import Iterable
 

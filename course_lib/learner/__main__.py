@@ -23,10 +23,7 @@ COMMANDS = {
 """The line of `course --help` for each command. The module of that name has DESCRIPTION,
 `add_options(parser)` and `run(arguments) -> exit status`."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNUSABLE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    errno.ENAMETOOLONG,
-)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Errors of a folder; another folder does not help against others."""
 PASSES_ON = ("lab",)
 """Commands that pass options on to another program: these options are in ``arguments.more``."""
@@ -50,7 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 module.add_options(command)
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
             similar = did_you_mean(words[0], of=COMMANDS)
-            parser.error(f"there is no command {words[0]}.{similar} There are {', '.join(COMMANDS)}")
+            there = ", ".join(COMMANDS)
+            parser.error(f"there is no command {words[0]}.{similar} The commands are: {there}")
         arguments, more = parser.parse_known_args(words)
         if arguments.command is None:
             parser.print_help()

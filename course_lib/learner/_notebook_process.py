@@ -25,7 +25,7 @@ from course_lib.limits import clock_of, limit_of
 
 INTERRUPTED = 130
 Failed = tuple[str, str]
-"""The source of a cell that failed, and why: ``cell 3 raised …``."""
+"""The source of a cell that failed, and why: ``cell 3 failed: …``."""
 
 
 def main() -> int:
@@ -80,15 +80,13 @@ def _run(
         return None
     if kind is None:
         print(flush=True)
-        outcome = _outcome(getattr(error, "report", done.result), _reason(error, failed))
+        outcome = _outcome(getattr(error, "report", done.result), error, failed)
         return {**outcome, "check": step["check"], "seconds": round(seconds, 1)}
     left[kind] -= seconds
     outcome = {"cell": number, "kind": kind, "seconds": seconds, "is_late": is_late}
     if error is not None:
-        earlier = _cause(error, failed)
-        cause = earlier or f"cell {number} raised {_said(error)}"
-        failed.append((step["source"], cause))
-        outcome["raised"] = "" if earlier or is_late else cause
+        outcome["failed"] = f"cell {number} failed: {_said(error, failed)}"
+        failed.append((step["source"], outcome["failed"]))
     return outcome
 
 
@@ -108,31 +106,22 @@ def _be_quiet_about_failed_checks(shell: Any) -> None:
     shell.showtraceback = showtraceback
 
 
-def _outcome(report: Any, reason: str) -> dict[str, Any]:
+def _outcome(report: Any, error: BaseException | None, failed: list[Failed]) -> dict[str, Any]:
     if hasattr(report, "fraction"):
         return {"fraction": report.fraction, "reason": report.reason}
-    return {"fraction": 0.0, "reason": reason}
+    if error is not None:
+        return {"fraction": 0.0, "reason": _said(error, failed)}
+    return {"fraction": 0.0, "reason": "the cell of this check does not call check any more"}
 
 
-def _reason(error: BaseException | None, failed: list[Failed]) -> str:
-    """Return why the cell of a check has no report."""
-    if error is None:
-        return "the cell of this check does not call check any more"
-    if isinstance(error, NameError) and (cause := _cause(error, failed)):
-        return f"there is no {error.name}: {cause}"
-    return _said(error)
-
-
-def _cause(error: BaseException, failed: list[Failed]) -> str:
-    """Return why a name does not exist: the first cell with it that failed; empty if none did."""
-    if not isinstance(error, NameError) or not error.name:
-        return ""
-    name = re.compile(rf"\b{re.escape(error.name)}\b")
-    return next((cause for source, cause in failed if name.search(source)), "")
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):  # whose text names a file, which nobody has written
+def _said(error: BaseException, failed: list[Failed]) -> str:
+    """Return an error in words: of a missing name, why the first cell with that name failed."""
+    if isinstance(error, NameError):
+        name = re.compile(rf"\b{error.name}\b")
+        for source, why in failed:
+            if name.search(source):
+                return f"there is no {error.name}, because {why}"
+    if isinstance(error, SyntaxError):  # its text names a file, which nobody has written
         return f"{type(error).__name__} in line {error.lineno}: {error.msg}"
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 

@@ -179,7 +179,7 @@ def _run_once(
             left[result["kind"]] -= result["seconds"]
             if result.get("is_stuck"):
                 return 0, result["cell"]
-            note = _late(result) if result["is_late"] else result.get("raised", "")
+            note = _late(result) if result["is_late"] else result.get("failed", "")
             notes += [note] if note and note not in notes else []  # a second process repeats it
         try:
             status = process.wait(GRACE_SECONDS)

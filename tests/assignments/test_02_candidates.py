@@ -1,4 +1,4 @@
-"""The solutions that 02's `is_right` must accept are right for all inputs that it may give them."""
+"""The solutions that 02's `is_right` has to accept are right for all inputs that it may give."""
 
 import pytest
 import torch
@@ -13,45 +13,33 @@ from tests.helpers.solutions import hidden_of
 
 NAME = "02_data_parallel_sgd"
 CHECKS = load_module(RELEASED / NAME / "checks.py")
+HIDDEN = hidden_of(SOURCES / NAME).CANDIDATES if SOURCES.is_dir() else []
+RIGHT = [candidate for candidate in (*CHECKS.CANDIDATES, *HIDDEN) if candidate.right]
 INPUTS = {
-    "two dtypes": [(3,), (2, 2)],
-    "no gradient at all": [None, None],
-    "an empty one, a number, a frozen one": [(0,), (), None, (3, 1)],
+    "two dtypes": lambda: [torch.randn(3), torch.randn(2, 2).double()],
+    "no gradient at all": lambda: [None, None],
+    "an empty one, a number, a frozen one": lambda: [torch.randn(0), torch.randn(()), None],
+    "transposed": lambda: [torch.randn(2, 3).T],
 }
 
 
-def draw(rank: int, name: str) -> list[torch.Tensor | None]:
-    generator = torch.Generator().manual_seed(rank)
-    shapes = INPUTS[name]
-    drawn = [s if s is None else torch.randn(s, generator=generator) for s in shapes]
-    return [g.double() if name == "two dtypes" and i == 1 else g for i, g in enumerate(drawn)]
-
-
-def right_candidates() -> list[Candidate]:
-    hidden = hidden_of(SOURCES / NAME).CANDIDATES if SOURCES.is_dir() else []
-    return [candidate for candidate in (*CHECKS.CANDIDATES, *hidden) if candidate.right]
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("candidate", RIGHT, ids=lambda candidate: candidate.kind)
+def test_a_right_candidate_is_right(candidate: Candidate, name: str) -> None:
+    torch.manual_seed(0)
+    parameters, namespace = candidate.case().parameters, {"torch": torch, "dist": dist}
+    exec(parameters["source"], namespace)
+    for k in (1, 2, 3):
+        gradients = [INPUTS[name]() for _ in range(k)]
+        with Ranks(k, on="simulated") as ranks:
+            solution = namespace[parameters["name"]]
+            results = ranks.run(CHECKS.average_of, solution, per_rank(gradients), None)
+        means = [None if own[0] is None else sum(own) / k for own in zip(*gradients, strict=True)]
+        for result in results:
+            torch.testing.assert_close(result, means)
 
 
 def test_a_timeline_of_messages_that_no_student_sent_is_not_shown() -> None:
     with pytest.raises(CheckFailed) as failed:
         check(f"{NAME}/is_right", lambda run: True)
     assert failed.value.report.picture is None
-
-
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("candidate", right_candidates(), ids=lambda each: each.kind)
-def test_a_right_candidate_is_right(candidate: Candidate, name: str) -> None:
-    parameters, namespace = candidate.case().parameters, {"torch": torch, "dist": dist}
-    exec(parameters["source"], namespace)
-    solution, average_of = namespace[parameters["name"]], CHECKS.average_of
-    for k in (1, 2, 3):
-        inputs = [draw(rank, name) for rank in range(k)]
-        with Ranks(k, on="simulated") as ranks:
-            results = ranks.run(average_of, solution, per_rank(inputs), None)
-        for result in results:
-            for mean, *terms in zip(result, *inputs, strict=True):
-                if terms[0] is None:
-                    assert mean is None
-                else:
-                    assert mean.dtype == terms[0].dtype
-                    torch.testing.assert_close(mean, sum(terms) / k)
