@@ -26,12 +26,8 @@ class Browser:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         options += ["--remote-debugging-port=0", "--remote-allow-origins=*", "--no-first-run"]
         options += ["--disable-background-networking", "--disable-component-update"]
-        options += [
-            "--disable-quic",
-            "--disable-sync",
-            "--window-size=1280,900",
-            f"--user-data-dir={self._profile.name}",
-        ]
+        options += ["--window-size=1280,900", "--disable-quic", "--disable-sync"]
+        options += [f"--user-data-dir={self._profile.name}"]
         self._process = subprocess.Popen(
             [PROGRAM, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
