@@ -1,5 +1,6 @@
 """Notebooks keep to the rules of notebook_rules.py, and core lectures execute from scratch."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course_lib.checking.guesses import _reasons
 from tests.helpers import ROOT
 from tests.helpers.course_folders import FURTHER, RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.lecture_size import CELLS, WORDS, size_of
@@ -25,6 +27,23 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", LECTURES, ids=name)
 def test_a_lecture_keeps_to_the_rules(path: Path) -> None:
     assert not (found := problems(path, LECTURE)), "\n".join(found)
+
+
+def test_each_option_of_a_guess_has_a_reason() -> None:
+    """And no question has reasons that no lecture asks any more."""
+    sources = [cell.source for path in LECTURES for cell in nbformat.read(path, 4).cells]
+    calls = [
+        node
+        for source in sources
+        if re.search(r"^\w+ = guess\(", source, re.MULTILINE)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "guess"
+    ]
+    options = {ast.literal_eval(call.args[0]): call.args[1] for call in calls}
+    counts = {
+        asked: len(getattr(o, "keys", getattr(o, "elts", ()))) for asked, o in options.items()
+    }
+    assert {question: len(why) for question, why in _reasons().items()} == counts
 
 
 LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from course_lib.checking.guesses import HOW_TO_GUESS
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
 
@@ -88,6 +89,7 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
         page = (site / "lectures" / f"{lecture.stem}.html").read_text(encoding="utf-8")
         assert 'class="output' in page or "cell_output" in page
         assert "<math" in page or lecture.stem.startswith("00")
+        assert "Answered by the run" in page and HOW_TO_GUESS not in page
     assert 'data-theme="dark"' in (site / "_static/pygments.css").read_text()
     assert (site / "calculator.html").is_file() and (site / "searchindex.js").is_file()
     page = (site / "instructor/kill_matrix.html").read_text(encoding="utf-8")
@@ -97,10 +99,14 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
 @pytest.mark.large
 @pytest.mark.timeout(900)
 @needs_browser
-def test_no_page_of_a_lecture_scrolls_sideways_on_a_phone(site: Path) -> None:
+def test_no_page_runs_over_the_edge_of_a_phone(site: Path) -> None:
+    """Nor the lines to the pages before and after, of which the theme shows only a part."""
+    links = "[...document.querySelectorAll('.prev-next-area a')]"
     with Browser() as browser:
         browser.narrow(390)
-        for page in sorted(site.glob("lectures/**/*.html")):
+        for page in sorted(set(site.rglob("*.html")) - set(site.glob("_static/**/*"))):
             browser.open(page.as_uri())
             browser.wait_for("document.readyState == 'complete'")
             assert browser.run("document.scrollingElement.scrollWidth") == 390, page.stem
+            assert not browser.run(f"{links}.some(a => a.scrollWidth > a.clientWidth)"), page.stem
+            assert not browser.run("!!document.querySelector('details.hide .course-explore')")

@@ -25,9 +25,13 @@ POLICY = (
 )
 
 
+# On a phone, long words break, and a wide table scrolls alone.
 _STYLE = (
     "<style>td, th { padding: .15em 1em .15em 0; vertical-align: top } "
-    ".rendered_html { overflow-wrap: break-word }</style>"
+    ".rendered_html { overflow-wrap: break-word } "
+    ".rendered_html p code { overflow-wrap: anywhere; white-space: normal } "
+    ".rendered_html table { display: block; overflow-x: auto } "
+    "td:last-child { min-width: 14em; overflow-wrap: anywhere }</style>"
 )
 
 
@@ -63,6 +67,7 @@ def locked(html: str) -> str:
     """Return a page without scripts, and with a rule that forbids scripts and downloads."""
     html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
+    meta += '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
     html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
     return html.replace("</head>", f"{_STYLE}</head>", 1)
 

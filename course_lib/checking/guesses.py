@@ -15,9 +15,12 @@ there is no guess yet. On the student's desk, each guess and each score is a lin
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from course_lib import diary
@@ -25,6 +28,7 @@ from course_lib.checking.predictions import FILE, agrees, plain, shown
 
 Rule = float | str | Callable[[Any], object]
 """The value that a run shows if an option is right, or a function that tests the run's value."""
+HOW_TO_GUESS = "Put the number of your option in place of None, as in mine=2."
 _locked: dict[str, int] = {}
 # The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
 _STYLE = """<style>
@@ -71,7 +75,8 @@ class Guess:
         Args:
             actual: the run's value: a number, a tensor of one element, or a text.
             why: a sentence for each option, in their order: why a wrong option is tempting, or why
-                a right option holds.
+                a right option holds. Those of the lectures are in reasons.json, because they would
+                give the answer away in the source.
             within: relative error up to which a number counts as equal to the number of an option.
 
         Raises:
@@ -83,7 +88,7 @@ class Guess:
                 f"why must have one reason for each of the {len(self.options)} options, got "
                 f"{len(why)}"
             )
-        self.actual, self._why = plain(actual), why
+        self.actual, self._why = plain(actual), why or _reasons().get(self.question, ())
         self._holds = tuple(
             bool(rule(self.actual)) if callable(rule) else agrees(rule, self.actual, within)
             for rule in self._rules
@@ -105,7 +110,7 @@ class Guess:
         """Return the state of the guess, or its result, in words."""
         if self.actual is None:
             if self.mine is None:
-                return "Put the number of your option in place of None, as in mine=2."
+                return HOW_TO_GUESS
             return f"Your guess, option {self.mine}, is locked. The run below shows the answer."
         held = [str(i) for i, holds in enumerate(self._holds, 1) if holds]
         answer = f"The run shows {shown(self.actual)}: "
@@ -152,6 +157,13 @@ class Guess:
             text += f'<span class="why">{escape(self._why[i - 1])}</span>' if self._why else ""
             items.append(f"<li{' class=good' if good else ''}>{text}</li>")
         return "".join(items)
+
+
+@cache
+def _reasons() -> dict[str, list[str]]:
+    """Return the lectures' questions with a reason for each option."""
+    text = Path(__file__).with_name("reasons.json").read_text(encoding="utf-8")
+    return {question: why for page in json.loads(text).values() for question, why in page.items()}
 
 
 def guess(

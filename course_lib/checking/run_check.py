@@ -131,8 +131,10 @@ def run_check(
     passed = [each.case for each in ran if each.result.passed]
     # If every case names a known mistake, other common properties of the cases may be chance.
     named = all(each.finding is not None and _is_named(each.finding, refuted) for each in failed)
+    # With `only_on`, the messages are the check's own: no student has sent one.
+    timed = [each for each in failed if each.trace is not None and each.trace.makespan > 0]
     shown = min(
-        (each for each in failed if each.trace is not None and each.trace.makespan > 0),
+        [] if check.only_on else timed,
         key=lambda each: tuple(each.result.difficulty),
         default=None,
     )

@@ -24,6 +24,16 @@ The commands share these modules:
 Nothing here needs nbgrader.
 """
 
+import difflib
+from collections.abc import Collection
+
 
 class CannotGoOn(Exception):
     """A command cannot go on; the message says why, and what to do."""
+
+
+def did_you_mean(*words: str, of: Collection[str]) -> str:
+    """Return a sentence, after a space, with the names that are like the words; or nothing."""
+    close = [difflib.get_close_matches(word, list(of), 1, 0.5) for word in words]
+    similar = sorted({name for names in close for name in names})
+    return f" Did you mean {' or '.join(similar)}?" if similar else ""

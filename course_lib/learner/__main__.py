@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from course_lib._later import without
-from course_lib.learner import CannotGoOn
+from course_lib.learner import CannotGoOn, did_you_mean
 
 COMMANDS = {
     "start": "make your own copy of an assignment",
@@ -21,6 +22,9 @@ COMMANDS = {
 }
 """The line of `course --help` for each command. The module of that name has DESCRIPTION,
 `add_options(parser)` and `run(arguments) -> exit status`."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""Errors of a folder; another folder does not help against others."""
 PASSES_ON = ("lab",)
 """Commands that pass options on to another program: these options are in ``arguments.more``."""
 
@@ -33,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     without("rfc3987_syntax")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    module = None
+    module, arguments = None, argparse.Namespace()
     try:
         for name, line in COMMANDS.items():
             command = commands.add_parser(name, help=line)
@@ -41,6 +45,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 module = importlib.import_module(f"course_lib.learner.{name}")
                 command.description = module.DESCRIPTION
                 module.add_options(command)
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            similar = did_you_mean(words[0], of=COMMANDS)
+            there = ", ".join(COMMANDS)
+            parser.error(f"there is no command {words[0]}.{similar} The commands are: {there}")
         arguments, more = parser.parse_known_args(words)
         if arguments.command is None:
             parser.print_help()
@@ -56,14 +64,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except CannotGoOn as error:
         print(f"course {words[0]}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads the output, as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except OSError as error:
         about = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        _say(
-            f"{about}. {'Free some space, or choose' if is_full else 'Choose'} another folder, "
-            "with --desk for your copies or with TMPDIR for temporary files",
-            words,
-        )
+        if "desk" in arguments and error.errno in (*_FULL, *_UNUSABLE):
+            start = "Free some space, or choose" if error.errno in _FULL else "Choose"
+            about += f". {start} another folder, with --desk for your copies or with TMPDIR for "
+            about += "temporary files"
+        _say(about, words)
         return 2
     except KeyboardInterrupt:
         print("\ncourse: interrupted; no process is left running", file=sys.stderr)

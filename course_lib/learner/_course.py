@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 
-from course_lib.learner import CannotGoOn
+from course_lib.learner import CannotGoOn, did_you_mean
 from course_lib.learner.what_counts import is_check, role
 
 
@@ -50,8 +50,9 @@ def find(course: Path, said: str) -> str:
     meant = [name for name in known if said == name] or [name for name in known if said in name]
     if len(meant) == 1 and said:
         return meant[0]
-    what = "fits more than one assignment" if meant and said else "is no assignment; there are"
-    raise CannotGoOn(f"{said!r} {what}: {', '.join(meant or known)}")
+    what = "fits more than one assignment" if meant and said else "is no assignment"
+    similar = "" if meant else did_you_mean(said, of=known)
+    raise CannotGoOn(f"{said!r} {what}.{similar} There are: {', '.join(meant or known)}")
 
 
 def notebook_of(folder: Path, name: str) -> Path:
@@ -63,13 +64,15 @@ def read(notebook: Path) -> nbformat.NotebookNode:
     """Return a notebook in nbformat's newest format.
 
     Raises:
-        CannotGoOn: the file is not a notebook; the message names it.
+        CannotGoOn: the file cannot be read, or is not a notebook; the message names it.
 
     """
     try:
-        found: nbformat.NotebookNode = nbformat.reads(
-            notebook.read_bytes().decode("utf-8-sig"), as_version=4
-        )
+        content = notebook.read_bytes()
+    except OSError as error:
+        raise CannotGoOn(f"{notebook} cannot be read: {error.strerror}") from error
+    try:
+        found: nbformat.NotebookNode = nbformat.reads(content.decode("utf-8-sig"), as_version=4)
         return found
     except Exception as error:  # nbformat raises errors of any type on a damaged file
         raise CannotGoOn(

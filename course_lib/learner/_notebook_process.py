@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,6 +24,8 @@ from course_lib.learner.no_display import without_display
 from course_lib.limits import clock_of, limit_of
 
 INTERRUPTED = 130
+Failed = tuple[str, str]
+"""The source of a cell that failed, and why: ``cell 3 failed: …``."""
 
 
 def main() -> int:
@@ -39,8 +42,9 @@ def main() -> int:
         without_display(shell)
         _be_quiet_about_failed_checks(shell)
         shell.displayhook.write_output_prompt = lambda: None  # type: ignore[method-assign]
+        failed: list[Failed] = []
         for step in plan["steps"]:
-            outcome = _run(shell, step, plan["left"], results)
+            outcome = _run(shell, step, plan["left"], results, failed)
             if outcome is None:
                 return INTERRUPTED
             _write(results, outcome)
@@ -48,9 +52,13 @@ def main() -> int:
 
 
 def _run(
-    shell: Any, step: dict[str, Any], left: dict[str, float], results: IO[str]
+    shell: Any,
+    step: dict[str, Any],
+    left: dict[str, float],
+    results: IO[str],
+    failed: list[Failed],
 ) -> dict[str, Any] | None:
-    """Run one cell and return its time, and its outcome if it is a check.
+    """Run one cell and return its time, and its outcome if it is a check; note it if it failed.
 
     Return None if a person interrupted it. If it lasts longer than its limit, the process that
     started this one interrupts it.
@@ -72,10 +80,14 @@ def _run(
         return None
     if kind is None:
         print(flush=True)
-        outcome = _outcome(getattr(error, "report", done.result), error)
+        outcome = _outcome(getattr(error, "report", done.result), error, failed)
         return {**outcome, "check": step["check"], "seconds": round(seconds, 1)}
     left[kind] -= seconds
-    return {"cell": number, "kind": kind, "seconds": seconds, "is_late": is_late}
+    outcome = {"cell": number, "kind": kind, "seconds": seconds, "is_late": is_late}
+    if error is not None:
+        outcome["failed"] = f"cell {number} failed: {_said(error, failed)}"
+        failed.append((step["source"], outcome["failed"]))
+    return outcome
 
 
 def _write(results: IO[str], line: dict[str, Any]) -> None:
@@ -94,12 +106,24 @@ def _be_quiet_about_failed_checks(shell: Any) -> None:
     shell.showtraceback = showtraceback
 
 
-def _outcome(report: Any, error: BaseException | None) -> dict[str, Any]:
+def _outcome(report: Any, error: BaseException | None, failed: list[Failed]) -> dict[str, Any]:
     if hasattr(report, "fraction"):
         return {"fraction": report.fraction, "reason": report.reason}
     if error is not None:
-        return {"fraction": 0.0, "reason": f"{type(error).__name__}: {error}"}
+        return {"fraction": 0.0, "reason": _said(error, failed)}
     return {"fraction": 0.0, "reason": "the cell of this check does not call check any more"}
+
+
+def _said(error: BaseException, failed: list[Failed]) -> str:
+    """Return an error in words: of a missing name, why the first cell with that name failed."""
+    if isinstance(error, NameError):
+        name = re.compile(rf"\b{error.name}\b")
+        for source, why in failed:
+            if name.search(source):
+                return f"there is no {error.name}, because {why}"
+    if isinstance(error, SyntaxError):  # its text names a file, which nobody has written
+        return f"{type(error).__name__} in line {error.lineno}: {error.msg}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _end_with_parent(pipe: int) -> None:

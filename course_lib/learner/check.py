@@ -25,9 +25,9 @@ from typing import Any
 from nbformat import NotebookNode
 
 from course_lib.installed import find_course
-from course_lib.learner import CannotGoOn, _course
+from course_lib.learner import CannotGoOn, _course, did_you_mean
 from course_lib.learner._course import Task
-from course_lib.learner.start import add_desk, desk_of
+from course_lib.learner.start import add_desk, desk_of, desk_option
 from course_lib.learner.what_counts import grade_id, is_check, is_run, rebuild, role
 from course_lib.limits import (
     CELL_SECONDS,
@@ -56,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ASSIGNMENT",
         help="the assignment's name, number or topic; or the path of a notebook",
     )
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these tasks (default: all)")
+    parser.add_argument(  # without a default, argparse would say that TASK is required
+        "tasks", nargs="*", default=[], metavar="TASK", help="only these tasks (default: all)"
+    )
     add_desk(parser)
 
 
@@ -68,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     here = given.suffix == ".ipynb" and given.is_file()
     notebook = given if here else _course.notebook_of(desk_of(arguments, course), name)
     if not notebook.is_file():
-        raise CannotGoOn(f"you have no copy of {name} yet. Make one: course start {name}")
+        make = f"course start {name}{desk_option(arguments)}"
+        raise CannotGoOn(f"you have no copy of {name} yet. Make one: {make}")
     tasks = _course.tasks(course, name)
     chosen = _chosen(tasks, arguments.tasks)
     status, outcomes, notes = check_notebook(course, name, notebook, chosen)
@@ -99,9 +102,9 @@ def _chosen(tasks: list[Task], said: list[str]) -> list[Task]:
     checked = [task for task in tasks if task.checked]
     wrong = set(said) - {task.name for task in checked}
     if wrong:
-        names = ", ".join(task.name for task in checked)
-        message = f"no check belongs to {', '.join(sorted(wrong))}"
-        raise CannotGoOn(f"{message}. The tasks with a check are: {names}")
+        names = [task.name for task in checked]
+        message = f"no check belongs to {', '.join(sorted(wrong))}.{did_you_mean(*wrong, of=names)}"
+        raise CannotGoOn(f"{message} The tasks with a check are: {', '.join(names)}")
     return [task for task in checked if not said or task.name in said]
 
 
@@ -176,7 +179,8 @@ def _run_once(
             left[result["kind"]] -= result["seconds"]
             if result.get("is_stuck"):
                 return 0, result["cell"]
-            notes += [_late(result)] if result["is_late"] else []
+            note = _late(result) if result["is_late"] else result.get("failed", "")
+            notes += [note] if note and note not in notes else []  # a second process repeats it
         try:
             status = process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:  # a thread that a cell has started goes on

@@ -53,6 +53,7 @@ def cleared(content: bytes) -> bytes:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+            cell.metadata.pop("answer", None)
     text: str = nbformat.writes(notebook)
     return f"{text.rstrip()}\n".encode()
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from course_lib.installed import PACKAGE, find_course
-from course_lib.learner import CannotGoOn, _course
+from course_lib.learner import CannotGoOn, _course, did_you_mean
 from course_lib.learner.start import confirm
 from course_lib.learner.what_counts import grade_id, is_check, role
 
@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = [task.name for task in _course.tasks(course, name)]
     if arguments.task and arguments.task not in names:
         listed = ", ".join(names)
-        raise CannotGoOn(f"there is no task {arguments.task}; the tasks are {listed}")
+        similar = did_you_mean(arguments.task, of=names)
+        raise CannotGoOn(f"there is no task {arguments.task}.{similar} The tasks are {listed}")
     source = course / "instructor" / name / f"{name}.ipynb"
     if not source.is_file():
         raise CannotGoOn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from course_lib.diary import find_desk
@@ -48,6 +49,11 @@ def desk_of(arguments: argparse.Namespace, course: Path) -> Path:
     return Path(arguments.desk or find_desk(here) or work).resolve()
 
 
+def desk_option(arguments: argparse.Namespace) -> str:
+    """Return what a command that is advised needs after it, to find the same desk."""
+    return f" --desk {shlex.quote(str(arguments.desk))}" if arguments.desk else ""
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Hand out the assignment; return the exit status."""
     course = find_course()
@@ -69,15 +75,22 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'Handed out' if fresh else stays}: {notebook}")
     if lecture.is_file():
         print(f"It builds on the lecture: {lecture}")
-    print(f"\nTo open JupyterLab:     course lab\nTo check your answers:  course check {name}")
+    at = desk_option(arguments)
+    print(f"\nTo open JupyterLab:     course lab{at}")
+    print(f"To check your answers:  course check {name}{at}")
     return 0
 
 
 def confirm(question: str) -> bool:
-    """Ask a question and return whether the answer is yes; without a person, it is no."""
+    """Ask a question and return whether the answer is yes; where nobody can answer, it is no.
+
+    A command that a cell runs (``!course …``) has a terminal of its own, at which nobody types.
+    """
+    of_a_cell = "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
     try:
-        answer = input(f"{question} [y/N] ")
+        if not of_a_cell:
+            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
-        print()
-        return False
-    return answer.strip().lower() in ("y", "yes")
+        pass
+    print(f"{question} Nobody can answer here: to say yes, add --yes to the command.")
+    return False

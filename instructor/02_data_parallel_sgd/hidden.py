@@ -11,12 +11,15 @@ from course_lib.checking.testing import Candidate
 
 def in_one_message(params, group=None):
     with_gradient = [param for param in params if param.grad is not None]
+    if not with_gradient:
+        return
+    # With several dtypes, the message has one that can hold them all.
     flat = torch.cat([param.grad.flatten() for param in with_gradient])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
     pieces = flat.split([param.numel() for param in with_gradient])
     for param, piece in zip(with_gradient, pieces, strict=True):
-        param.grad = piece.view_as(param)
+        param.grad = piece.view_as(param).to(param.dtype)
 
 
 def in_place(params, group=None):

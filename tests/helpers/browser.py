@@ -25,7 +25,9 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         options += ["--remote-debugging-port=0", "--remote-allow-origins=*", "--no-first-run"]
-        options += ["--window-size=1280,900", f"--user-data-dir={self._profile.name}"]
+        options += ["--disable-background-networking", "--disable-component-update"]
+        options += ["--window-size=1280,900", "--disable-quic", "--disable-sync"]
+        options += [f"--user-data-dir={self._profile.name}"]
         self._process = subprocess.Popen(
             [PROGRAM, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

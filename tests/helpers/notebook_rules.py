@@ -46,7 +46,13 @@ def without_code(markdown: str) -> str:
 
 
 def outputs(nb: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    return ((i, output) for i, cell in code_cells(nb) for output in cell.outputs)
+    return ((i, output) for i, cell in code_cells(nb) for output in outputs_of(cell))
+
+
+def outputs_of(cell: NotebookNode) -> list[NotebookNode]:
+    """Return a cell's outputs, also those that docs/site/answers.py has moved."""
+    outputs: list[NotebookNode] = cell.outputs or cell.metadata.get("answer", [])
+    return outputs
 
 
 def repeated(names: list[str]) -> list[str]:
@@ -158,6 +164,20 @@ def tags_are_known(nb: NotebookNode, path: Path) -> Iterator[str]:
         yield from (f"cell {i}: tag {tag!r} means nothing here" for tag in tags(cell) - TAGS)
 
 
+def answers_are_out_of_sight(nb: NotebookNode, path: Path) -> Iterator[str]:
+    """Yield the cells that show, below a question, which option is right, or why."""
+    for i, cell in code_cells(nb):
+        scores = ".score(" in cell.source and "explore" not in tags(cell)
+        if scores and "hide-input" not in tags(cell):
+            yield f"cell {i}: a score without the tag hide-input"
+        if "hide-input" in tags(cell) and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            yield f"cell {i}: the tag hide-input without jupyter.source_hidden"
+        if (scores or "hide-output" in tags(cell)) and cell.outputs:
+            yield f"cell {i}: an answer in sight: python docs/site/answers.py {path.name}"
+        if scores and "why=" in cell.source:
+            yield f"cell {i}: reasons in sight: their place is course_lib/checking/reasons.json"
+
+
 def was_run_once_from_the_top(nb: NotebookNode, path: Path) -> Iterator[str]:
     run = [c for _, c in code_cells(nb) if c.source.strip() and "skip-execution" not in tags(c)]
     counts = [cell.execution_count for cell in run]
@@ -226,6 +246,7 @@ def nothing_is_given_away(nb: NotebookNode, path: Path) -> Iterator[str]:
 EVERYWHERE: list[Rule] = [
     *(format_is_valid, kernel_is_the_stock_one, headings_form_an_outline, links_lead_somewhere),
     *(images_are_described, tags_are_known, errors_are_announced, outputs_name_no_machine),
+    answers_are_out_of_sight,
 ]
 LECTURE: list[Rule] = [*EVERYWHERE, was_run_once_from_the_top]
 ASSIGNMENT: list[Rule] = [*EVERYWHERE, is_stripped, is_an_assignment, explore_cells_are_free]

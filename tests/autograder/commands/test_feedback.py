@@ -37,6 +37,7 @@ from autograder.examination.verdict import (
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from course_lib.ranks import Network, Ranks, Trace
+from tests.helpers.browser import Browser
 from tests.helpers.course_folders import needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
@@ -185,6 +186,17 @@ def formgrader(course: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate(timeout=300)
+
+
+@needs_sources
+@needs_browser
+def test_no_page_runs_over_the_edge_of_a_phone(pages: dict[str, Path]) -> None:
+    with Browser() as browser:
+        browser.narrow(390)
+        for page in pages.values():
+            browser.open(page.as_uri())
+            browser.wait_for("document.readyState == 'complete'")
+            assert browser.run("document.scrollingElement.scrollWidth") == 390, page
 
 
 @needs_sources

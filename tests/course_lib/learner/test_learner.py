@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,7 +23,9 @@ from course_lib.learner.__main__ import main
 from course_lib.limits import OTHERS
 from tests.course_lib.learner.conftest import NAME, RIGHT, STUB, assignment
 from tests.helpers import ROOT
+from tests.helpers.course_folders import needs_sources
 from tests.helpers.desk_files import write
+from tests.helpers.kernels import kernel
 
 WRONG = "def rank():\n    return 7"
 NEVER = "while True:\n    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass"
@@ -67,6 +71,21 @@ def test_an_unknown_assignment_is_told_with_those_there_are(
     assert main([command, said]) == 2
     error = capsys.readouterr().err
     assert NAME in error and len(error.splitlines()) == 1
+    assert ("Did you mean" in error) == (said == "02_topik")
+
+
+def test_a_mistyped_command_or_task_is_told_with_the_one_that_is_like_it(
+    course: Path, capsys: Any
+) -> None:
+    main(["start", NAME])
+    for words in (["chek", NAME], ["check", NAME, "rnk"], ["solution", NAME, "rnk"]):
+        with contextlib.suppress(SystemExit):
+            main(words)
+        right = "check" if words[0] == "chek" else "rank"
+        assert f"Did you mean {right}?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["check"])
+    assert capsys.readouterr().err.endswith("arguments are required: ASSIGNMENT\n")
 
 
 def test_assignments_are_found_by_number_topic_and_file() -> None:
@@ -109,6 +128,24 @@ def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> No
     mine.write_text("<<<<<<< HEAD")
     assert main(["check", NAME]) == 2
     assert "is not a valid notebook any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason", "failed"),
+    [
+        (["def rank(:\n    pass"], "there is no rank, because cell 2 failed: SyntaxError", 2),
+        (["helper = 1 / 0", "rank = helper"], "there is no helper, because cell 2 failed: Zero", 2),
+        ([RIGHT.replace("return", "helper()\n    return"), "def helper(:"], "NameError", 3),
+    ],
+)
+def test_check_names_the_cell_that_failed_first(
+    mine: Path, capfd: Any, cells: list[str], reason: str, failed: int
+) -> None:
+    main(["start", NAME])
+    write(mine, assignment(*cells))
+    assert main(["check", NAME]) == 1
+    told = capfd.readouterr().out
+    assert re.search(f"of 3 .*{reason}", told) and f"Note: cell {failed} failed: " in told
 
 
 def test_check_survives_a_cell_that_ends_the_process(mine: Path, capfd: Any) -> None:
@@ -206,6 +243,20 @@ def test_solution_is_shown_after_a_question(
     assert "get_rank" not in capsys.readouterr().out
 
 
+@needs_sources
+def test_a_reader_who_has_read_enough_ends_a_command_without_a_word() -> None:
+    command = f"{sys.executable} -m course_lib.learner solution 5 --yes | true"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert not done.stderr
+
+
+@needs_sources
+def test_a_cell_that_asks_for_a_solution_is_told_how_and_does_not_wait() -> None:
+    with kernel() as notebook:
+        told = notebook.run(f"!{sys.executable} -m course_lib.learner solution 2 shard_bounds")
+    assert "add --yes to the command" in told.text and "Not shown." in told.text
+
+
 def test_a_missing_package_or_a_read_only_place_is_one_sentence(
     course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,16 +273,33 @@ def test_a_missing_package_or_a_read_only_place_is_one_sentence(
     assert "course doctor" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_told_with_what_to_do(
-    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free some space, or choose another folder, with --desk"),
+        (errno.EROFS, "Choose another folder, with --desk"),
+        (errno.ENOMEM, ""),
+        (errno.EMFILE, ""),
+    ],
+)
+def test_another_folder_is_advised_only_where_it_helps(
+    course: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("course_lib.learner._desk.put", full)
+    monkeypatch.setattr("course_lib.learner._desk.put", fail)
     assert main(["start", NAME]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "No space left" in line and "Free some space" in line and "--desk" in line
+    assert os.strerror(number) in line and advice in line and ("folder" in line) == bool(advice)
+
+
+def test_what_is_advised_finds_the_same_desk(course: Path, tmp_path: Path, capsys: Any) -> None:
+    desk = tmp_path / "my desk"
+    assert main(["check", NAME, "--desk", str(desk)]) == 2
+    assert f"course start {NAME} --desk '{desk}'" in capsys.readouterr().err
+    assert main(["start", NAME, "--desk", str(desk)]) == 0
+    assert f"course check {NAME} --desk '{desk}'" in capsys.readouterr().out
 
 
 @pytest.mark.large

@@ -43,6 +43,7 @@ def test_lectures_and_assignments_are_all_there_and_spoil_nothing(desk: Path) ->
     for path in desk.rglob("*.ipynb"):
         for cell in nbformat.read(path, as_version=4).cells:
             assert not cell.get("outputs") and cell.get("execution_count") is None
+            assert "answer" not in cell.metadata
     assert not list(desk.rglob("hidden.py")) + list(desk.rglob("mutants.py"))
 
 
