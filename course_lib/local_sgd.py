@@ -29,16 +29,23 @@ fragment.
 `OneStepDelay` keeps all replicas equal, but updates them one step late: the gradients of step t
 travel during step t + 1, and all ranks apply their mean at its end: w_{t+1} = w_t - γ ḡ(w_{t-1}).
 
+**Checkpoints.** Between two averages every rank has other weights. So a run that stops there and
+goes on is the same only if *every* rank saves and loads its own three states: the model's, the
+optimizer's and that of `LocalSGD` or `DiLoCo`.
+
 S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. Douillard et al.,
 "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv 2311.08105), and
 "Streaming DiLoCo with overlapping communication", 2025 (arXiv 2501.18512).
 """
 
+import copy
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib.collectives import Group, place_in
 from course_lib.compression import Compressor, compressed_all_reduce
@@ -52,12 +59,21 @@ class LocalSGD:
         optimizer: this rank's optimizer. Its state (momentum) stays local.
         every: H, steps between two averages.
         group: None for all ranks.
+        module: the model. Its floating-point buffers, such as BatchNorm's running statistics, are
+            averaged with the weights. Other buffers, such as the count of batches, stay each
+            rank's own, and so do all buffers if it is None.
 
     Raises ValueError if `every` < 1, and on a rank outside `group`.
 
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, every: int, group: Group = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        every: int,
+        group: Group = None,
+        module: nn.Module | None = None,
+    ) -> None:
         if every < 1:
             raise ValueError(
                 f"every={every} must be at least 1: the number of steps between two averages"
@@ -66,6 +82,7 @@ class LocalSGD:
         self.optimizer = optimizer
         self.every = every
         self.group = group
+        self.module = module
         self.params = trained(optimizer)
         self.steps = 0
 
@@ -79,13 +96,27 @@ class LocalSGD:
     @torch.no_grad()
     def average(self) -> None:
         """Replace the weights by their mean over the ranks. Call it at the end of training, too."""
-        mine = flatten(self.params) / self.world_size
-        dist.all_reduce(mine, group=self.group)
-        unflatten(mine, self.params)
+        averaged = [*self.params, *statistics(self.module)]
+        mean = flatten(averaged) / self.world_size
+        dist.all_reduce(mean, group=self.group)
+        unflatten(mean, averaged)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the optimizer's state and the number of steps, of this rank."""
+        return {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's `state_dict`, also between two averages."""
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.steps = state["steps"]
 
 
 class DiLoCo:
     """Takes inner steps on each rank alone and outer steps together, fragment by fragment.
+
+    If the weights of one rank are not finite, neither is the mean change. Then all ranks drop it,
+    with a warning, and go on from the weights w̃ of the last outer step. Otherwise the momentum
+    would never be finite again.
 
     Args:
         optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights must
@@ -99,6 +130,7 @@ class DiLoCo:
         compressor: compresses the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
             sends them uncompressed. It cannot be used with `overlap`.
         group: None for all ranks.
+        module: as for `LocalSGD`. Its buffers are averaged, uncompressed, with every fragment.
 
     Raises ValueError for arguments that do not fit, and on a rank outside `group`.
 
@@ -114,6 +146,7 @@ class DiLoCo:
         overlap: int = 0,
         compressor: Compressor | None = None,
         group: Group = None,
+        module: nn.Module | None = None,
     ) -> None:
         if every < 1 or fragments < 1:
             raise ValueError(f"every={every} and fragments={fragments} must be at least 1")
@@ -134,6 +167,7 @@ class DiLoCo:
         self.overlap = overlap
         self.compressor = compressor
         self.group = group
+        self.module = module
         self.params = trained(optimizer)
         self.steps = 0
         start = flatten(self.params)
@@ -144,8 +178,9 @@ class DiLoCo:
             torch.optim.SGD([each], lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
             for each in self.global_weights
         ]
+        self.global_statistics = flatten(statistics(module))
         self._cuts = cuts
-        self._flight: tuple[int, Tensor, dist.Work | None] | None = None
+        self._flight: tuple[int, Tensor, Tensor, list[dist.Work | None]] | None = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -165,31 +200,108 @@ class DiLoCo:
             self._arrive()
 
     def _send(self, index: int) -> None:
-        """Begin to average the pseudo-gradient of a fragment."""
+        """Begin to average the pseudo-gradient of a fragment, and the buffers."""
         start, stop = self._cuts[index]
         change = self.global_weights[index].detach() - flatten(self.params)[start:stop]
         change /= self.world_size
-        work = None
+        mean = flatten(statistics(self.module)) / self.world_size
+        works = []
+        if mean.numel():
+            works.append(dist.all_reduce(mean, group=self.group, async_op=True))
         if self.compressor is not None:
             compressed_all_reduce(change, self.compressor, self.group, ("fragment", index))
         else:
-            work = dist.all_reduce(change, group=self.group, async_op=True)
-        self._flight = index, change, work
+            works.append(dist.all_reduce(change, group=self.group, async_op=True))
+        self._flight = index, change, mean, works
 
     def _arrive(self) -> None:
         """Take the outer step, and copy the new weights into the fragment."""
         assert self._flight is not None
-        index, change, work = self._flight
+        index, change, mean, works = self._flight
         self._flight = None
-        if work is not None:
-            work.wait()
+        _wait(works)
+        # The same on all ranks. A GPU is waited for here, once for each fragment.
+        if not (_is_finite(change) and _is_finite(mean)):
+            self._start_again()
+            return
         weights = self.global_weights[index]
-        weights.grad = change
+        weights.grad = change.to(weights)  # a checkpoint may have been loaded on a CPU
         self.outer[index].step()
         start, stop = self._cuts[index]
-        mine = flatten(self.params)
-        mine[start:stop] = weights.detach()
-        unflatten(mine, self.params)
+        own = flatten(self.params)
+        own[start:stop] = weights.detach()
+        unflatten(own, self.params)
+        self.global_statistics = mean
+        unflatten(mean, statistics(self.module))
+
+    def _start_again(self) -> None:
+        """Go back to the last common weights, with a clean inner optimizer where it is needed."""
+        warnings.warn(
+            f"rank {dist.get_rank()}: after step {self.steps} the weights or buffers of a rank "
+            "were not finite (inf or NaN). All ranks drop this round, and go on from the weights "
+            "of the last one. If this happens again, use a smaller learning rate, clip the "
+            "gradients, or use a GradScaler",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        unflatten(flatten(self.global_weights), self.params)
+        unflatten(self.global_statistics, statistics(self.module))
+        for state in self.optimizer.state.values():
+            tensors = [value for value in state.values() if isinstance(value, Tensor)]
+            if not all(map(_is_finite, tensors)):
+                for tensor in tensors:
+                    tensor.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of this rank's state: inner and outer steps, what travels, the compressor.
+
+        A fragment that is on its way is waited for, but arrives when it would have arrived.
+        """
+        if self._flight is not None:
+            index, change, mean, works = self._flight
+            _wait(works)
+            self._flight = index, change, mean, []
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "rounds": self._rounds(),
+            "global_weights": [weights.detach() for weights in self.global_weights],
+            "global_statistics": self.global_statistics,
+            "outer": [outer.state_dict() for outer in self.outer],
+            "flight": self._flight,
+            "compressor": self.compressor and self.compressor.state_dict(),
+        }
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's `state_dict`, also within a round.
+
+        Raises ValueError if it is of another model, or of other `every`, `fragments` or `overlap`.
+        """
+        if state["rounds"] != self._rounds():
+            raise ValueError(
+                f"the state is of a DiLoCo with {state['rounds']}, but this one has "
+                f"{self._rounds()}: give it the same model and the same arguments"
+            )
+        state = copy.deepcopy(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self._flight = state["steps"], state["flight"]
+        self.global_statistics = state["global_statistics"]
+        for weights, saved in zip(self.global_weights, state["global_weights"], strict=True):
+            weights.detach().copy_(saved)
+        for outer, saved in zip(self.outer, state["outer"], strict=True):
+            outer.load_state_dict(saved)
+        if self.compressor is not None:
+            self.compressor.load_state_dict(state["compressor"])
+
+    def _rounds(self) -> dict[str, Any]:
+        elements = [stop - start for start, stop in self._cuts]
+        return {
+            "every": self.every,
+            "overlap": self.overlap,
+            "elements of the fragments": elements,
+            "compressor": self.compressor and type(self.compressor).__name__,
+        }
 
 
 class OneStepDelay:
@@ -226,8 +338,7 @@ class OneStepDelay:
             return
         mean, work = self._flight
         self._flight = None
-        if work is not None:
-            work.wait()
+        _wait([work])
         pieces = torch.split(mean, [param.numel() for param in self.params])
         for param, piece in zip(self.params, pieces, strict=True):
             param.grad = piece.view_as(param).clone()
@@ -239,8 +350,16 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for each in optimizer.param_groups for param in each["params"]]
 
 
+def statistics(module: nn.Module | None) -> list[Tensor]:
+    """Return the floating-point buffers of `module`: those of which a mean makes sense."""
+    buffers = () if module is None else module.buffers()
+    return [buffer for buffer in buffers if buffer.is_floating_point()]
+
+
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return a new vector with the elements of all tensors, one tensor after the other."""
+    if not tensors:
+        return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -249,6 +368,16 @@ def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
     pieces = torch.split(vector, [tensor.numel() for tensor in into])
     for tensor, piece in zip(into, pieces, strict=True):
         tensor.detach().copy_(piece.view_as(tensor))
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def _gradient(param: Tensor) -> Tensor:
