@@ -46,6 +46,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.compression import Compressor, compressed_all_reduce
@@ -78,7 +79,7 @@ class LocalSGD:
             raise ValueError(
                 f"every={every} must be at least 1: the number of steps between two averages"
             )
-        _, self.world_size = place_in(group)
+        place_in(group)
         self.optimizer = optimizer
         self.every = every
         self.group = group
@@ -96,10 +97,7 @@ class LocalSGD:
     @torch.no_grad()
     def average(self) -> None:
         """Replace the weights by their mean over the ranks. Call it at the end of training, too."""
-        averaged = [*self.params, *statistics(self.module)]
-        mean = flatten(averaged) / self.world_size
-        dist.all_reduce(mean, group=self.group)
-        unflatten(mean, averaged)
+        average([*self.params, *statistics(self.module)], self.group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the optimizer's state and the number of steps, of this rank."""
@@ -119,8 +117,8 @@ class DiLoCo:
     would never be finite again.
 
     Args:
-        optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights must
-            be equal on all ranks at first, which is not checked: see
+        optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights and
+            the buffers of `module` must be equal on all ranks at first, which is not checked: see
             `course_lib.ddp.broadcast_module_states`.
         every: H, inner steps between two outer steps of a fragment; a multiple of `fragments`.
         outer_lr: learning rate of the outer optimizer.
@@ -130,7 +128,7 @@ class DiLoCo:
         compressor: compresses the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
             sends them uncompressed. It cannot be used with `overlap`.
         group: None for all ranks.
-        module: as for `LocalSGD`. Its buffers are averaged, uncompressed, with every fragment.
+        module: as for `LocalSGD`. Its buffers are averaged in every outer step, uncompressed.
 
     Raises ValueError for arguments that do not fit, and on a rank outside `group`.
 
@@ -170,17 +168,14 @@ class DiLoCo:
         self.module = module
         self.params = trained(optimizer)
         self.steps = 0
-        start = flatten(self.params)
-        cuts = [shard_bounds(start.numel(), fragments, i) for i in range(fragments)]
-        self.global_weights = [torch.nn.Parameter(start[a:b].clone()) for a, b in cuts]
-        nesterov = outer_momentum > 0
-        self.outer = [
-            torch.optim.SGD([each], lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
-            for each in self.global_weights
-        ]
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        self.global_weights = flatten(self.params)
         self.global_statistics = flatten(statistics(module))
-        self._cuts = cuts
-        self._flight: tuple[int, Tensor, Tensor, list[dist.Work | None]] | None = None
+        self.momentum = torch.zeros_like(self.global_weights)
+        numel = self.global_weights.numel()
+        self._cuts = [shard_bounds(numel, fragments, i) for i in range(fragments)]
+        self._flight: tuple[int, int, Tensor] | None = None
+        self._work: dist.Work | None = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -190,61 +185,58 @@ class DiLoCo:
         between = self.every // len(self._cuts)
         if self.steps % between == 0:
             self._send((self.steps // between - 1) % len(self._cuts))
-        if self.steps % between == self.overlap and self._flight is not None:
-            self._arrive()
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Finish the outer step of a fragment that is still on its way, at the end of training."""
-        if self._flight is not None:
-            self._arrive()
+        if self.steps % between == self.overlap:
+            self.finish()
 
     def _send(self, index: int) -> None:
-        """Begin to average the pseudo-gradient of a fragment, and the buffers."""
+        """Begin to average the pseudo-gradient of a fragment."""
+        self.finish()  # loaded from a run with a longer overlap
         start, stop = self._cuts[index]
-        change = self.global_weights[index].detach() - flatten(self.params)[start:stop]
-        change /= self.world_size
-        mean = flatten(statistics(self.module)) / self.world_size
-        works = []
-        if mean.numel():
-            works.append(dist.all_reduce(mean, group=self.group, async_op=True))
+        change = (self.global_weights - flatten(self.params))[start:stop] / self.world_size
         if self.compressor is not None:
             compressed_all_reduce(change, self.compressor, self.group, ("fragment", index))
         else:
-            works.append(dist.all_reduce(change, group=self.group, async_op=True))
-        self._flight = index, change, mean, works
+            self._work = dist.all_reduce(change, group=self.group, async_op=True)
+        self._flight = start, stop, change
 
-    def _arrive(self) -> None:
-        """Take the outer step, and copy the new weights into the fragment."""
-        assert self._flight is not None
-        index, change, mean, works = self._flight
-        self._flight = None
-        _wait(works)
-        # The same on all ranks. A GPU is waited for here, once for each fragment.
-        if not (_is_finite(change) and _is_finite(mean)):
-            self._start_again()
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        self._work = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Take the outer step of a fragment that is still on its way. Call it at the end, too."""
+        if self._flight is None:
             return
-        weights = self.global_weights[index]
-        weights.grad = change.to(weights)  # a checkpoint may have been loaded on a CPU
-        self.outer[index].step()
-        start, stop = self._cuts[index]
+        self._wait()
+        start, stop, change = self._flight
+        self._flight = None
+        average(statistics(self.module), self.group)
+        means = flatten(statistics(self.module))
+        # All ranks see the same here. (A GPU is waited for.) A mask may be infinite all the time.
+        still_finite = torch.equal(means.isfinite(), self.global_statistics.isfinite())
+        if not (_is_finite(change) and still_finite):
+            self._drop_round()
+            return
+        weights, momentum = self.global_weights[start:stop], self.momentum[start:stop]
+        momentum.mul_(self.outer_momentum).add_(change)
+        weights.add_(change.add(momentum, alpha=self.outer_momentum), alpha=-self.outer_lr)
         own = flatten(self.params)
-        own[start:stop] = weights.detach()
+        own[start:stop] = weights
         unflatten(own, self.params)
-        self.global_statistics = mean
-        unflatten(mean, statistics(self.module))
+        self.global_statistics = means
 
-    def _start_again(self) -> None:
-        """Go back to the last common weights, with a clean inner optimizer where it is needed."""
+    def _drop_round(self) -> None:
+        """Go back to the common weights; a part of the inner optimizer's state begins anew."""
         warnings.warn(
-            f"rank {dist.get_rank()}: after step {self.steps} the weights or buffers of a rank "
-            "were not finite (inf or NaN). All ranks drop this round, and go on from the weights "
-            "of the last one. If this happens again, use a smaller learning rate, clip the "
-            "gradients, or use a GradScaler",
+            f"rank {dist.get_rank()}: after step {self.steps} the weights or buffers of a rank are "
+            "not finite (inf or NaN). All ranks drop the round, and go on from their last common "
+            "weights. Clip the gradients, or use a GradScaler",
             RuntimeWarning,
             stacklevel=4,
         )
-        unflatten(flatten(self.global_weights), self.params)
+        unflatten(self.global_weights, self.params)
         unflatten(self.global_statistics, statistics(self.module))
         for state in self.optimizer.state.values():
             tensors = [value for value in state.values() if isinstance(value, Tensor)]
@@ -257,51 +249,34 @@ class DiLoCo:
 
         A fragment that is on its way is waited for, but arrives when it would have arrived.
         """
-        if self._flight is not None:
-            index, change, mean, works = self._flight
-            _wait(works)
-            self._flight = index, change, mean, []
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "steps": self.steps,
-            "rounds": self._rounds(),
-            "global_weights": [weights.detach() for weights in self.global_weights],
-            "global_statistics": self.global_statistics,
-            "outer": [outer.state_dict() for outer in self.outer],
-            "flight": self._flight,
-            "compressor": self.compressor and self.compressor.state_dict(),
-        }
+        self._wait()
+        state = {name: getattr(self, name) for name in _REMEMBERED}
+        for name in ("optimizer", "compressor"):
+            part = getattr(self, name)
+            state[name] = None if part is None else part.state_dict()
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this rank's `state_dict`, also within a round.
 
-        Raises ValueError if it is of another model, or of other `every`, `fragments` or `overlap`.
+        Raises ValueError if it is of other weights or buffers.
         """
-        if state["rounds"] != self._rounds():
-            raise ValueError(
-                f"the state is of a DiLoCo with {state['rounds']}, but this one has "
-                f"{self._rounds()}: give it the same model and the same arguments"
-            )
-        state = copy.deepcopy(state)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps, self._flight = state["steps"], state["flight"]
-        self.global_statistics = state["global_statistics"]
-        for weights, saved in zip(self.global_weights, state["global_weights"], strict=True):
-            weights.detach().copy_(saved)
-        for outer, saved in zip(self.outer, state["outer"], strict=True):
-            outer.load_state_dict(saved)
+        for name in ("global_weights", "global_statistics"):
+            saved, own = state[name].numel(), getattr(self, name).numel()
+            if saved != own:
+                raise ValueError(
+                    f"{name} has {saved} numbers in the state, but {own} in this model"
+                )
+        device = self.global_weights.device
+        moved = {name: value for name, value in state.items() if name != "optimizer"}
+        moved = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), moved)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.compressor is not None:
-            self.compressor.load_state_dict(state["compressor"])
+            self.compressor.load_state_dict(moved["compressor"])
+        vars(self).update({name: moved[name] for name in _REMEMBERED})
 
-    def _rounds(self) -> dict[str, Any]:
-        elements = [stop - start for start, stop in self._cuts]
-        return {
-            "every": self.every,
-            "overlap": self.overlap,
-            "elements of the fragments": elements,
-            "compressor": self.compressor and type(self.compressor).__name__,
-        }
+
+_REMEMBERED = ("steps", "global_weights", "global_statistics", "momentum", "_flight")
 
 
 class OneStepDelay:
@@ -338,7 +313,8 @@ class OneStepDelay:
             return
         mean, work = self._flight
         self._flight = None
-        _wait([work])
+        if work is not None:
+            work.wait()
         pieces = torch.split(mean, [param.numel() for param in self.params])
         for param, piece in zip(self.params, pieces, strict=True):
             param.grad = piece.view_as(param).clone()
@@ -348,6 +324,14 @@ class OneStepDelay:
 def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of an optimizer."""
     return [param for each in optimizer.param_groups for param in each["params"]]
+
+
+def average(tensors: Sequence[Tensor], group: Group) -> None:
+    """Replace the tensors, if there are any, by their means over the ranks, in one all-reduce."""
+    if tensors:
+        mean = flatten(tensors) / place_in(group)[1]
+        dist.all_reduce(mean, group=group)
+        unflatten(mean, tensors)
 
 
 def statistics(module: nn.Module | None) -> list[Tensor]:
@@ -368,12 +352,6 @@ def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
     pieces = torch.split(vector, [tensor.numel() for tensor in into])
     for tensor, piece in zip(into, pieces, strict=True):
         tensor.detach().copy_(piece.view_as(tensor))
-
-
-def _wait(works: Sequence[dist.Work | None]) -> None:
-    for work in works:
-        if work is not None:
-            work.wait()
 
 
 def _is_finite(tensor: Tensor) -> bool:

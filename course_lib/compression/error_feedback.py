@@ -140,10 +140,8 @@ class ErrorFeedback(Compressor):
             self._warned = int(self._visible)
             rank = f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
             warnings.warn(
-                f"{rank}a gradient was not finite (inf or NaN), so the part of earlier gradients "
-                "that error feedback had kept is dropped. With a GradScaler only this step is "
-                "lost. Without one, this step also makes the weights infinite: use a GradScaler, "
-                "or clip the gradients",
+                f"{rank}a gradient was not finite (inf or NaN), so what error feedback had kept of "
+                "earlier gradients is dropped. Use a GradScaler, which skips such a step, or clip",
                 RuntimeWarning,
                 stacklevel=2,
             )

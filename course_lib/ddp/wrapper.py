@@ -326,19 +326,13 @@ class DistributedDataParallel(nn.Module):
 
 def _verify_numbers_exist(module: nn.Module, ignored: Collection[str]) -> None:
     for name, tensor in [*named_parameters(module, ignored), *named_buffers(module, ignored)]:
-        if is_lazy(tensor):
+        if is_lazy(tensor) or tensor.is_meta:
             raise rank_error(
-                f"'{name}' has no shape yet, because its module is lazy",
-                "First run the module once on a batch, and then wrap it.",
+                f"'{name}' has no numbers yet, because it is lazy or on the meta device",
+                "Before wrapping, run a lazy module once on a batch; give a module on the meta "
+                "device memory by to_empty(device=…), and initialise it.",
                 "Modules with uninitialized parameters can't be used with "
-                "`DistributedDataParallel`. Run a dummy forward pass to correctly initialize the "
-                "modules",
-            )
-        if tensor.is_meta:
-            raise rank_error(
-                f"'{name}' is on the meta device, where a tensor has a shape but no numbers",
-                "First give it some, by module.to_empty(device=…) and an initialisation, or by "
-                "load_state_dict(…, assign=True), and then wrap it.",
+                "`DistributedDataParallel`.",
             )
 
 
