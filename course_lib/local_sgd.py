@@ -29,16 +29,24 @@ fragment.
 `OneStepDelay` keeps all replicas equal, but updates them one step late: the gradients of step t
 travel during step t + 1, and all ranks apply their mean at its end: w_{t+1} = w_t - γ ḡ(w_{t-1}).
 
+**Checkpoints.** Between two averages every rank has other weights. So a run that stops there and
+goes on is the same only if *every* rank saves and loads its own three states: the model's, the
+optimizer's and that of `LocalSGD` or `DiLoCo`.
+
 S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. Douillard et al.,
 "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv 2311.08105), and
 "Streaming DiLoCo with overlapping communication", 2025 (arXiv 2501.18512).
 """
 
+import copy
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.compression import Compressor, compressed_all_reduce
@@ -52,20 +60,30 @@ class LocalSGD:
         optimizer: this rank's optimizer. Its state (momentum) stays local.
         every: H, steps between two averages.
         group: None for all ranks.
+        module: the model. Its floating-point buffers, such as BatchNorm's running statistics, are
+            averaged with the weights. Other buffers, such as the count of batches, stay each
+            rank's own, and so do all buffers if it is None.
 
     Raises ValueError if `every` < 1, and on a rank outside `group`.
 
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, every: int, group: Group = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        every: int,
+        group: Group = None,
+        module: nn.Module | None = None,
+    ) -> None:
         if every < 1:
             raise ValueError(
                 f"every={every} must be at least 1: the number of steps between two averages"
             )
-        _, self.world_size = place_in(group)
+        place_in(group)
         self.optimizer = optimizer
         self.every = every
         self.group = group
+        self.module = module
         self.params = trained(optimizer)
         self.steps = 0
 
@@ -79,17 +97,28 @@ class LocalSGD:
     @torch.no_grad()
     def average(self) -> None:
         """Replace the weights by their mean over the ranks. Call it at the end of training, too."""
-        mine = flatten(self.params) / self.world_size
-        dist.all_reduce(mine, group=self.group)
-        unflatten(mine, self.params)
+        average([*self.params, *statistics(self.module)], self.group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the optimizer's state and the number of steps, of this rank."""
+        return {"optimizer": copy.deepcopy(self.optimizer.state_dict()), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's `state_dict`, also between two averages."""
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.steps = state["steps"]
 
 
 class DiLoCo:
     """Takes inner steps on each rank alone and outer steps together, fragment by fragment.
 
+    If the weights of one rank are not finite, neither is the mean change. Then all ranks drop it,
+    with a warning, and go on from the weights w̃ of the last outer step. Otherwise the momentum
+    would never be finite again.
+
     Args:
-        optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights must
-            be equal on all ranks at first, which is not checked: see
+        optimizer: the inner optimizer, for example AdamW. Its state stays local. Its weights and
+            the buffers of `module` must be equal on all ranks at first, which is not checked: see
             `course_lib.ddp.broadcast_module_states`.
         every: H, inner steps between two outer steps of a fragment; a multiple of `fragments`.
         outer_lr: learning rate of the outer optimizer.
@@ -99,6 +128,7 @@ class DiLoCo:
         compressor: compresses the pseudo-gradients, such as ``ErrorFeedback(TopK(0.03))``; None
             sends them uncompressed. It cannot be used with `overlap`.
         group: None for all ranks.
+        module: as for `LocalSGD`. Its buffers are averaged in every outer step, uncompressed.
 
     Raises ValueError for arguments that do not fit, and on a rank outside `group`.
 
@@ -114,6 +144,7 @@ class DiLoCo:
         overlap: int = 0,
         compressor: Compressor | None = None,
         group: Group = None,
+        module: nn.Module | None = None,
     ) -> None:
         if every < 1 or fragments < 1:
             raise ValueError(f"every={every} and fragments={fragments} must be at least 1")
@@ -134,18 +165,17 @@ class DiLoCo:
         self.overlap = overlap
         self.compressor = compressor
         self.group = group
+        self.module = module
         self.params = trained(optimizer)
         self.steps = 0
-        start = flatten(self.params)
-        cuts = [shard_bounds(start.numel(), fragments, i) for i in range(fragments)]
-        self.global_weights = [torch.nn.Parameter(start[a:b].clone()) for a, b in cuts]
-        nesterov = outer_momentum > 0
-        self.outer = [
-            torch.optim.SGD([each], lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
-            for each in self.global_weights
-        ]
-        self._cuts = cuts
-        self._flight: tuple[int, Tensor, dist.Work | None] | None = None
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        self.global_weights = flatten(self.params)
+        self.global_statistics = flatten(statistics(module))
+        self.momentum = torch.zeros_like(self.global_weights)
+        numel = self.global_weights.numel()
+        self._cuts = [shard_bounds(numel, fragments, i) for i in range(fragments)]
+        self._flight: tuple[int, int, Tensor] | None = None
+        self._work: dist.Work | None = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -155,41 +185,98 @@ class DiLoCo:
         between = self.every // len(self._cuts)
         if self.steps % between == 0:
             self._send((self.steps // between - 1) % len(self._cuts))
-        if self.steps % between == self.overlap and self._flight is not None:
-            self._arrive()
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Finish the outer step of a fragment that is still on its way, at the end of training."""
-        if self._flight is not None:
-            self._arrive()
+        if self.steps % between == self.overlap:
+            self.finish()
 
     def _send(self, index: int) -> None:
         """Begin to average the pseudo-gradient of a fragment."""
+        self.finish()  # loaded from a run with a longer overlap
         start, stop = self._cuts[index]
-        change = self.global_weights[index].detach() - flatten(self.params)[start:stop]
-        change /= self.world_size
-        work = None
+        change = (self.global_weights - flatten(self.params))[start:stop] / self.world_size
         if self.compressor is not None:
             compressed_all_reduce(change, self.compressor, self.group, ("fragment", index))
         else:
-            work = dist.all_reduce(change, group=self.group, async_op=True)
-        self._flight = index, change, work
+            self._work = dist.all_reduce(change, group=self.group, async_op=True)
+        self._flight = start, stop, change
 
-    def _arrive(self) -> None:
-        """Take the outer step, and copy the new weights into the fragment."""
-        assert self._flight is not None
-        index, change, work = self._flight
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        self._work = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Take the outer step of a fragment that is still on its way. Call it at the end, too."""
+        if self._flight is None:
+            return
+        self._wait()
+        start, stop, change = self._flight
         self._flight = None
-        if work is not None:
-            work.wait()
-        weights = self.global_weights[index]
-        weights.grad = change
-        self.outer[index].step()
-        start, stop = self._cuts[index]
-        mine = flatten(self.params)
-        mine[start:stop] = weights.detach()
-        unflatten(mine, self.params)
+        average(statistics(self.module), self.group)
+        means = flatten(statistics(self.module))
+        # All ranks see the same here. (A GPU is waited for.) A mask may be infinite all the time.
+        still_finite = torch.equal(means.isfinite(), self.global_statistics.isfinite())
+        if not (_is_finite(change) and still_finite):
+            self._drop_round()
+            return
+        weights, momentum = self.global_weights[start:stop], self.momentum[start:stop]
+        momentum.mul_(self.outer_momentum).add_(change)
+        weights.add_(change.add(momentum, alpha=self.outer_momentum), alpha=-self.outer_lr)
+        own = flatten(self.params)
+        own[start:stop] = weights
+        unflatten(own, self.params)
+        self.global_statistics = means
+
+    def _drop_round(self) -> None:
+        """Go back to the common weights; a part of the inner optimizer's state begins anew."""
+        warnings.warn(
+            f"rank {dist.get_rank()}: after step {self.steps} the weights or buffers of a rank are "
+            "not finite (inf or NaN). All ranks drop the round, and go on from their last common "
+            "weights. Clip the gradients, or use a GradScaler",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        unflatten(self.global_weights, self.params)
+        unflatten(self.global_statistics, statistics(self.module))
+        for state in self.optimizer.state.values():
+            tensors = [value for value in state.values() if isinstance(value, Tensor)]
+            if not all(map(_is_finite, tensors)):
+                for tensor in tensors:
+                    tensor.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of this rank's state: inner and outer steps, what travels, the compressor.
+
+        A fragment that is on its way is waited for, but arrives when it would have arrived.
+        """
+        self._wait()
+        state = {name: getattr(self, name) for name in _REMEMBERED}
+        for name in ("optimizer", "compressor"):
+            part = getattr(self, name)
+            state[name] = None if part is None else part.state_dict()
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this rank's `state_dict`, also within a round.
+
+        Raises ValueError if it is of other weights or buffers.
+        """
+        for name in ("global_weights", "global_statistics"):
+            saved, own = state[name].numel(), getattr(self, name).numel()
+            if saved != own:
+                raise ValueError(
+                    f"{name} has {saved} numbers in the state, but {own} in this model"
+                )
+        device = self.global_weights.device
+        moved = {name: value for name, value in state.items() if name != "optimizer"}
+        moved = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), moved)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        if self.compressor is not None:
+            self.compressor.load_state_dict(moved["compressor"])
+        vars(self).update({name: moved[name] for name in _REMEMBERED})
+
+
+_REMEMBERED = ("steps", "global_weights", "global_statistics", "momentum", "_flight")
 
 
 class OneStepDelay:
@@ -239,8 +326,24 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for each in optimizer.param_groups for param in each["params"]]
 
 
+def average(tensors: Sequence[Tensor], group: Group) -> None:
+    """Replace the tensors, if there are any, by their means over the ranks, in one all-reduce."""
+    if tensors:
+        mean = flatten(tensors) / place_in(group)[1]
+        dist.all_reduce(mean, group=group)
+        unflatten(mean, tensors)
+
+
+def statistics(module: nn.Module | None) -> list[Tensor]:
+    """Return the floating-point buffers of `module`: those of which a mean makes sense."""
+    buffers = () if module is None else module.buffers()
+    return [buffer for buffer in buffers if buffer.is_floating_point()]
+
+
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return a new vector with the elements of all tensors, one tensor after the other."""
+    if not tensors:
+        return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -249,6 +352,10 @@ def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
     pieces = torch.split(vector, [tensor.numel() for tensor in into])
     for tensor, piece in zip(into, pieces, strict=True):
         tensor.detach().copy_(piece.view_as(tensor))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def _gradient(param: Tensor) -> Tensor:

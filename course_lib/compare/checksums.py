@@ -14,7 +14,8 @@ sum of its elements, read as integers,
 
 A flip of bit b changes c by 2^b, so one flip is always detected. (Two flips may cancel. A sum or a
 norm of the floating-point numbers would lose small changes in its rounding.) Each rank sends 8
-bytes for each tensor, in one all-gather.
+bytes for each tensor, in one all-gather. A first one, of 8 bytes, shows whether all ranks have
+tensors of the same names; if a rank lacks one, names are sent as well.
 
 A wrong number *before* the all-reduce, in an activation or in a rank's own gradient, is averaged
 into all replicas. The replicas stay equal, so no comparison of replicas can detect it. To detect
@@ -25,6 +26,7 @@ compares hashes of the gradients (``sdc_replay``).
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lib.compare.differences import named
+from course_lib.sharded_optimizer import GradientPiece, PartialGradient
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that have the same bits."""
@@ -45,7 +48,8 @@ class Disagreement:
     """Replicas that are not equal.
 
     Attributes:
-        name: the first tensor that differs, in the order of a step: gradients, state, weights.
+        name: the first tensor that differs, or that a rank lacks, in the order of a step:
+            gradients, state, weights.
         ranks: the ranks that differ from the majority. All ranks if no value is held by more ranks
             than any other, because then the wrong ones are unknown.
         also: how many other tensors differ.
@@ -70,8 +74,9 @@ class Disagreement:
 def checksum(tensor: Tensor) -> Tensor:
     """Return the sum of the elements of this rank's part, read as integers: one int64."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local.detach().as_subclass(Tensor)  # a part of a whole refuses to be summed
     local = torch.view_as_real(local) if local.is_complex() else local
-    return local.detach().view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
+    return local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
 
 
 def compare_replicas(
@@ -85,29 +90,44 @@ def compare_replicas(
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    sums = [(name, checksum(tensor)) for name, tensor in _replicated(model, optimizer)]
-    device = sums[-1][1].device  # of a weight: Adam counts its steps on the CPU
-    mine = torch.stack([each.to(device) for _, each in sums])
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    every = torch.stack(gathered)  # shape (ranks, tensors)
-    differ = (every != every[0]).any(0).nonzero().flatten().tolist()
+    sums = {name: checksum(tensor) for name, tensor in _replicated(model, optimizer)}
+    device = next(model.parameters()).device  # Adam counts its steps on the CPU
+    digest = hashlib.sha256(repr(list(sums)).encode()).digest()
+    labels = _from_all(torch.tensor([int.from_bytes(digest[:7], "big")], device=device), group)
+    everyone: list[dict[str, int]] = [{} for _ in labels]
+    if any(label != labels[0] for label in labels):
+        dist.all_gather_object(everyone, {name: int(each) for name, each in sums.items()}, group)
+    else:
+        received = _from_all(torch.stack([each.to(device) for each in sums.values()]), group)
+        everyone = [dict(zip(sums, numbers, strict=True)) for numbers in received]
+    # A name begins with gradient, state or weight: in the alphabet as in a step.
+    names = dict.fromkeys(name for numbers in everyone for name in numbers)
+    in_order = sorted(names, key=lambda name: name.split()[0])
+    held = {name: [numbers.get(name) for numbers in everyone] for name in names}
+    differ = [name for name in in_order if len(set(held[name])) > 1]
     if not differ:
         return None
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    held = every[:, differ[0]].tolist()
-    (most, count), *others = Counter(held).most_common()
+    (most, count), *others = Counter(held[differ[0]]).most_common()
     clear = count > others[0][1]
-    odd = [rank for rank, each in zip(ranks, held, strict=True) if each != most or not clear]
-    return Disagreement(sums[differ[0]][0], odd, len(ranks), len(differ) - 1)
+    wrong = [r for r, own in zip(ranks, held[differ[0]], strict=True) if own != most or not clear]
+    return Disagreement(differ[0], wrong, len(ranks), len(differ) - 1)
+
+
+def _from_all(numbers: Tensor, group: dist.ProcessGroup | None) -> list[list[int]]:
+    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, numbers, group=group)
+    received: list[list[int]] = torch.stack(gathered).tolist()
+    return received
 
 
 def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that all replicas share, in the order in which a step computes them."""
     params = list(model.named_parameters())
     for name, param in params:
-        grad = param.grad  # a rank without a gradient differs from ranks with one
-        yield f"gradient of {name}", param.new_zeros(0) if grad is None else grad
+        own = isinstance(param.grad, PartialGradient) and not isinstance(param.grad, GradientPiece)
+        if param.grad is not None and not own:  # a rank's own gradient is no replica
+            yield f"gradient of {name}", param.grad
     for name, param in params:
         state = optimizer.state.get(param, {}) if optimizer else {}
         for key, value in state.items():

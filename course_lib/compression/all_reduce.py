@@ -20,7 +20,9 @@ shards, and the loss of the sum that this rank computes.
 If payloads *can* be added (`Compressor.linear`: random-k, PowerSGD), an ordinary all-reduce sums
 them.
 
-All ranks end with the same bits, because all of them, also the sender, use the decoded sums.
+All ranks end with the same bits, because all of them, also the sender, use the decoded sums. If a
+rank's tensor is not finite, neither is the result, on any rank, and no later result suffers from
+it.
 
 S. Gan et al., "BAGUA", VLDB 2021 (centralized low precision); H. Tang et al., "1-bit Adam:
 Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
@@ -70,6 +72,7 @@ def compressed_all_reduce(
             shards, _from_everyone(mine, shards, compressor, group), strict=True
         ):
             compressor.decode_into(payload, each)
+        compressor.drop_overflow(key, flat)
 
 
 def _sum_of_mine(

@@ -16,18 +16,36 @@ compression. Without error feedback, biased compressors (top-k, one bit) may not
 An unbiased compressor that enlarges x, such as random-k scaled by n/k, is *no* contraction: its
 residual grows without bound. Use it without scaling here.
 
+If a gradient is not finite, as in a step that a `GradScaler` skips, the residual would never be
+finite again. So the payload of this step is not finite, and then the residual is dropped, with a
+warning. `compressed_all_reduce` looks at the sum, which is the same on all ranks. So all ranks drop
+their residuals, or none does, and no message is needed to agree.
+
 The residual takes as much memory as a momentum: the size of the gradients, in float32.
 
 S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018;
 S. P. Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019.
 """
 
-from collections.abc import Callable, Hashable
+import math
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.compression.payload import Compressor, Payload, Shape, as_vector, forget
+from course_lib.compression.payload import (
+    Compressor,
+    Payload,
+    Shape,
+    as_vector,
+    fill_unless,
+    forget,
+    is_finite,
+    keys_of,
+)
 
 
 class ErrorFeedback(Compressor):
@@ -39,10 +57,15 @@ class ErrorFeedback(Compressor):
 
     """
 
+    memory = ("residuals",)
+
     def __init__(self, compressor: Compressor) -> None:
         self.compressor = compressor
         self.linear = compressor.linear
         self.residuals: dict[Hashable, Tensor] = {}
+        self._unchecked: set[Hashable] = set()  # whose residuals may have become infinite
+        self._dropped, self._warned = torch.zeros((), dtype=torch.int64), 0
+        self._visible = self._dropped
 
     def nbytes(self, shape: Shape) -> int:
         """As the compressor's: the residual is not sent."""
@@ -72,8 +95,10 @@ class ErrorFeedback(Compressor):
         """As the compressor's, for `tensor` plus the residual."""
         residual = self.residual(key, as_vector(tensor)).view(tensor.shape)
         residual += tensor
+        fill_unless(is_finite(residual), residual, math.nan)  # else it might not be sent at all
         total, mine = self.compressor.sum_over(residual, key, all_reduce)
         residual -= mine
+        self.drop_overflow(key, total)
         return total, mine
 
     def forget(self, key: Hashable) -> None:
@@ -91,12 +116,42 @@ class ErrorFeedback(Compressor):
                 f"the earlier tensors of key {key!r} had {residual.numel()} elements, but this "
                 f"tensor has {x.numel()}: use a different key for tensors of a different size"
             )
+        if key in self._unchecked:
+            self._drop_unless(is_finite(residual), [residual])
+        self._unchecked.add(key)
         return residual
 
-    def state_dict(self) -> dict[Hashable, Tensor]:
-        """Return the residuals, for a checkpoint: a run resumed without them would differ."""
-        return dict(self.residuals)
+    def drop_overflow(self, key: Hashable, total: Tensor) -> None:
+        """As `Compressor.drop_overflow`, for the residuals."""
+        keys = keys_of(self.residuals, key)
+        self._drop_unless(is_finite(total), [self.residuals[member] for member in keys])
+        self._unchecked.difference_update(keys)
 
-    def load_state_dict(self, state: dict[Hashable, Tensor]) -> None:
-        """Replace the residuals by those from `state_dict`."""
-        self.residuals = {key: residual.clone() for key, residual in state.items()}
+    def _drop_unless(self, finite: Tensor, residuals: Sequence[Tensor]) -> None:
+        """Drop the residuals unless `finite`, and warn: on a GPU a few calls later."""
+        for residual in residuals:
+            fill_unless(finite, residual, 0)
+        if self._dropped.device != finite.device:
+            self._dropped = self._dropped.to(finite.device)
+            self._visible = torch.zeros_like(self._visible, pin_memory=True)
+        self._dropped += ~finite
+        self._visible.copy_(self._dropped, non_blocking=True)  # the host does not wait for it
+        if int(self._visible) > self._warned:
+            self._warned = int(self._visible)
+            rank = f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
+            warnings.warn(
+                f"{rank}a gradient was not finite (inf or NaN), so what error feedback had kept of "
+                "earlier gradients is dropped. Use a GradScaler, which skips such a step, or clip",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the residuals, and what the compressor remembers."""
+        return {**super().state_dict(), "compressor": self.compressor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace both by those from `state_dict`."""
+        super().load_state_dict(state)
+        self.compressor.load_state_dict(state["compressor"])
+        self._unchecked = set(self.residuals)

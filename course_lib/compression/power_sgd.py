@@ -54,6 +54,7 @@ class PowerSGD(Compressor):
     """
 
     linear = True
+    memory = ("start",)
 
     def __init__(self, rank: int = 1, seed: int = 0) -> None:
         if rank < 1:
@@ -108,8 +109,9 @@ class PowerSGD(Compressor):
         mine = matrix.T @ left
         right = mine.clone()
         all_reduce(right)
-        # A zero column would stay zero in all later steps: replace it by a random one.
-        lost = torch.linalg.vector_norm(right, dim=0) == 0
+        # A column of zeros, or one that is not finite, would stay so: replace it by a random one.
+        size = torch.linalg.vector_norm(right, dim=0)
+        lost = (size == 0) | ~size.isfinite()
         self.start[key] = torch.where(lost, random, right)
         return left, right, mine
 

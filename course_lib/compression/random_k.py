@@ -61,6 +61,7 @@ class RandomK(CompressorInPlace):
     """
 
     linear = True
+    memory = ("draws",)
 
     def __init__(self, density: float, seed: int = 0, unbiased: bool = False) -> None:
         if not 0 < density <= 1:

@@ -56,6 +56,7 @@ class MinimalDDP(nn.Module):
         buckets = assign_buckets(self._params, bucket_cap_mb, first_bucket_mb)
         self._buckets = [Bucket(self._params, indices) for indices in buckets]
         self._works: list[dist.Work | None] = []  # one for each bucket that was sent
+        self._arrived: set[Tensor] = set()  # parameters with a gradient since the last finish()
         self._synchronise = True
         for bucket in self._buckets:
             for index, view in zip(bucket.indices, bucket.views, strict=True):
@@ -65,6 +66,12 @@ class MinimalDDP(nn.Module):
         def on_gradient(param: Tensor) -> None:  # PyTorch passes the parameter, not its gradient
             if not self._synchronise:
                 return
+            if param in self._arrived:
+                raise RuntimeError(
+                    "a parameter got a second gradient before finish(): call finish() after each "
+                    "backward(), or run all but the last one in no_sync()"
+                )
+            self._arrived.add(param)
             assert param.grad is not None
             view.copy_(param.grad).div_(self._world_size)
             param.grad = view  # the optimizer finds the mean there: nothing is copied back
@@ -96,7 +103,7 @@ class MinimalDDP(nn.Module):
 
         Raises RuntimeError if a parameter got no gradient, so that not all buckets are full.
         """
-        if 0 < len(self._works) < len(self._buckets):
+        if self._arrived and len(self._works) < len(self._buckets):
             raise RuntimeError(
                 "backward() gave no gradient to a parameter, so a bucket is not full: use "
                 "DistributedDataParallel(…, find_unused_parameters=True)"
@@ -105,6 +112,7 @@ class MinimalDDP(nn.Module):
             if work is not None:
                 work.wait()
         self._works = []
+        self._arrived.clear()
         for bucket in self._buckets:
             bucket.pending = len(bucket.indices)
 

@@ -31,12 +31,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import (
     Buffers,
     broadcast_module_states,
+    named_buffers,
     named_parameters,
     verify_same_model,
 )
@@ -105,9 +107,9 @@ class DistributedDataParallel(nn.Module):
         require_backward_grad_sync: False inside `no_sync`.
 
     Raises:
-        RuntimeError: no parameter needs a gradient, or the ranks' models differ; later, forward or
-            backward raise it for anything that would make the replicas differ. The message names
-            the parameter and the rank.
+        RuntimeError: no parameter needs a gradient, a parameter or buffer is lazy or on the meta
+            device, or the ranks' models differ; later, forward or backward raise it for anything
+            that would make the replicas differ. The message names the parameter and the rank.
         ValueError: there is no process group, this rank is not in it, or a size is negative.
         TypeError, NotImplementedError: an argument is unknown, or only PyTorch's DDP supports it.
 
@@ -136,6 +138,7 @@ class DistributedDataParallel(nn.Module):
         self._device = _device(module, arguments["device_ids"], arguments["output_device"])
         place_in(self.group)
         self._ignored = {*ignored, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+        _verify_numbers_exist(module, self._ignored)
         if init_sync:
             verify_same_model(module, self.group, self._ignored)
         if not any(param.requires_grad for _, param in named_parameters(module, self._ignored)):
@@ -319,6 +322,18 @@ class DistributedDataParallel(nn.Module):
         finally:
             self._activity = None
             self._reducer.divisor = self._reducer.world_size
+
+
+def _verify_numbers_exist(module: nn.Module, ignored: Collection[str]) -> None:
+    for name, tensor in [*named_parameters(module, ignored), *named_buffers(module, ignored)]:
+        if is_lazy(tensor) or tensor.is_meta:
+            raise rank_error(
+                f"'{name}' has no numbers yet, because it is lazy or on the meta device",
+                "Before wrapping, run a lazy module once on a batch; give a module on the meta "
+                "device memory by to_empty(device=…), and initialise it.",
+                "Modules with uninitialized parameters can't be used with "
+                "`DistributedDataParallel`.",
+            )
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:

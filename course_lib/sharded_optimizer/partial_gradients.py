@@ -229,6 +229,6 @@ def clip_by_norms(
 
     Returns the norm before.
     """
-    total: Tensor = torch.linalg.vector_norm(norms, norm_type).to(params[0].dtype)
+    total: Tensor = torch.linalg.vector_norm(norms, norm_type).to(params[0].dtype.to_real())
     torch.nn.utils.clip_grads_with_norm_(params, max_norm, total)
     return total

@@ -1,18 +1,21 @@
 """Local SGD, DiLoCo and the delayed step equal their formulas, computed in one process."""
 
+import io
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer
 
-from course_lib.compression import TopK
+from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, RandomK, TopK
 from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, unflatten
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
 from course_lib.sharding import shard, shard_bounds
-from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards
+from tests.helpers.ddp_scenarios import FEW, WORLDS, batches, mlp, own_shards, state_of
 
 STEPS, LR = 12, 0.3
 INNER = {"sgd": lambda net: SGD(net.parameters(), LR), "adamw": lambda net: AdamW(net.parameters())}
@@ -211,6 +214,111 @@ def test_one_step_delay_equals_its_formula(ranks_of, on, k):
     replicas = ranks_of(on, k).run(train, "OneStepDelay", finish="finish")
     close([each[0] for each in replicas], alone.weights)
     close([each[1] for each in replicas], alone.weights - LR * on_its_way)
+
+
+def normed(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3)).double()
+
+
+def train_normed(method: str, stop: int = 0, overflow: int = 0, **options: Any) -> list[Tensor]:
+    """Return parameters and buffers after 12 steps; after `stop` of them, all is loaded anew.
+
+    In step `overflow`, the last rank's gradients are not finite.
+    """
+    steppers: dict[str, Any] = {"LocalSGD": LocalSGD, "DiLoCo": DiLoCo}
+    last = dist.get_rank() == dist.get_world_size() - 1
+
+    def make(seed: int) -> tuple[nn.Module, Any]:
+        net = normed(seed)
+        inner = AdamW(net.parameters(), lr=0.01)
+        return net, steppers[method](inner, module=net, **options)
+
+    net, stepper = make(0)
+    for step, (x, y) in enumerate(own_shards(steps=STEPS), 1):
+        net.zero_grad()
+        mse_loss(net(x), y).backward()
+        if step == overflow and last:
+            net[0].bias.grad[0] = torch.inf
+        stepper.step()
+        if step == stop:
+            file = io.BytesIO()
+            torch.save((net.state_dict(), stepper.state_dict()), file)
+            net, stepper = make(1)
+            file.seek(0)
+            saved, state = torch.load(file)
+            net.load_state_dict(saved)
+            stepper.load_state_dict(state)
+    if method == "DiLoCo":
+        stepper.finish()
+    return state_of(net)
+
+
+RESUMED = [
+    ("LocalSGD", {"every": 4}),
+    ("DiLoCo", {"every": 4}),
+    ("DiLoCo", {"every": 6, "fragments": 2, "overlap": 2}),
+    ("DiLoCo", {"every": 4, "fragments": 2, "compressor": ErrorFeedback(TopK(0.1))}),
+    ("DiLoCo", {"every": 2, "compressor": ErrorFeedback(PowerSGD(1))}),
+    ("DiLoCo", {"every": 2, "compressor": ErrorFeedback(RandomK(0.1))}),
+]
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+@pytest.mark.parametrize(("method", "options"), RESUMED, ids=str)
+def test_a_run_that_stops_at_any_step_goes_on_with_the_same_bits(ranks_of, on, k, method, options):
+    ranks = ranks_of(on, k)
+    whole = ranks.run(train_normed, method, **options)
+    for stop in range(1, options["every"] + 4):
+        resumed = ranks.run(train_normed, method, stop, **options)
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", ["LocalSGD", "DiLoCo"])
+def test_batch_norm_s_statistics_are_averaged_with_the_weights(ranks_of, method):
+    options = {} if method == "LocalSGD" else {"outer_lr": 1.0, "outer_momentum": 0.0}
+    nets = [normed() for _ in range(3)]
+    optimizers = [AdamW(net.parameters(), lr=0.01) for net in nets]
+    for t, (x, y) in enumerate(batches(steps=STEPS), 1):
+        for i, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            optimizer.zero_grad()
+            mse_loss(net(shard(x, 3, i)), shard(y, 3, i)).backward()
+            optimizer.step()
+        if t % 4 == 0:
+            means = [sum(states) / 3 for states in zip(*map(state_of, nets), strict=True)]
+            for net in nets:
+                for tensor, mean in zip(state_of(net), means, strict=True):
+                    tensor.copy_(mean)
+    assert nets[0][1].num_batches_tracked == STEPS
+    for replica in ranks_of("cpu", 3).run(train_normed, method, every=4, **options):
+        torch.testing.assert_close(replica, state_of(nets[0]), rtol=1e-6, atol=1e-9)
+
+
+def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        return train_normed("DiLoCo", **options), len(notices)
+
+
+@pytest.mark.parametrize("overflow", [1, 6, 8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 2},
+        {"every": 4, "fragments": 2, "overlap": 1},
+        {"every": 2, "compressor": ErrorFeedback(OneBit())},
+    ],
+    ids=str,
+)
+def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, overflow):
+    ranks = ranks_of("cpu", 2)
+    clean, _ = ranks.run(train_normed, "DiLoCo", **options)
+    (first, notices), (second, others) = ranks.run(train_and_count, overflow=overflow, **options)
+    assert notices == others == (2 if "compressor" in options else 1)  # it says so, too
+    assert all(tensor.isfinite().all() for tensor in (*first, *second))
+    if options["every"] == 2:  # the last step ends a round
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert not torch.equal(first[0], clean[0])
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib.compare import Disagreement, checksum, compare_replicas, flip_bit
 from course_lib.ddp import DistributedDataParallel
+from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.ranks import Ranks
+from course_lib.sharded_optimizer import ShardedOptimizer
 from tests.course_lib.compare.museum import adam, mine, mlp
 
 BITS = (0, 11, 22, 23, 29, 30, 31)
@@ -95,6 +98,64 @@ def test_a_group_names_ranks_as_the_world_does() -> None:
     outside, *inside = ranks_of(4, "simulated").run(in_a_group)
     assert outside is None
     assert all(each is not None and each.ranks == [2] for each in inside)
+
+
+def sharded_run(how: str, bad: int | None = None) -> list[Disagreement | None]:
+    """Compare after backward, after the step, and after a flip on rank `bad` of the group."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model, group = mlp(), dist.group.WORLD
+    if how == "hybrid":  # each two ranks share a replica
+        mesh = init_device_mesh("cpu", (world_size // 2, 2))
+        group = mesh.get_group(0)
+        wrapped: nn.Module = FullyShardedDataParallel(model, group=mesh.get_group(1))
+        optimizer: torch.optim.Optimizer = adam(wrapped)
+    else:
+        wrapped = DistributedDataParallel(model) if how == "averaged" else model
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, gradients=how, lr=0.01)
+    found = []
+    for step in range(2):
+        optimizer.zero_grad()
+        x, y = mine(rank, world_size, step)
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        if how == "hybrid":
+            for param in wrapped.parameters():
+                dist.all_reduce(param.grad, group=group)
+        found.append(compare_replicas(wrapped, optimizer, group))
+        optimizer.step()
+        found.append(compare_replicas(wrapped, optimizer, group))
+    if dist.get_rank(group) == bad:
+        flip_bit(next(p for p in model.parameters() if p.numel()).data, 3)
+    return [*found, compare_replicas(wrapped, optimizer, group)]
+
+
+@pytest.mark.parametrize("how", ["averaged", "local", "sharded", "hybrid"])
+def test_sharded_runs_that_are_right_agree_and_a_flip_parts_them(how: str) -> None:
+    ranks = ranks_of(4, "simulated")
+    assert ranks.run(sharded_run, how) == [[None] * 5] * 4
+    for *right, found in ranks.run(sharded_run, how, 1):
+        assert right == [None] * 4
+        assert found is not None and found.name.startswith("weight")
+        assert found.world_size == (2 if how == "hybrid" else 4)
+
+
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_state_or_a_gradient_that_a_rank_lacks_is_a_difference(on: str, bad: int) -> None:
+    def lacking(kind: str) -> Disagreement | None:
+        model = mlp()
+        optimizer = adam(model)
+        model(mine(0, 1)[0]).sum().backward()
+        optimizer.step()
+        if dist.get_rank() == bad and kind == "state":
+            del optimizer.state[model[0].bias]
+        elif dist.get_rank() == bad:
+            model[0].bias.grad = None
+        return compare_replicas(model, optimizer)
+
+    for kind, name in (("state", "state step of 0.bias"), ("gradient", "gradient of 0.bias")):
+        for found in ranks_of(3, on).run(lacking, kind):
+            assert found is not None
+            assert (found.name, found.ranks) == (name, [bad])
 
 
 @given(

@@ -1,6 +1,9 @@
 """C(Σ C(g)) on ranks: the bits that one process computes, the bytes that the formula says."""
 
+import math
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -130,3 +133,45 @@ def test_in_a_group_and_with_strides(ranks_of, on: str) -> None:
         for rank in pair:
             torch.testing.assert_close(results[rank][0], exact, rtol=0, atol=0.1)
             assert torch.equal(results[rank][0], results[pair[0]][0])
+
+
+def one_overflow(name: str, bad: float) -> tuple[list[Tensor], list[Tensor], list[str]]:
+    """Return the results of five steps, residuals after the second, in which rank 1 overflows."""
+    compressor, results, kept = ErrorFeedback(EVERY[name]()), [], []
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        for step in range(5):
+            mine = gradient(dist.get_rank(), 1000, step)
+            if step == 1 and dist.get_rank() == dist.get_world_size() - 1:
+                mine[123] = bad
+            compressed_all_reduce(mine, compressor, key="w")
+            results.append(mine)
+            if step == 1:
+                kept = [residual.clone() for residual in compressor.residuals.values()]
+    return results, kept, [str(notice.message) for notice in notices]
+
+
+@pytest.mark.parametrize(("on", "k"), [("simulated", 1), ("simulated", 4), ("cpu", 3)])
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_an_overflow_is_in_one_step_alone(ranks_of, on: str, k: int, bad: float, name: str) -> None:
+    everyone = ranks_of(on, k).run(one_overflow, name, bad)
+    for rank, (results, kept, notices) in enumerate(everyone):
+        finite = [bool(result.isfinite().all()) for result in results]
+        assert finite == [True, False, True, True, True]
+        assert kept and not any(residual.any() for residual in kept)  # on all ranks alike
+        torch.testing.assert_close(results, everyone[0][0], rtol=0, atol=0, equal_nan=True)
+        if on == "cpu":  # threads share their warnings
+            (notice,) = notices
+            assert notice.startswith(f"rank {rank}: a gradient was not finite")
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_error_feedback_alone_recovers_too(name: str) -> None:
+    compressor, x = ErrorFeedback(EVERY[name]()), gradient(0, 1000, 0)
+    x[[3, 500]] = torch.tensor([math.inf, math.nan])
+    assert not compressor.decode(compressor.encode(x)).isfinite().all()
+    exact = "top-k" in name  # both were sent, so the residual is finite
+    with nullcontext() if exact else pytest.warns(RuntimeWarning, match="^a gradient was not"):
+        sent = compressor.decode(compressor.encode(gradient(0, 1000, 1)))
+    assert sent.isfinite().all() and compressor.residuals[None].isfinite().all()

@@ -1,5 +1,6 @@
 """Hooks in DistributedDataParallel, ours and PyTorch's: equal replicas, the same steps."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from course_lib.compression import (
     ErrorFeedback,
     OneBit,
     PowerSGD,
+    RandomK,
     TopK,
     compression_hook,
 )
@@ -49,3 +51,39 @@ def test_ours_and_pytorch_with_all_of_the_gradient(ranks_of, on: str, k: int) ->
             first, *others = ranks.run(train_compressed, ddp, make)
             for other in others:
                 torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def train_scaled(make: Callable[[], Compressor]) -> tuple[list[list[Tensor]], float]:
+    """Return the weights after each step, and the scale. In the second step rank 1 overflows."""
+    net = mlp().float()
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=SMALL_CAP)
+    wrapped.register_comm_hook(CompressionState(make()), compression_hook)
+    optimizer, scaler = sgd(net), torch.amp.GradScaler("cpu", init_scale=8.0)
+    states = []
+    for step, (x, y) in enumerate(own_shards()):
+        optimizer.zero_grad()
+        loss = F.mse_loss(wrapped(x.float()), y.float())
+        factor = torch.inf if (step, dist.get_rank()) == (1, 1) else 1.0
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        states.append([tensor.clone() for tensor in state_of(net)])
+    return states, scaler.get_scale()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ErrorFeedback(OneBit()),
+        lambda: ErrorFeedback(RandomK(0.1)),
+        lambda: ErrorFeedback(PowerSGD(1)),
+        lambda: PowerSGD(1),
+    ],
+)
+def test_a_grad_scaler_skips_one_step_on_all_ranks(ranks_of, make) -> None:
+    everyone = ranks_of("cpu", 2).run(train_scaled, make)
+    for states, scale in everyone:
+        assert scale == 4.0  # halved once
+        moved = [not torch.equal(a[0], b[0]) for a, b in itertools.pairwise(states)]
+        assert moved == [False, True, True, True]
+        torch.testing.assert_close(states, everyone[0][0], rtol=0, atol=0)

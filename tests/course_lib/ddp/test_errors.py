@@ -11,8 +11,21 @@ from course_lib.ddp import DistributedDataParallel, all_reduce_hook
 from course_lib.ranks import RankError
 from tests.helpers.ddp_scenarios import mlp
 
+UNMADE = {
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)),
+    "lazy buffer": lambda: nn.LazyBatchNorm1d(affine=False),
+    "meta": lambda: nn.Linear(3, 1, device="meta"),
+    "meta buffer": lambda: nn.BatchNorm1d(3).apply(_without_statistics),
+}
+
+
+def _without_statistics(norm: nn.Module) -> None:
+    norm.running_mean = norm.running_mean.to("meta")
+
 
 def mistake(which: str) -> None:
+    if which in UNMADE:
+        DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), UNMADE[which]()))
     net = mlp()
     x = torch.ones(2, 6).double()
     if which == "nothing to train":
@@ -65,6 +78,10 @@ def _fail(_: Tensor) -> None:
     ("which", "message"),
     [
         ("nothing to train", "no parameter of this module needs a gradient"),
+        ("lazy", r"rank \d: '1\.0\.weight' has no numbers yet"),
+        ("lazy buffer", r"rank \d: '1\.running_mean' has no numbers yet"),
+        ("meta", r"rank \d: '1\.weight' has no numbers yet"),
+        ("meta buffer", r"rank \d: '1\.running_mean' has no numbers yet"),
         ("not a member", "rank 2 is not a member"),
         ("sparse", r"rank \d: the gradient of 'weight' is sparse"),
         ("second backward", r"rank \d: backward\(\) reached '\d\..*' a second time"),
