@@ -6,6 +6,7 @@ makes a case from a seed. A program gets only its rank's input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -177,10 +178,6 @@ def scaled(factor: Callable[[int], float]) -> Callable[..., Any]:
     return mistake
 
 
-def own_gradients(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    return {"gradient of parameter {}": inputs[me]["gradients"]}
-
-
 def own_parts(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
     parts = [g if g is None else g / len(inputs) for g in inputs[me]["gradients"]]
     return {"gradient of parameter {}": parts}
@@ -189,7 +186,6 @@ def own_parts(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
 MEAN_MISTAKES = {
     "the sum over the ranks, not the mean": scaled(lambda k: k),
     "the mean divided by the number of ranks a second time": scaled(lambda k: 1 / k),
-    "this rank's own gradient: nothing was averaged": own_gradients,
     "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
     "gives the sum to one rank, all_reduce to all ranks)": own_parts,
 }
@@ -239,16 +235,47 @@ def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
     for param, gradient in zip(model.parameters(), own["before"] or [None] * 4, strict=True):
         param.grad = None if gradient is None else gradient.clone()
     loss_fn = getattr(F, own["loss"])
-    losses = [
-        step(model, loss_fn, x, y, lr, group=given.group)
-        for x, y, lr in zip(own["x"], own["y"], own["lr"], strict=True)
-    ]
+    losses, weights = [], []
+    for x, y, lr in zip(own["x"], own["y"], own["lr"], strict=True):
+        losses.append(step(model, loss_fn, x, y, lr, group=given.group))
+        weights.append([param.detach().clone() for param in model.parameters()])
     return {
-        "parameter {} after two steps": [param.detach() for param in model.parameters()],
-        "buffer {} after two steps": [buffer.clone() for buffer in model.buffers()],
         "loss returned by step {}": losses,
+        "after step {}, parameter {}": weights,
+        "buffer {} after both steps": [buffer.clone() for buffer in model.buffers()],
     }
 
+
+def as_many_rows(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Repeat each rank's rows until all ranks have equally many, so all count the same."""
+
+    def repeated(own: Any, key: str) -> list[Tensor]:
+        counts = [[len(each["x"][step]) for each in inputs] for step in range(STEPS)]
+        return [
+            rows.repeat_interleave(math.lcm(*count) // len(rows), dim=0)
+            for rows, count in zip(own[key], counts, strict=True)
+        ]
+
+    return [{**own, "x": repeated(own, "x"), "y": repeated(own, "y")} for own in inputs]
+
+
+def with_older_gradient(times: Callable[[int], float]) -> Callable[..., Any]:
+    """Return the mistake that adds the first step's gradient to the second's, `times(K)` times."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        first, second = inputs[me]["lr"]
+        after_1, after_2 = expected[me]["after step {}, parameter {}"]
+        factor = times(len(inputs)) * second / first
+        moved = (
+            later - factor * (before - after)
+            for before, after, later in zip(inputs[me]["weights"], after_1, after_2, strict=True)
+        )
+        return {"after step {}, parameter {}": [after_1, list(moved)]}
+
+    return mistake
+
+
+OLDER = "a step with an older gradient in it, too: clear .grad before each backward"
 
 # Task 4: a test of task 2. You can read these solutions. The grader has others, with all_reduce.
 
@@ -336,6 +363,11 @@ CHECKS = {
         reference="course_lib.gradient_sync:data_parallel_step",
         program=run_steps,
         draw=draw_step,
+        mistakes={
+            OLDER: with_older_gradient(lambda k: 1),
+            f"{OLDER} ": with_older_gradient(lambda k: k),
+        },
+        as_if={"the result if a shard of few rows counts as much as a shard of many": as_many_rows},
         allowed=Allowed(kinds=COLLECTIVES, calls=None, slack=2 * EXTRA),
         expects=[
             sends_at_most(2 * EXTRA, besides=["all_reduce"], hint="Use all_reduce for gradients.")

@@ -485,7 +485,16 @@ def _known_mistakes(
                 if p in theirs
             ):
                 found[words] = f"{begin} equals {words.rstrip()}."
+    # What follows a wrong number is wrong, too: a later step, for example.
+    for words, theirs in known:
+        number = isinstance(expected[first], float) or _is_float(expected[first])
+        if number and words not in found and _passes(values[first], theirs[first], options(first)):
+            found[words] = f"The first value that is wrong equals {words.rstrip()}."
     return {**found, **{words: "" for words, _ in known if words not in found}}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
 
 
 def differs(mistake: Any, right: Any, **options: Any) -> bool:

@@ -44,6 +44,7 @@ PUBLIC_SEEDS = tuple(range(8))
 HIDDEN_CASES = 8
 """How many cases a class's secret seed gives, in addition to the public ones."""
 OVER_ALL = "the result over all ranks, not over the group: pass group=group to every call"
+ALONE = "the result of this rank alone: nothing of the other ranks is in it"
 
 Mistake = Callable[[Sequence[Any], int, Sequence[Any]], Any]
 """``mistake(inputs, me, expected)``: the value that a common mistake gives member `me` of a group.
@@ -64,6 +65,7 @@ def by_reference(
     variety: Variety | None = None,
     seeds: Sequence[int] = PUBLIC_SEEDS,
     mistakes: Mapping[str, Mistake] | None = None,
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
     judge: Custom | Judge | None = None,
     exact: bool = False,
     same_bits: bool = False,
@@ -87,7 +89,10 @@ def by_reference(
         variety: what cases may differ in.
         seeds: the public cases; ``make seeds`` chooses them.
         mistakes: words → `Mistake`. They are run when a case has failed, and one that explains all
-            wrong values becomes the hint.
+            wrong values becomes the hint. The engine itself tries two for every task: the result
+            over all ranks, and that of a rank alone.
+        as_if: words → a function that changes the ranks' inputs: another kind of mistake, whose
+            values are the reference's for the changed inputs.
         judge: decides about the values, if several answers are right; it replaces the comparison
             with the reference's values. ``@sees(form)`` declares which form it can look at.
         exact: nothing is rounded, so every bit counts.
@@ -110,6 +115,7 @@ def by_reference(
         draw,
         variety or Variety(),
         dict(mistakes or {}),
+        dict(as_if or {}),
         judge if judge is None or isinstance(judge, Judge) else Judge(judge),  # type: ignore[arg-type]
         exact,
         same_bits,
@@ -163,6 +169,7 @@ class _ByReference:
     draw: Callable[[Draw], Sequence[Any]]
     variety: Variety
     mistakes: Mapping[str, Mistake]
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
     custom: Judge | None
     exact: bool
     same_bits: bool
@@ -386,13 +393,32 @@ class _ByReference:
             value = mistake(own, members.index(rank), [expected[r] for r in members])
             if value is not None:
                 yield words, value
+        own = [each["own"] for each in inputs]
+        for words, change in self.as_if.items():
+            changed = change([with_tensors(each, torch.clone) for each in own])
+            yield words, self._elsewhere(case, inputs, changed, case.form.groups, rank)
         if len(case.groups) > 1:
-            everybody = replace(case, form=replace(case.form, groups=()), after=None)
-            alike = [{"own": i["own"], "form": {**i["form"], "groups": ()}} for i in inputs]
-            try:
-                yield OVER_ALL, self._observe(everybody, alike, self.program)[0][rank]
-            except AuthorError:  # the groups' inputs need not fit together
-                return
+            yield OVER_ALL, self._elsewhere(case, inputs, own, (), rank)
+        if len(members) > 1:
+            alone = tuple((each,) for each in range(case.world_size))
+            yield ALONE, self._elsewhere(case, inputs, own, alone, rank)
+
+    def _elsewhere(
+        self,
+        case: Case,
+        inputs: Sequence[Any],
+        own: Sequence[Any],
+        groups: tuple[tuple[int, ...], ...],
+        rank: int,
+    ) -> Any:
+        """Return what the reference gives a rank for other inputs or groups; None if it fails."""
+        case = replace(case, form=replace(case.form, groups=groups), after=None)
+        form = {**inputs[0]["form"], "groups": groups}
+        alike = [{"own": each, "form": form} for each in own]
+        try:
+            return self._observe(case, alike, self.program)[0][rank]
+        except AuthorError:  # the inputs of a group need not fit another one
+            return None
 
     def communication(self, case: Case, observed: Any, trace: Trace) -> None:
         """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
