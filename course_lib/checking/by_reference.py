@@ -52,8 +52,10 @@ Mistake = Callable[[Sequence[Any], int, Sequence[Any]], Any]
 `inputs` are the inputs of the group's members, `expected` the reference's values. The result may
 have only some of the keys of the right value.
 """
+Explain = Callable[[Sequence[Any], int, Sequence[Any], Any], str]
 Custom = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
 """``judge(case, inputs, expected, values)`` raises `Wrong`; all lists are in rank order."""
+DrawNetwork = Callable[[Draw, Sequence[Any]], Network]
 
 
 def by_reference(
@@ -66,12 +68,13 @@ def by_reference(
     seeds: Sequence[int] = PUBLIC_SEEDS,
     mistakes: Mapping[str, Mistake] | None = None,
     as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
+    explain: Explain | None = None,
     judge: Custom | Judge | None = None,
     exact: bool = False,
     same_bits: bool = False,
     may_change: Sequence[str] = (),
     allowed: Allowed | None = None,
-    network: Callable[[Draw], Network] | Network = NETWORK,
+    network: DrawNetwork | Network = NETWORK,
     worth: Mapping[str, float] | None = None,
     seconds: float | None = None,
     expects: Sequence[Expectation] = (),
@@ -93,13 +96,15 @@ def by_reference(
             over all ranks, and that of a rank alone.
         as_if: words → a function that changes the ranks' inputs: another kind of mistake, whose
             values are the reference's for the changed inputs.
+        explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
+            member `me`, or an empty string, if no mistake explains it.
         judge: decides about the values, if several answers are right; it replaces the comparison
             with the reference's values. ``@sees(form)`` declares which form it can look at.
         exact: nothing is rounded, so every bit counts.
         same_bits: the members of a group must have the same bits.
         may_change: keys of the input that the function may change or return.
         allowed: what a right function may send that the reference does not.
-        network: the network of the virtual clock, or a function that draws it.
+        network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
         worth: part → share of the points; see `Check`.
         seconds: time limit of one case.
         expects: further demands on the communication.
@@ -116,6 +121,7 @@ def by_reference(
         variety or Variety(),
         dict(mistakes or {}),
         dict(as_if or {}),
+        explain,
         judge if judge is None or isinstance(judge, Judge) else Judge(judge),  # type: ignore[arg-type]
         exact,
         same_bits,
@@ -170,11 +176,12 @@ class _ByReference:
     variety: Variety
     mistakes: Mapping[str, Mistake]
     as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
+    explain: Explain | None
     custom: Judge | None
     exact: bool
     same_bits: bool
     allowed: Allowed
-    network: Callable[[Draw], Network] | Network
+    network: DrawNetwork | Network
     _records: dict[bytes, Expected] = field(default_factory=dict)
 
     # Cases ----------------------------------------------------------------------------------------
@@ -224,7 +231,7 @@ class _ByReference:
     def _alone(self, seed: int, world_size: int | None = None) -> tuple[Case, str]:
         """Return the case of a seed without a call before it, and which call may come before."""
         d, inputs = self._drawn(seed, torch.Generator().manual_seed(0), None, world_size)
-        network = self.network if isinstance(self.network, Network) else self.network(d)
+        network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
         numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
         most = max((tensor.dim() for tensor in numbers), default=0)
         plain, words = Form(), list(d.words)
@@ -372,16 +379,21 @@ class _ByReference:
             whose = f"rank {rank}"
             try:
                 expect_equal(value, right, whose, rtol=0, atol=0)
+                continue
             except Wrong:
+                bounds = self._bounds(case, inputs)[rank]
+            try:
+                mistaken = self._mistaken(case, inputs, expected, rank)
                 expect_equal(
-                    value,
-                    right,
-                    whose,
-                    rtol=0,
-                    atol=0,
-                    errors=self._bounds(case, inputs)[rank],
-                    lookalikes=self._mistaken(case, inputs, expected, rank),
+                    value, right, whose, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
                 )
+            except Wrong as wrong:
+                if self.explain is not None and not wrong.otherwise:
+                    members = case.members(rank)
+                    own = [inputs[each]["own"] for each in members]
+                    theirs = [expected[each] for each in members]
+                    wrong.otherwise = self.explain(own, members.index(rank), theirs, value)
+                raise
 
     def _mistaken(
         self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int

@@ -11,6 +11,7 @@ all-gather among K ranks, it sends n and receives K·n.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,11 @@ class Allowed:
 
     Attributes:
         kinds: further kinds of operations.
-        calls: how many calls more than the reference a rank may make; None: any number.
-        slack: bytes more that a rank may send, or a function of its input that gives them.
+        roles: the roles of the ranks may differ, for example who is where in a tree. So the limits
+            of a rank are those of the rank of its group that does most, and any ranks may talk.
+        calls: how many calls of a kind more than the reference a rank may make; None: any number.
+        slack: bytes more that a rank may send, or a function of its input that gives them; None:
+            any number.
         least: the share of the reference's bytes that a rank must receive. Numbers of other ranks
             must come in messages, not from a file or from memory that the ranks of a process share.
         in_order: a rank's calls must have the kinds and bytes of the reference's calls, in their
@@ -50,8 +54,9 @@ class Allowed:
     """
 
     kinds: tuple[str, ...] = ()
+    roles: bool = False
     calls: int | None = 0
-    slack: int | Callable[[Any], int] = 0
+    slack: int | Callable[[Any], int] | None = 0
     least: float = 0.5
     in_order: bool = False
     time: float | None = None
@@ -72,25 +77,24 @@ def expect_as_reference(
         timed: whether the times of `trace` are those of the virtual clock.
 
     """
+    ours = [operations(right, rank) for rank in range(case.world_size)]
     kinds = {event.kind for event in right.operations}
     for rank in range(case.world_size):
-        events, ours = operations(trace, rank), operations(right, rank)
+        events = operations(trace, rank)
+        like = [ours[other] for other in case.members(rank)] if allowed.roles else [ours[rank]]
         _expect_kinds(rank, events, kinds.union(allowed.kinds))
-        if not allowed.kinds:
-            _expect_peers(rank, events, ours)
-        if allowed.calls is not None and len(events) > (most := len(ours) + allowed.calls):
-            raise Wrong(
-                f"rank {rank} communicates {counted(len(events), 'time')}, expected at most "
-                f"{most}. It calls: {in_words(events)}",
-                allowed.hint,
-            )
-        slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(own[rank])
-        _expect_bytes(rank, "sends", events, ours, sent, slack, allowed.hint)
-        _expect_received(rank, events, ours, allowed.least)
+        if not allowed.kinds and not allowed.roles:
+            _expect_peers(rank, events, ours[rank])
+        if allowed.calls is not None:
+            _expect_calls(rank, events, like, allowed)
+        if allowed.slack is not None:
+            slack = allowed.slack if isinstance(allowed.slack, int) else allowed.slack(own[rank])
+            _expect_bytes(rank, events, max(map(_sent, like)) + slack, allowed.hint)
+        _expect_received(rank, events, ours[rank], allowed.least)
         if allowed.in_order:
-            _expect_order(rank, events, ours, allowed.hint)
+            _expect_order(rank, events, ours[rank], allowed.hint)
             if timed:
-                _expect_computed(rank, events, ours, trace, right)
+                _expect_computed(rank, events, ours[rank], trace, right)
     if timed and allowed.time is not None and case.after is None:
         _expect_time(trace, right, allowed.time, allowed.hint)
 
@@ -102,37 +106,41 @@ def _expect_kinds(rank: int, events: Sequence[Event], kinds: set[str]) -> None:
 
 
 def _expect_peers(rank: int, events: Sequence[Event], ours: Sequence[Event]) -> None:
-    """Raise `Wrong` if a rank sends to, or receives from, a rank that it need not know."""
-    known = {(event.kind, event.peer) for event in ours if event.kind in ("send", "recv")}
-    strangers = [
-        event
-        for event in events
-        if event.kind in ("send", "recv") and (event.kind, event.peer) not in known
-    ]
-    if strangers:
-        peers = sorted({peer for _, peer in known if peer is not None})
-        names = names_inside(peers) if peers else "nobody"
+    """Raise `Wrong` if a rank exchanges messages with a rank that it need not know."""
+    peers = {event.peer for event in ours if event.kind in ("send", "recv")}
+    messages = [event for event in events if event.kind in ("send", "recv")]
+    if strangers := [event for event in messages if event.peer not in peers]:
+        known = sorted(peer for peer in peers if peer is not None)
         raise Wrong(
-            f"rank {rank} may exchange messages only with {names} here, but calls "
-            f"{in_words(strangers)}"
+            f"rank {rank} may exchange messages only with "
+            f"{names_inside(known) if known else 'nobody'} here, but calls {in_words(strangers)}"
         )
 
 
-def _expect_bytes(
-    rank: int,
-    verb: str,
-    events: Sequence[Event],
-    ours: Sequence[Event],
-    size: Callable[[Event], int],
-    slack: int,
-    hint: str,
+def _expect_calls(
+    rank: int, events: Sequence[Event], like: Sequence[Sequence[Event]], allowed: Allowed
 ) -> None:
-    total, most = sum(map(size, events)), sum(map(size, ours)) + slack
-    if total > most:
-        carrying = [event for event in events if size(event)]
+    assert allowed.calls is not None
+    for kind, count in Counter(event.kind for event in events).items():
+        most = max(sum(event.kind == kind for event in ours) for ours in like) + allowed.calls
+        if count > most:
+            of_kind = [event for event in events if event.kind == kind]
+            raise Wrong(
+                f"rank {rank} calls {kind} {counted(count, 'time')}, expected at most {most}. "
+                f"It calls: {in_words(of_kind)}",
+                allowed.hint,
+            )
+
+
+def _sent(events: Sequence[Event]) -> int:
+    return sum(map(sent, events))
+
+
+def _expect_bytes(rank: int, events: Sequence[Event], most: int, hint: str) -> None:
+    if (total := _sent(events)) > most:
         raise Wrong(
-            f"rank {rank} {verb} {format_bytes(total)}, expected at most {format_bytes(most)}. "
-            f"It {verb}: {in_words(carrying)}",
+            f"rank {rank} sends {format_bytes(total)}, expected at most {format_bytes(most)}. "
+            f"It sends: {in_words([event for event in events if sent(event)])}",
             hint,
         )
 
