@@ -321,7 +321,7 @@ CHECKS = {
             roles=True,
             calls=None,
             slack=None,
-            time=1.02,
+            time=1.1,
             hint="Messages to other nodes take long. Reduce-scatter inside the node first: then "
             "each rank sends only its chunk of n/L numbers to other nodes.",
         ),

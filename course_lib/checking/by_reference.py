@@ -388,11 +388,12 @@ class _ByReference:
                     value, right, whose, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
                 )
             except Wrong as wrong:
-                if self.explain is not None and not wrong.otherwise:
+                if self.explain is not None:
                     members = case.members(rank)
                     own = [inputs[each]["own"] for each in members]
                     theirs = [expected[each] for each in members]
-                    wrong.otherwise = self.explain(own, members.index(rank), theirs, value)
+                    hint = self.explain(own, members.index(rank), theirs, value)
+                    wrong.otherwise = hint or wrong.otherwise
                 raise
 
     def _mistaken(
