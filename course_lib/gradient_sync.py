@@ -28,10 +28,11 @@ with a RuntimeError.
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import AllReduce, Group, library_all_reduce, place_in
+from course_lib.sgd import LossFunction
 
 
 @torch.no_grad()
@@ -86,6 +87,31 @@ def sync_bucketed(
             copy_scaled(trained[index].grad, 1 / world_size, view)
             trained[index].grad = view
         all_reduce(bucket.buffer, group)
+
+
+def data_parallel_step(
+    model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor, lr: float, group: Group = None
+) -> float:
+    """Take one SGD step on the rows of all ranks; return the mean loss over all rows.
+
+    Each rank calls it with an equal replica of the model and with its own rows `x`, `y`, at least
+    one; `loss_fn` is a mean over rows. With B_k rows on rank k and B = Σ_k B_k,
+
+        w ← w - lr Σ_k B_k/B g_k        so a rank counts as much as it has rows
+
+    It takes an all-reduce for each parameter, and one for the loss and the count.
+    """
+    model.zero_grad()
+    total = loss_fn(model(x), y) * len(x)
+    total.backward()  # type: ignore[no-untyped-call]
+    sums = torch.stack([total.detach().double(), total.new_tensor(len(x), dtype=torch.float64)])
+    library_all_reduce(sums, group)
+    with torch.no_grad():
+        for param in _trained(model.parameters()):
+            assert param.grad is not None
+            library_all_reduce(param.grad, group)
+            param -= lr / sums[1] * param.grad
+    return float(sums[0] / sums[1])
 
 
 def copy_scaled(gradient: Tensor | None, factor: float, view: Tensor) -> None:

@@ -18,7 +18,7 @@ from tests.helpers.course_folders import RELEASED, SOURCES, assignments, needs_s
 from tests.helpers.solutions import (
     checks_of,
     code_cells,
-    hidden_of,
+    hidden_cases,
     mutants_in,
     readable,
     solution_of,
@@ -68,7 +68,7 @@ def run(
             raise Enough(so_far)
 
     with LocalRunner(function, on, echo=None, ranks=POOLS[on]) as runner:
-        cases = hidden_of(folder).HIDDEN.get(task, ()) if on == "simulated" or until else ()
+        cases = hidden_cases(folder, task) if on == "simulated" or until else ()
         try:
             return run_check(name, check, runner, seed="tests", hidden=cases, progress=progress)
         except Enough as enough:
@@ -154,24 +154,24 @@ def test_mutant(folder: Path, mutant: Solution, on: Kind) -> None:
 
 @pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
 def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folder: Path) -> None:
-    checks, hidden, mutants = checks_of(folder), hidden_of(folder), mutants_in(folder)
+    checks, mutants = checks_of(folder), mutants_in(folder)
     graded = {
         cell.metadata.nbgrader.grade_id
         for cell in code_cells(folder)
         if cell.metadata.get("nbgrader", {}).get("grade")
     }
     asked = {task for task, check in checks.items() if isinstance(check, Defence)}
-    assert graded == set(checks) and set(hidden.HIDDEN) == set(checks) - asked
-    for task in hidden.HIDDEN:
+    assert graded == set(checks)
+    assert all(hidden_cases(folder, task) for task in set(checks) - asked)
+    for task in set(checks) - asked:
         assert any(m.task == task and m.reason is None for m in mutants), f"{task}: no right one"
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
 
 
 @pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)
 def test_no_hidden_case_is_a_public_one(folder: Path) -> None:
-    checks, hidden = checks_of(folder), hidden_of(folder)
-    for task, check in checks.items():
+    for task, check in checks_of(folder).items():
         public = [(case.world_size, case.parameters) for case in check.cases]
-        for case in hidden.HIDDEN.get(task, ()):
+        for case in hidden_cases(folder, task):
             assert (case.world_size, case.parameters) not in public
             assert case.name not in [each.name for each in check.cases]

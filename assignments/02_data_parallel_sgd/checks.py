@@ -1,54 +1,35 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The programs and judges of gradients are in `course_lib.checking.shared`, in `averaging` and
-`training`. A program gets only its rank's input.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. A program gets only its rank's input.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from course_lib.checking import (
+    Allowed,
     Case,
-    Form,
+    Draw,
     Given,
+    Variety,
     Wrong,
-    calls_at_most,
-    in_many_forms,
-    only_calls,
-    receives_at_least,
-    same_on_all_ranks,
+    by_reference,
     sends_at_most,
-    task,
 )
 from course_lib.checking.answers import WHOLE, Kind, sees
-from course_lib.checking.shared.averaging import (
-    equals_mean,
-    flat_bytes,
-    gradient_bytes,
-    gradient_count,
-    gradient_inputs,
-    gradient_program,
-    unless_alone,
-)
-from course_lib.checking.shared.training import (
-    NUMEL,
-    SHAPES,
-    equals_sgd,
-    looking_at,
-    step_inputs,
-    step_program,
-)
 from course_lib.checking.testing import Candidate, testing_task
 
-# Task 1: each rank holds some of the elements. The judge looks for mistakes and does not compute
-# the right answer, because students can read it.
+# Task 1: each rank holds some of the elements. An empty shard may be anywhere, so there is a judge.
 
 Bounds = tuple[int, int]
 
@@ -85,7 +66,7 @@ _BOUNDS = Kind("two ints (start, stop)", _is_pair, "pairs of ints")
 
 
 @sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})
-def balanced_shards(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+def balanced_shards(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge bounds (start, stop): all elements once, in order, sizes differing by at most one."""
     for length, k in inputs[0]["questions"]:
         _judge(f"shard_bounds({length}, {k}, rank)", length, k, values[0][_asked(length, k)])
@@ -127,6 +108,174 @@ def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
         return "A stop is not part of its shard: [start, stop), as in x[start:stop]."
     return ""
 
+
+def draw_bounds(d: Draw) -> list[Any]:
+    """Draw some lengths and world sizes: lengths that divide, and short ones."""
+    short = d.maybe("fewer elements than ranks")
+    long = d.maybe("long datasets", one_in=4)
+    questions = []
+    for _ in range(5):
+        k = d.one_of(1, 2, 3, 4, 5, 7)
+        questions.append((d.one_of(*range(k)) if short else d.one_of(*range(k, 41)), k))
+    if long:
+        questions.append(d.one_of((60_000, 64), (1_281_167, 8)))
+    return [{"questions": questions}]
+
+
+# Task 2: the mean of gradients --------------------------------------------------------------------
+
+
+def draw_gradients(d: Draw) -> list[Any]:
+    """Draw the same weights for every rank, and different gradients."""
+    shapes = d.one_of([(3, 2), (5,), ()], [(4,), (2, 3)], [(3, 2), (3, 2), (6,)])
+    if d.maybe("an empty parameter"):
+        shapes = [*shapes[:1], (0,), *shapes[1:]]
+    places = range(len(shapes))
+    frozen = [d.one_of(*places)] if d.maybe("a frozen parameter") else []
+    doubles = [d.one_of(*places)] if d.maybe("two dtypes") else []
+    size = d.maybe("large gradients", 300.0, 1.0)
+    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN")
+    weights = [d.randn(*shape) for shape in shapes]
+
+    def gradients_of(rank: int) -> list[Tensor | None]:
+        drawn = [size * (rank != zeros) * d.randn(*shape) for shape in shapes]
+        if rank == overflow:
+            drawn[0] = d.not_finite(drawn[0])
+        return [None if i in frozen else gradient for i, gradient in enumerate(drawn)]
+
+    return [
+        {"weights": weights, "gradients": gradients_of(rank), "doubles": doubles}
+        for rank in d.ranks
+    ]
+
+
+def run_average(average: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``average(params, group=group)`` with these gradients; return the gradients after it."""
+    params = []
+    for i, (weight, gradient) in enumerate(zip(own["weights"], own["gradients"], strict=True)):
+        wide = torch.float64 if i in own["doubles"] else weight.dtype
+        params.append(nn.Parameter(weight.to(wide), requires_grad=gradient is not None))
+        params[-1].grad = None if gradient is None else gradient.to(wide)
+    given.watch.add_parameters("the parameters", params)
+    average(given.iterable(params), group=given.group)
+    return {"gradient of parameter {}": [param.grad for param in params]}
+
+
+def bytes_as_float64(own: Any) -> int:
+    """Return the bytes more if torch.cat makes one vector of gradients of two dtypes."""
+    gradients = [each for each in own["gradients"] if each is not None]
+    return sum((8 - each.itemsize) * each.numel() for each in gradients) if own["doubles"] else 0
+
+
+def scaled(factor: Callable[[int], float]) -> Callable[..., Any]:
+    """Return the mistake that gives `factor(K)` times the mean."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        means = expected[me]["gradient of parameter {}"]
+        k = factor(len(inputs))
+        return {"gradient of parameter {}": [m if m is None else k * m for m in means]}
+
+    return mistake
+
+
+def own_parts(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    parts = [g if g is None else g / len(inputs) for g in inputs[me]["gradients"]]
+    return {"gradient of parameter {}": parts}
+
+
+MEAN_MISTAKES = {
+    "the sum over the ranks, not the mean": scaled(lambda k: k),
+    "the mean divided by the number of ranks a second time": scaled(lambda k: 1 / k),
+    "this rank's own gradient divided by the number of ranks: the sum did not arrive here (reduce "
+    "gives the sum to one rank, all_reduce to all ranks)": own_parts,
+}
+
+# Task 3: a step of all ranks' rows ----------------------------------------------------------------
+
+FEATURES, HIDDEN, CLASSES, STEPS = 32, 16, 3, 2
+SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
+COLLECTIVES = ("all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
+EXTRA = 512  # bytes that a rank may send in a step for counts and losses
+
+
+def draw_step(d: Draw) -> list[Any]:
+    """Draw the same weights for every rank, and different rows, for two steps."""
+    loss = d.one_of("cross_entropy", "mse_loss", "smooth_l1_loss", "nll_loss")
+    filled = d.maybe(".grad is not empty")
+    norm = d.maybe("with BatchNorm")
+    # With BatchNorm, rows of zeros have a variance of 0, which amplifies every rounding.
+    zeros = -1 if norm else d.rank("rank {} has rows of zeros")
+    large = loss == "mse_loss" and d.maybe("large errors")
+    lr = 1e-4 if large else d.one_of(0.1, 0.2, 0.3, 0.6)
+    weights = [0.3 * d.randn(*shape) for shape in SHAPES]
+    before = [d.randn(*shape) for shape in SHAPES] if filled else None
+    made = []
+    for rank in d.ranks:
+        rows = d.one_of(*range(4 if norm else 1, 9))
+        x = [d.randn(rows + step, FEATURES) * (rank != zeros) for step in range(STEPS)]
+        scores = [(3000 if large else 1) * d.randn(len(each), CLASSES) for each in x]
+        y = [each.argmax(1) if loss in LABELS else each for each in scores]
+        made.append(
+            {"weights": weights, "before": before, "x": x, "y": y, "loss": loss, "norm": norm}
+            | {"lr": [lr, 0.7 * lr]}
+        )
+    return made
+
+
+def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``step(model, loss_fn, x, y, lr, group=group)`` twice; return weights and losses."""
+    first, last = (nn.Linear(1, 1, device="meta") for _ in range(2))
+    first.weight, first.bias, last.weight, last.bias = map(
+        nn.Parameter, map(torch.clone, own["weights"])
+    )
+    dtype = own["weights"][0].dtype
+    norm = nn.BatchNorm1d(HIDDEN, affine=False, dtype=dtype) if own["norm"] else nn.Tanh()
+    model = given.model(nn.Sequential(first, norm, last))
+    for param, gradient in zip(model.parameters(), own["before"] or [None] * 4, strict=True):
+        param.grad = None if gradient is None else gradient.clone()
+    loss_fn = getattr(F, own["loss"])
+    losses, weights = [], []
+    for x, y, lr in zip(own["x"], own["y"], own["lr"], strict=True):
+        losses.append(step(model, loss_fn, x, y, lr, group=given.group))
+        weights.append([param.detach().clone() for param in model.parameters()])
+    return {
+        "loss returned by step {}": losses,
+        "after step {}, parameter {}": weights,
+        "buffer {} after both steps": [buffer.clone() for buffer in model.buffers()],
+    }
+
+
+def as_many_rows(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Repeat each rank's rows until all ranks have equally many, so all count the same."""
+
+    def repeated(own: Any, key: str) -> list[Tensor]:
+        counts = [[len(each["x"][step]) for each in inputs] for step in range(STEPS)]
+        return [
+            rows.repeat_interleave(math.lcm(*count) // len(rows), dim=0)
+            for rows, count in zip(own[key], counts, strict=True)
+        ]
+
+    return [{**own, "x": repeated(own, "x"), "y": repeated(own, "y")} for own in inputs]
+
+
+def with_older_gradient(times: Callable[[int], float]) -> Callable[..., Any]:
+    """Return the mistake that adds the first step's gradient to the second's, `times(K)` times."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        first, second = inputs[me]["lr"]
+        after_1, after_2 = expected[me]["after step {}, parameter {}"]
+        factor = times(len(inputs)) * second / first
+        moved = (
+            later - factor * (before - after)
+            for before, after, later in zip(inputs[me]["weights"], after_1, after_2, strict=True)
+        )
+        return {"after step {}, parameter {}": [after_1, list(moved)]}
+
+    return mistake
+
+
+OLDER = "a step with an older gradient in it, too: clear .grad before each backward"
 
 # Task 4: a test of task 2. You can read these solutions. The grader has others, with all_reduce.
 
@@ -184,101 +333,46 @@ CANDIDATES = [
 
 # The checks -----------------------------------------------------------------------------------
 
-QUESTIONS = {
-    "lengths that divide": [(12, 1), (12, 2), (12, 3), (12, 4)],
-    "lengths that do not divide": [(10, 3), (10, 4), (7, 2)],
-    "fewer elements than ranks": [(2, 4), (0, 3), (1, 1)],
-}
-
-ONE_ALONE = Form(((0, 2), (1,)), "float64")
-THREE = {"shapes": [(3, 2), (5,), ()]}
-EXTRA = 512  # bytes that a rank may send in a step for counts and losses
-
 CHECKS = {
-    "shard_bounds": task(
+    "shard_bounds": by_reference(
         "shard_bounds",
-        inputs=lambda case, generator: [dict(case.parameters)],
+        seeds=(0, 9, 27),
+        reference="course_lib.sharding:shard_bounds",
         program=bounds_program,
-        judges=[balanced_shards],
-        cases=[Case(name, 1, {"questions": asked}) for name, asked in QUESTIONS.items()],
+        draw=draw_bounds,
+        variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False, calls=False),
+        judge=balanced_shards,
     ),
-    "average_gradients": task(
+    "average_gradients": by_reference(
         "average_gradients",
-        inputs=gradient_inputs,
-        program=gradient_program,
+        seeds=(1, 2, 3, 8, 9, 11, 28, 39, 40, 44),
+        reference="course_lib.gradient_sync:sync_per_parameter",
+        program=run_average,
+        draw=draw_gradients,
+        mistakes=MEAN_MISTAKES,
         may_change=["gradients"],
-        judges=[equals_mean("gradients", "gradient of parameter {}"), same_on_all_ranks],
-        expects=[
-            only_calls("all_reduce"),
-            sends_at_most(flat_bytes, hint="Sum every gradient only once."),
-            receives_at_least(unless_alone(gradient_bytes)),
-            calls_at_most("One call of all_reduce sums a whole tensor.", all_reduce=gradient_count),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank", 1, THREE),
-            Case("2 ranks", 2, THREE),
-            Case("3 ranks", 3, THREE),
-            Case("4 ranks, in two groups", 4, THREE),
-            Case("2 ranks, a frozen parameter", 2, {**THREE, "frozen": [1]}),
-            Case("3 ranks, one alone", 3, {"shapes": [(4,), (2, 3)]}, ONE_ALONE),
-            Case(
-                "3 ranks, only zeros on rank 1, an inf on rank 0",
-                *(3, {"shapes": [(3, 2), (4,)], "zero": 1, "overflown": 0}),
-                Form(iterable="tuple"),
-            ),
-            Case(
-                "2 ranks, large gradients, two dtypes, an empty one last",
-                *(2, {"shapes": [(3,), (2, 2), (0,)], "doubles": [1], "large": 300}),
-                Form(layout="transposed"),
-            ),
+        same_bits=True,
+        allowed=Allowed(
+            slack=bytes_as_float64, hint="Sum every gradient only once, by one call of all_reduce."
         ),
-        in_turn=[(1, 1), (2, 5)],
+        worth={"values": 2, "communication": 1},
     ),
-    "data_parallel_step": task(
+    "data_parallel_step": by_reference(
         "data_parallel_step",
-        inputs=step_inputs,
-        program=step_program,
-        judges=[
-            equals_sgd("parameter", "buffer", tolerance={"float64": 1e-9}),
-            equals_sgd("loss", tolerance={"float64": 1e-6}),
-            looking_at(["parameter", "loss"], same_on_all_ranks),
-        ],
+        seeds=(2, 3, 8, 12, 14, 28, 31, 34, 44, 46, 49),
+        reference="course_lib.gradient_sync:data_parallel_step",
+        program=run_steps,
+        draw=draw_step,
+        mistakes={
+            OLDER: with_older_gradient(lambda k: 1),
+            f"{OLDER} ": with_older_gradient(lambda k: k),
+        },
+        as_if={"the result if a shard of few rows counts as much as a shard of many": as_many_rows},
+        allowed=Allowed(kinds=COLLECTIVES, calls=None, slack=2 * EXTRA),
         expects=[
-            sends_at_most(lambda case, rank: 2 * (NUMEL * case.itemsize + EXTRA)),
-            sends_at_most(2 * EXTRA, besides=["all_reduce"], hint="Use all_reduce for gradients."),
-            calls_at_most(all_reduce=2 * (len(SHAPES) + 2)),
-            receives_at_least(unless_alone(lambda case, rank: 2 * NUMEL * case.itemsize)),
+            sends_at_most(2 * EXTRA, besides=["all_reduce"], hint="Use all_reduce for gradients.")
         ],
         worth={"values": 3, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank, 6 rows", 1, {"rows": [6]}),
-            Case(
-                "2 ranks, 4 rows each, squared error",
-                *(2, {"rows": [4, 4], "lr": 0.1, "loss": "mse_loss"}),
-            ),
-            Case("3 ranks, 4, 3 and 3 rows", 3, {"rows": [4, 3, 3], "lr": 0.6}),
-            Case("4 ranks, 1, 6, 2 and 9 rows, in two groups", 4, {"rows": [1, 6, 2, 9]}),
-            Case("3 ranks, smooth error", 3, {"rows": [2, 5, 3], "loss": "smooth_l1_loss"}),
-            Case(
-                "3 ranks, one alone",
-                3,
-                {"rows": [3, 2, 4], "lr": 0.3, "loss": "nll_loss"},
-                ONE_ALONE,
-            ),
-            Case(
-                "2 ranks, .grad is not empty",
-                *(2, {"rows": [4, 3], "lr": 0.2, "loss": "mse_loss", "filled": True}),
-                Form(layout="transposed", training=False),
-            ),
-            Case(
-                "3 ranks, large errors, rank 0 has rows of zeros",
-                *(3, {"rows": [2, 3, 1], "lr": 1e-4, "loss": "mse_loss", "large": 3000, "zero": 0}),
-                Form(),
-            ),
-            Case("2 ranks, with BatchNorm", 2, {"rows": [4, 3], "lr": 0.2, "norm": True}, Form()),
-        ),
-        in_turn=[(2, 5)],
     ),
     "is_right": testing_task(
         "is_right",

@@ -1,429 +1,332 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The numbers, and the mistakes that reports name, are in `course_lib.checking.shared.sums`. No sum of
-these numbers is rounded, so every answer must be exact. A program gets only its rank's input.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. No sum of the drawn numbers is rounded, so every answer must be exact. A
+program gets only its rank's input.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from course_lib.checking import (
+    NETWORK,
+    Allowed,
     Case,
-    Expectation,
-    Form,
-    calls_at_most,
-    equals,
-    in_many_forms,
-    only_calls,
-    only_peers,
-    receives_at_least,
-    sends_at_most,
-    task,
-    time_within,
+    Draw,
+    Given,
+    Variety,
+    by_reference,
 )
 from course_lib.checking.defence import defence, drawn_network, one_of
-from course_lib.checking.shared.sums import (
-    EXACT,
-    called,
-    calls_of,
-    equals_chunk_of_sum,
-    equals_sum,
-    exact_numbers,
-    in_calls,
-    in_place,
-    numel,
-    tensor_inputs,
-    total,
-    unusual,
-    went_into_a_copy,
-)
 from course_lib.ranks import Network
-from course_lib.ranks.explain.words import counted
 
-# Limits on messages, bytes and time on the virtual clock ------------------------------------------
-# A case has the ``shape`` of its tensors, and may have ``calls``, the number of calls of the
-# function. Every limit is the limit of one call, times the number of calls. The formulas come from
-# ``course_lib.cost_model``.
+from .hints import parts_of_chunks, places_of_chunks, which_chunk
 
+DTYPES = ("float32", "float64", "bfloat16", "int64")
+RANKS = (2, 3, 4, 3, 5, 1, 6, 7)
+VARIETY = Variety(ranks=RANKS, dtypes=DTYPES)
 
-def longest(n: int, k: int) -> int:
-    """Return the length of the longest of k chunks: n/k, rounded up."""
-    return -(-n // k)
+# Tasks 2 and 4: a tensor on every rank, and its sum -----------------------------------------------
 
 
-def rounds(k: int) -> int:
-    """Return the number of rounds of a tree over k ranks: log2 k, rounded up."""
-    return (k - 1).bit_length()
+def draw_tensors(d: Draw) -> list[Any]:
+    """Draw a tensor for every rank, and one more in a case with two calls."""
+    shape = d.one_of((3, 2), (5, 2), (7,), (5, 3), (2, 4), (37,))
+    shape = d.maybe("fewer numbers than ranks", d.one_of((1,), (2,), ()), shape)
+    shape = d.maybe("no numbers", (0,), shape, one_in=6)
+    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
+    twice = d.maybe("called twice")
 
-
-def neighbours(case: Case, rank: int) -> set[int]:
-    """Return the ranks next to `rank` in the ring of its group."""
-    members = case.members(rank)
-    me = members.index(rank)
-    return {members[me - 1], members[(me + 1) % len(members)]}
-
-
-def half_ring_time(n: int, k: int, itemsize: int, network: Network) -> float:
-    """Return (K-1) (α + n/(Kβ)) for the longest chunk: a reduce-scatter or an all-gather."""
-    return (k - 1) * network.time(longest(n, k) * itemsize)
-
-
-def in_half_rings(halves: int) -> list[Expectation]:
-    """Expect the neighbours, messages, bytes and time of `halves` times K - 1 steps of a ring."""
-
-    def steps(case: Case, rank: int) -> int:
-        return calls_of(case) * halves * (len(case.members(rank)) - 1)
-
-    def chunk_bytes(case: Case, rank: int) -> int:
-        return longest(numel(case), len(case.members(rank))) * case.itemsize
-
-    def seconds(case: Case, network: Network) -> float:
-        k = max(map(len, case.groups))
-        return calls_of(case) * halves * half_ring_time(numel(case), k, case.itemsize, network)
+    def drawn(rank: int) -> Tensor:
+        tensor = d.exact(*shape) * (rank != zeros)
+        return d.not_finite(tensor) if rank == overflow and tensor.numel() else tensor
 
     return [
-        only_calls("send", "recv"),
-        only_peers(neighbours),
-        sends_at_most(
-            lambda case, rank: steps(case, rank) * chunk_bytes(case, rank),
-            hint="In each step a rank passes on one chunk in the tensor's dtype, and never the "
-            "whole tensor.",
-        ),
-        calls_at_most("Send only one message per step.", send=steps),
-        time_within(seconds, hint="Send and receive at the same time: isend and irecv, then wait."),
-        receives_at_least(partial(unknown_bytes, whole=halves == 2)),
+        {
+            "tensor": drawn(rank),
+            "again": d.exact(*shape) if twice else None,
+            "members": d.members(rank),
+        }
+        for rank in d.ranks
     ]
 
 
-def unknown_bytes(case: Case, rank: int, whole: bool) -> int:
-    """Return the bytes that a rank cannot know: the whole sum, or at least a shortest chunk."""
-    k = len(case.members(rank))
-    chunk = numel(case) if whole else numel(case) // k
-    return 0 if k == 1 else calls_of(case) * chunk * case.itemsize
+def called(name: str, own: Any, call: Callable[[Tensor], Tensor], key: str = "tensor") -> Any:
+    """Return the results of one call, or of two, which are compared after the second one."""
+    results = {name: call(own[key])}
+    if own["again"] is not None:
+        results[f"{name} of the second call"] = call(own["again"])
+    return results
 
 
-def along_a_tree() -> list[Expectation]:
-    """Expect the messages, bytes and time of a tree from ``root``, a number in the group."""
+def in_place(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """Return a call that runs the function and returns what is then in the tensor's memory."""
 
-    def sends(case: Case, rank: int) -> int:
-        return calls_of(case) * rounds(len(case.members(rank)))
+    def call(tensor: Tensor) -> Tensor:
+        memory = tensor.detach()  # keeps the old memory if the tensor gets other memory
+        function(tensor)
+        return memory
 
-    def receives(case: Case, rank: int) -> int:
-        return calls_of(case) * int(case.members(rank)[case.parameters["root"]] != rank)
-
-    def seconds(case: Case, network: Network) -> float:
-        k = max(map(len, case.groups))
-        return calls_of(case) * rounds(k) * network.time(numel(case) * case.itemsize)
-
-    return [
-        only_calls("send", "recv"),
-        calls_at_most(
-            "Let every rank that has the tensor pass it on: then no rank sends more than "
-            "ceil(log2 K) times.",
-            send=sends,
-        ),
-        calls_at_most("Every rank but the source receives the tensor exactly once.", recv=receives),
-        sends_at_most(
-            lambda case, rank: sends(case, rank) * numel(case) * case.itemsize,
-            hint="Send in each message only the tensor, once and in its own dtype.",
-        ),
-        time_within(
-            seconds, rel=0.25, hint="All ranks that have the tensor must send at the same time."
-        ),
-        receives_at_least(lambda case, rank: receives(case, rank) * numel(case) * case.itemsize),
-    ]
+    return call
 
 
-def two_level_time(case: Case, network: Network) -> float:
-    """Return 2 (L-1) (α₁ + n/(Lβ₁)) + 2 (M-1) (α₂ + n/(LMβ₂)), for M nodes of L ranks."""
-    n, size, inside = numel(case), network.node_size, network.inside
-    assert size is not None and inside is not None
-    within = half_ring_time(n, size, case.itemsize, inside)
-    between = half_ring_time(longest(n, size), case.world_size // size, case.itemsize, network)
-    return 2 * calls_of(case) * (within + between)
+def run_reduce_scatter(ring_reduce_scatter: Callable[..., Any], own: Any, given: Given) -> Any:
+    return called("chunk", own, lambda tensor: ring_reduce_scatter(tensor, group=given.group))
 
 
-# Inputs and programs of the ranks --------------------------------------------------------------
-
-
-def with_source(case, generator):
-    roots = [case.members(r)[case.parameters["root"]] for r in range(case.world_size)]
-    return [
-        {**own, "src": root}
-        for own, root in zip(tensor_inputs(case, generator), roots, strict=True)
-    ]
-
-
-def chunks_of_one(case, generator):
-    n, made = numel(case), []
-    for rank in range(case.world_size):
-        members = case.members(rank)
-        size = len(torch.empty(n).tensor_split(len(members))[members.index(rank)])
-        chunk = unusual(case, rank, exact_numbers(case, generator, (size,)))
-        again = exact_numbers(case, generator, (size,)) if calls_of(case) > 1 else None
-        made.append({"chunk": chunk, "again": again, "length": n})
-    return made
-
-
-def with_nodes(case, generator):
-    size, k = case.network.node_size, case.world_size
-    nodes = [list(range(first, first + size)) for first in range(0, k, size)]
-    across = [list(range(place, k, size)) for place in range(size)]
-    return [{**own, "nodes": nodes, "across": across} for own in tensor_inputs(case, generator)]
-
-
-def run_broadcast(tree_broadcast, mine, given):
-    call = in_place(lambda tensor: tree_broadcast(tensor, mine["src"], group=given.group))
-    return called("tensor", mine, call)
-
-
-def run_reduce_scatter(ring_reduce_scatter, mine, given):
-    return called("chunk", mine, lambda tensor: ring_reduce_scatter(tensor, group=given.group))
-
-
-def run_all_gather(ring_all_gather, mine, given):
-    def call(chunk):
-        return ring_all_gather(chunk, mine["length"], group=given.group)
-
-    return called("vector", mine, call, key="chunk")
-
-
-def run_all_reduce(ring_all_reduce, mine, given):
+def run_all_reduce(ring_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
     call = in_place(lambda tensor: ring_all_reduce(tensor, group=given.group))
-    return called("tensor", mine, call)
+    return called("tensor", own, call)
 
 
-def run_two_levels(two_level_all_reduce, mine, given):
-    inside, between = given.group_among(mine["nodes"]), given.group_among(mine["across"])
-    call = in_place(lambda tensor: two_level_all_reduce(tensor, inside, between))
-    return called("tensor", mine, call)
+def longer_chunks(halves: int) -> Callable[[Any], int]:
+    """Return the bytes more if all chunks have the length of the longest one."""
+
+    def slack(own: Any) -> int:
+        tensor, calls = own.get("tensor", own.get("chunk")), 2 if own["again"] is not None else 1
+        return calls * halves * (len(own["members"]) - 1) * int(tensor.itemsize)
+
+    return slack
 
 
-# The right results, and the results of mistakes -------------------------------------------------
+def in_a_ring(halves: int) -> Allowed:
+    """Return what a ring of `halves` times K - 1 steps may do."""
+    return Allowed(
+        slack=longer_chunks(halves),
+        time=1.02,
+        hint="In each step a rank passes on one chunk in the tensor's dtype, by one message, and "
+        "never the whole tensor. Send and receive at the same time: isend and irecv, then wait.",
+    )
 
 
-def gathered(inputs, me):
-    return torch.cat([each["chunk"] for each in inputs])
+def own_once_more(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    return {"tensor": expected[me]["tensor"] + inputs[me]["tensor"]}
 
 
-def held_by(number):
-    """Return the oracle of the tensor of member ``number(inputs, me)``."""
-    return in_calls("tensor", lambda inputs, me: inputs[number(inputs, me)]["tensor"])
+def mean(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    total = expected[me]["tensor"]
+    return {"tensor": (total / len(inputs)).to(total.dtype)}
 
 
-def the_source(case, inputs, me):
-    return held_by(lambda *_: case.parameters["root"])(case, inputs, me)
+def before_the_call(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    return {"tensor": inputs[me]["tensor"]}
+
+
+SUM_MISTAKES = {
+    "the tensor as it was before the call: write the result into it": before_the_call,
+    "the sum plus this rank's own numbers once more. Do not add a finished chunk: write it over "
+    "the old chunk": own_once_more,
+    "the mean, but the task asks for the sum": mean,
+}
+
+# Task 1: along a tree -----------------------------------------------------------------------------
+
+
+def draw_source(d: Draw) -> list[Any]:
+    """Draw a tensor for every rank, and the source of each group, a rank of the whole world."""
+    place = d.one_of(0, 1, 2, -1)
+    inputs = draw_tensors(d)
+    return [{**own, "src": own["members"][place % len(own["members"])]} for own in inputs]
+
+
+def run_broadcast(tree_broadcast: Callable[..., Any], own: Any, given: Given) -> Any:
+    call = in_place(lambda tensor: tree_broadcast(tensor, own["src"], group=given.group))
+    return called("tensor", own, call)
+
+
+def broadcast_network(d: Draw, inputs: Sequence[Any]) -> Network:
+    """Draw a network; on the second one each message that a rank sends costs time."""
+    network: Network = d.one_of(NETWORK, Network(1e-6, 1e6))
+    return network
+
+
+def held_by(number: Callable[[Sequence[Any], int], int]) -> Callable[..., Any]:
+    """Return the mistake that gives a member the tensor of another member."""
+    return lambda inputs, me, expected: {"tensor": inputs[number(inputs, me)]["tensor"]}
 
 
 SOURCE_MISTAKES = {
-    "the tensor as it was before the call: this rank received nothing, or it acted as the source": (
-        held_by(lambda inputs, me: me)
-    ),
-    "the tensor of the group's first rank, but src is a different rank": held_by(
-        lambda inputs, me: 0
+    "the tensor as it was before the call: this rank received nothing, or it acted as the source, "
+    "or only a copy of its tensor was written": held_by(lambda inputs, me: me),
+    "the tensor of the group's first rank, but src is a different rank": held_by(lambda *_: 0),
+    "the tensor of number src in the group, but src is a rank of the whole world": held_by(
+        lambda inputs, me: inputs[me]["src"] % len(inputs)
     ),
 }
 
 
-def named_by_the_case(case, inputs, me):
-    """Return the result if src is used as a number in the group, or if only a copy is written."""
-    src, root, k = inputs[me]["src"], case.parameters["root"] % len(inputs), len(inputs)
-    known = {}
-    if src % k != root:
-        words = (
-            f"the tensor of number {src % k} in the group, but src is world rank {src}, which is "
-            f"number {root} in the group"
-        )
-        known[words] = held_by(lambda *_: src % k)(case, inputs, me)
-    return {**known, **went_into_a_copy(case, inputs, me)}
+# Task 3: a chunk on every rank --------------------------------------------------------------------
 
 
-def places_of_chunks(case, inputs, me, value):
-    """Return a hint that says which chunk is at each place of the vector, if this helps."""
-    k, vector = len(inputs), value.get("vector") if isinstance(value, dict) else None
-    chunks = [each["chunk"] for each in inputs]
-    if not isinstance(vector, torch.Tensor) or vector.shape != (inputs[me]["length"],):
-        return ""
-    wrong = {}
-    for place, got in enumerate(vector.tensor_split(k)):
-        held = [r for r in range(k) if torch.equal(got, chunks[r][: len(got)])]
-        empty = got.isnan().all() or (got == torch.iinfo(torch.int64).max).all() or not got.any()
-        if not len(got) or place in held:
-            continue
-        if not held and not empty:
-            return ""
-        wrong[place] = f"chunk {held[0]}" if held else "nothing"
-    if not wrong:
-        return ""
-    place = me if me in wrong else min(wrong)
-    message = f"Place {place} of the vector holds {wrong[place]}, but should hold chunk {place}"
-    if wrong[place] != "nothing":
-        return f"{message}. Chunk r comes from rank r of the group, whichever rank passed it on."
-    if place == me:
-        return f"{message}, your own. Put it there, and send it first: you have no other chunk yet."
-    return f"{message}. In each of K - 1 steps, pass on the chunk that you received last."
+def draw_chunks(d: Draw) -> list[Any]:
+    """Draw the chunk of every rank of a vector, and one more in a case with two calls."""
+    length = d.one_of(6, 10, 15, 8, 30)
+    length = d.maybe("fewer numbers than ranks", d.one_of(1, 2), length)
+    length = d.maybe("no numbers", 0, length, one_in=6)
+    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
+    twice, made = d.maybe("called twice"), []
+    for rank in d.ranks:
+        members = d.members(rank)
+        size = len(torch.empty(length).tensor_split(len(members))[members.index(rank)])
+        chunk = d.exact(size) * (rank != zeros)
+        chunk = d.not_finite(chunk) if rank == overflow and size else chunk
+        again = d.exact(size) if twice else None
+        made.append({"chunk": chunk, "again": again, "length": length, "members": members})
+    return made
 
 
-def node_sum(case, inputs, me):
-    first = me - me % case.network.node_size
-    return {"tensor": total(inputs[first : first + case.network.node_size])}
+def run_all_gather(ring_all_gather: Callable[..., Any], own: Any, given: Given) -> Any:
+    def call(chunk: Tensor) -> Any:
+        return ring_all_gather(chunk, own["length"], group=given.group)
+
+    return called("vector", own, call, key="chunk")
 
 
-def place_sum(case, inputs, me):
-    return {"tensor": total(inputs[me % case.network.node_size :: case.network.node_size])}
+# Task 5: two levels -------------------------------------------------------------------------------
 
 
-# The cases -------------------------------------------------------------------------------------
+def draw_nodes(d: Draw) -> list[Any]:
+    """Draw a tensor for every rank of a cluster, and the groups inside nodes and between them."""
+    k = d.world_size
+    size = d.one_of(*(each for each in (1, 2, 3, 4, k) if k % each == 0))
+    d.say(f"{k // size} nodes of {size}")
+    shape = d.one_of((7, 5), (2, 2), (500, 100), (7,), (3, 7), (500, 222), (1,), ())
+    d.say(f"shape {list(shape)}")
+    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
+    nodes = [list(range(first, first + size)) for first in range(0, k, size)]
+    across = [list(range(place, k, size)) for place in range(size)]
+    made = []
+    for rank in d.ranks:
+        tensor = d.exact(*shape) * (rank != zeros)
+        tensor = d.not_finite(tensor) if rank == overflow else tensor
+        made.append({"tensor": tensor, "again": None, "nodes": nodes, "across": across})
+    return made
 
 
-def in_nodes(nodes, size, shape):
-    """Return a case on a cluster with faster links inside a node.
-
-    There the latency is 10 times smaller and the bandwidth 100 times larger.
-    """
-    network = Network(20e-6, 1e9, node_size=size, inside=Network(2e-6, 100e9))
-    name = f"{counted(nodes, 'node')} of {counted(size, 'rank')}, shape {list(shape)}"
-    return Case(name, nodes * size, {"shape": shape}, network=network)
+def node_network(d: Draw, inputs: Sequence[Any]) -> Network:
+    """Return a network whose links inside a node are faster: 10 times less latency, 100 times β."""
+    size = len(inputs[0]["nodes"][0])
+    return Network(20e-6, 1e9, node_size=size, inside=Network(2e-6, 100e9))
 
 
-LAYOUTS = ("contiguous", "transposed", "strided")
+def run_two_levels(two_level_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
+    inside, between = given.group_among(own["nodes"]), given.group_among(own["across"])
+    call = in_place(lambda tensor: two_level_all_reduce(tensor, inside, between))
+    return called("tensor", own, call)
 
 
-def shaped(*cases, roots=(None, None)):
-    """Return cases of (name, ranks, shape, root) in many forms, including integers, and three more.
+def sum_over(key: str) -> Callable[..., Any]:
+    """Return the mistake that sums up only over the ranks of one group."""
 
-    In these, ranks have zeros or an inf, a rank is alone in its group, or the function is called
-    twice.
-    """
-    alone = Form(((0, 1, 3), (2,)), "float64", "strided")
-    zeros = {"shape": (2, 4), "root": roots[1], "zero": 1, "overflown": 0}
-    special = (
-        Case("3 ranks, only zeros on rank 1, an inf on rank 0", 3, zeros),
-        Case(
-            "4 ranks, one of them alone in its group", 4, {"shape": (5,), "root": roots[0]}, alone
-        ),
-        Case("3 ranks, called twice", 3, {"shape": (2, 4), "root": roots[1], "calls": 2}),
-    )
-    parameters = ("shape", "root")
-    made = [Case(name, k, dict(zip(parameters, rest, strict=False))) for name, k, *rest in cases]
-    formed = in_many_forms(*made, dtypes=tuple(EXACT), layouts=LAYOUTS)
-    return (*formed, *special)
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        ranks = next(ranks for ranks in inputs[me][key] if me in ranks)
+        return {"tensor": torch.stack([inputs[rank]["tensor"] for rank in ranks]).sum(0)}
+
+    return mistake
 
 
-FOUR_RANKS = (4, 3)  # places of cases: all together, then in two groups
-RINGS = shaped(
-    ("1 rank", 1, (3, 2)),
-    ("2 ranks, 6 numbers", 2, (3, 2)),
-    ("3 ranks, 10 numbers", 3, (5, 2)),
-    ("4 ranks in two groups, 15 numbers", 4, (5, 3)),
-    ("4 ranks, 3 numbers", 4, (3,)),
-    ("5 ranks in two groups, 8 numbers", 5, (4, 2)),
-    ("3 ranks, no numbers", 3, (0,)),
-    ("4 ranks in two groups, one number", 4, ()),
-)
+LEVEL_MISTAKES = {
+    "the sum over only the ranks of this node": sum_over("nodes"),
+    "the sum over only the ranks with the same place in their nodes": sum_over("across"),
+}
 
 
-def drawn_ring(generator: torch.Generator) -> Case:
+# The checks ---------------------------------------------------------------------------------------
+
+
+def drawn_ring(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 4 for one student: ranks, numbers and a network."""
     k, n = one_of(generator, 3, 4, 5), one_of(generator, *range(51, 400))
     network, words = drawn_network(generator)
     name = f"{k} ranks, {n} numbers of 4 bytes on each.\n{words}."
-    return Case(name, k, {"shape": (n,)}, network=network)
+    drawn = [torch.randn(n, generator=generator) for _ in range(k)]
+    own = [{"tensor": tensor, "again": None} for tensor in drawn]
+    return Case(name, k, network=network), own
 
 
 CHECKS = {
-    "tree_broadcast": task(
+    "tree_broadcast": by_reference(
         "tree_broadcast",
-        inputs=with_source,
+        seeds=(2, 11, 15, 27, 28, 44, 46, 49, 51, 54, 59),
+        reference="course_lib.collectives:tree_broadcast",
         program=run_broadcast,
+        draw=draw_source,
+        variety=Variety(ranks=(2, 3, 4, 7, 5, 1, 6, 7), dtypes=DTYPES),
+        mistakes=SOURCE_MISTAKES,
         may_change=["tensor", "again"],
-        judges=[equals(the_source, SOURCE_MISTAKES, named=named_by_the_case, tolerance=EXACT)],
-        expects=along_a_tree(),
-        worth={"values": 2, "communication": 1},
-        cases=shaped(
-            ("1 rank", 1, (3, 2), 0),
-            ("2 ranks, from rank 1", 2, (3, 2), 1),
-            ("3 ranks, from rank 2", 3, (4,), 2),
-            ("4 ranks in two groups, each from its second", 4, (5, 3), 1),
-            ("4 ranks, from rank 0", 4, (3, 4), 0),
-            ("5 ranks in two groups, each from its first", 5, (4, 2), 0),
-            ("5 ranks, from rank 3", 5, (0,), 3),
-            roots=(-1, 1),
+        exact=True,
+        allowed=Allowed(
+            roles=True,
+            time=1.25,
+            hint="Let every rank that has the tensor pass it on, all at the same time: then no "
+            "rank sends more than ceil(log2 K) times, and nobody receives twice.",
         ),
-        in_turn=[FOUR_RANKS],
+        network=broadcast_network,
+        worth={"values": 2, "communication": 1},
     ),
-    "ring_reduce_scatter": task(
+    "ring_reduce_scatter": by_reference(
         "ring_reduce_scatter",
-        inputs=tensor_inputs,
+        seeds=(2, 5, 11, 26, 33, 38, 39, 44, 49),
+        reference="course_lib.collectives:ring_reduce_scatter",
         program=run_reduce_scatter,
-        judges=[equals_chunk_of_sum()],
-        expects=in_half_rings(1),
+        draw=draw_tensors,
+        variety=VARIETY,
+        explain=which_chunk,
+        exact=True,
+        allowed=in_a_ring(1),
         worth={"values": 2, "communication": 2},
-        cases=RINGS,
-        in_turn=[FOUR_RANKS],
     ),
-    "ring_all_gather": task(
+    "ring_all_gather": by_reference(
         "ring_all_gather",
-        inputs=chunks_of_one,
+        seeds=(1, 2, 3, 11, 16, 20, 24, 44, 49),
+        reference="course_lib.collectives:ring_all_gather",
         program=run_all_gather,
-        judges=[
-            equals(in_calls("vector", gathered, "chunk"), explain=places_of_chunks, tolerance=EXACT)
-        ],
-        expects=in_half_rings(1),
+        draw=draw_chunks,
+        variety=VARIETY,
+        explain=places_of_chunks,
+        exact=True,
+        allowed=in_a_ring(1),
         worth={"values": 2, "communication": 1},
-        cases=RINGS,
-        in_turn=[FOUR_RANKS],
     ),
-    "ring_all_reduce": task(
+    "ring_all_reduce": by_reference(
         "ring_all_reduce",
-        inputs=tensor_inputs,
+        seeds=(2, 3, 5, 11, 12, 26, 38, 44, 49),
+        reference="course_lib.collectives:ring_all_reduce",
         program=run_all_reduce,
+        draw=draw_tensors,
+        variety=VARIETY,
+        mistakes=SUM_MISTAKES,
+        explain=parts_of_chunks,
         may_change=["tensor", "again"],
-        judges=[equals_sum()],
-        expects=in_half_rings(2),
+        exact=True,
+        allowed=in_a_ring(2),
         worth={"values": 2, "communication": 2},
-        cases=RINGS,
-        in_turn=[FOUR_RANKS],
     ),
-    "two_level_all_reduce": task(
+    "two_level_all_reduce": by_reference(
         "two_level_all_reduce",
-        inputs=with_nodes,
+        seeds=(8, 17, 29, 40, 46, 48, 49, 59),
+        reference="course_lib.collectives:hierarchical_all_reduce",
         program=run_two_levels,
+        draw=draw_nodes,
+        variety=Variety(ranks=(6, 4, 6, 8, 3, 1), dtypes=DTYPES, groups=False),
+        mistakes={**LEVEL_MISTAKES, **SUM_MISTAKES},
         may_change=["tensor", "again"],
-        judges=[
-            equals_sum(
-                {
-                    "the sum over only the ranks of this node": node_sum,
-                    "the sum over only the ranks with the same place in their nodes": place_sum,
-                }
-            )
-        ],
-        expects=[
-            only_calls("send", "recv"),
-            time_within(
-                two_level_time,
-                hint="Messages to other nodes take long. Reduce-scatter inside the node first: "
-                "then each rank sends only its chunk of n/L numbers to other nodes.",
-            ),
-            receives_at_least(partial(unknown_bytes, whole=True)),
-        ],
-        worth={"values": 2, "communication": 2},
-        cases=in_many_forms(
-            in_nodes(3, 2, (7, 5)),
-            in_nodes(2, 3, (2, 2)),
-            in_nodes(2, 2, (500, 100)),
-            in_nodes(3, 1, (7,)),
-            in_nodes(1, 3, (3, 3)),
-            in_nodes(2, 2, (4, 2)),
-            in_nodes(2, 2, (1,)),
-            dtypes=tuple(EXACT),
-            layouts=LAYOUTS,
-            groups=False,
+        exact=True,
+        allowed=Allowed(
+            roles=True,
+            calls=None,
+            slack=None,
+            time=1.1,
+            hint="Messages to other nodes take long. Reduce-scatter inside the node first: then "
+            "each rank sends only its chunk of n/L numbers to other nodes.",
         ),
-        in_turn=[(2, 5)],
+        network=node_network,
+        worth={"values": 2, "communication": 2},
     ),
     "defend_ring_all_reduce": defence("ring_all_reduce", drawn_ring),
 }

@@ -270,9 +270,11 @@ class ExaminersFabric:
 
     def _compute(self, rank: int, seconds: float) -> None:
         # A free choice of seconds could pass a message to everyone who sees this rank's clock.
-        if self._computes[rank][seconds]:
-            self._computes[rank][seconds] -= 1
-            self.fabric.advance(rank, seconds)
+        left = self._computes[rank]
+        length = next((each for each in left if math.isclose(each, seconds, rel_tol=1e-8)), None)
+        if length is not None and left[length]:
+            left[length] -= 1
+            self.fabric.advance(rank, length)
 
     def _answer_question(self, rank: int, asking: _Asking, answers: Answers, question: Any) -> None:
         self._count(asking)

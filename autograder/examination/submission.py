@@ -266,7 +266,7 @@ class Submission:
             self._end_notebook()
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
-            computes = [check.computes(own) for own in inputs] if check.computes else ()
+            computes = check.computes(case, inputs) if check.computes else ()
             answers = None
             if check.answers is not None:
                 of = check.answers

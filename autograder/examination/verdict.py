@@ -16,7 +16,7 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from autograder.course import handed_out
 from autograder.files import write_whole
+from course_lib import READING_ORDER
 
 if TYPE_CHECKING:  # these modules import torch, which reading a verdict does not need
     from course_lib.checking import CheckReport
@@ -96,6 +97,7 @@ class Verdict:
 
     Attributes:
         seed: the seed of every input of every case; grade with the same seed to replay.
+        class_seed: the seed of the hidden cases, the same for a whole class.
         source_sha256: digest of the code that was examined, cell by cell.
         seconds: duration of the examination on the wall clock.
         notes: other events that somebody should know of: time used up, a judge that failed.
@@ -121,6 +123,7 @@ class Verdict:
     settings: dict[str, Any] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
+    class_seed: str = ""
     schema: int = SCHEMA
 
     @property
@@ -205,16 +208,21 @@ def checks_digest(source: Path, released: Path) -> str:
         released: the notebook that students were given.
 
     """
-    judges = Path(__file__).parents[2] / "course_lib" / "checking"
+    course = Path(__file__).parents[2] / "course_lib"
+    judges_and_references = ("checking", *READING_ORDER)
     content = hashlib.sha256(version("sgd-to-ddp").encode())
     for path in (
         *sorted(handed_out(source).glob("*.py")),
         source / "hidden.py",
         released,
-        *sorted(judges.rglob("*.py")),
+        *sorted(p for name in judges_and_references for p in _files_of(course / name)),
     ):
         content.update(f"{path.name} {path.stat().st_size}\0".encode() + path.read_bytes())
     return content.hexdigest()
+
+
+def _files_of(module: Path) -> Iterable[Path]:
+    return [module.with_suffix(".py")] if not module.is_dir() else module.rglob("*.py")
 
 
 def versions() -> dict[str, str]:
@@ -248,6 +256,11 @@ def assignment_secret(data: Path, assignment: str) -> str:
             os.link(draft, path)  # the first process wins, and the file is always complete
         draft.unlink()
     return path.read_text().strip()
+
+
+def class_seed(secret: str) -> str:
+    """Return the seed of an assignment's hidden cases, in hexadecimal digits."""
+    return hmac.new(secret.encode(), b"hidden cases", hashlib.sha256).hexdigest()[:16]
 
 
 def submission_seed(secret: str, student: str, notebook: str, source_sha256: str) -> str:

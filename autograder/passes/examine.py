@@ -29,6 +29,7 @@ from autograder.examination.verdict import (
     Verdict,
     assignment_secret,
     checks_digest,
+    class_seed,
     for_the_student,
     limits_of,
     notes_on,
@@ -39,7 +40,7 @@ from autograder.examination.verdict import (
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.sandbox import Sandbox
 from course_lib import READING_ORDER
-from course_lib.checking import Check, CheckReport
+from course_lib.checking import Case, Check, CheckReport
 from course_lib.checking.defence import Defence
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.learner.notebooks import EXPLORE
@@ -98,6 +99,7 @@ def blank_verdict(nb: NotebookNode, folders: Folders, path: Path, settings: Sett
         student=student,
         notebook=notebook,
         seed=submission_seed(secret, student, notebook, digest),
+        class_seed=class_seed(secret),
         source_sha256=digest,
         versions=versions(),
         notes=[*repair.notes.get((student, assignment), ()), *nb.metadata.get("rebuild", ())],
@@ -114,7 +116,7 @@ class Exam:
 
     Attributes:
         checks: grade id of a test cell → its check.
-        hidden: grade id → cases that students do not get.
+        hidden: grade id → listed cases that students do not get.
         masked: modules that contain the answers.
 
     """
@@ -128,7 +130,11 @@ class Exam:
         """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
         checks = load_checks(handed_out(source) / "checks.py")
         hidden = load_module(source / "hidden.py", handed_out(source))
-        return cls(checks, hidden.HIDDEN, tuple(hidden.MASKED))
+        return cls(checks, getattr(hidden, "HIDDEN", {}), tuple(hidden.MASKED))
+
+    def hidden_cases(self, task: str, secret: str) -> tuple[Case, ...]:
+        """Return the cases of a task that students do not get; some are drawn from a secret."""
+        return (*self.hidden.get(task, ()), *self.checks[task].hidden(secret))
 
     def sandbox(self, settings: Settings) -> Sandbox:
         """Return the sandbox that examines submissions; it keeps running between submissions.
@@ -227,7 +233,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             check,
             submission,
             seed=verdict.seed,
-            hidden=exam.hidden.get(name, ()),
+            hidden=exam.hidden_cases(name, verdict.class_seed),
             on=verdict.settings.get("on") or None,
             taken=taken,
         )

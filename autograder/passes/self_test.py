@@ -163,7 +163,7 @@ def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list
 def _cases_of(exam: Exam, task: str) -> list[Case]:
     """Return the first public and the first hidden case, with several ranks if possible."""
     chosen = []
-    for cases in (exam.checks[task].cases, exam.hidden.get(task, ())):
+    for cases in (exam.checks[task].cases, exam.hidden_cases(task, "self-test")):
         chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
     return chosen
 
@@ -172,7 +172,8 @@ def _short(exam: Exam, task: str) -> Exam:
     cases, check = _cases_of(exam, task), exam.checks[task]
     public = tuple(case for case in cases if case in check.cases)
     hidden = tuple(case for case in cases if case not in check.cases)
-    return replace(exam, checks={task: replace(check, cases=public)}, hidden={task: hidden})
+    short = replace(check, cases=public, hidden=lambda _: ())
+    return replace(exam, checks={task: short}, hidden={task: hidden})
 
 
 class SelfTest:

@@ -30,6 +30,7 @@ from course_lib.checking.answers import (
     expect_number,
     expect_tensor,
 )
+from course_lib.checking.by_reference import by_reference
 from course_lib.checking.cases import (
     NETWORK,
     Case,
@@ -39,7 +40,9 @@ from course_lib.checking.cases import (
     Observed,
     Wrong,
 )
+from course_lib.checking.communication import Allowed
 from course_lib.checking.defence import defend
+from course_lib.checking.draw import Draw, Variety
 from course_lib.checking.expectations import (
     calls,
     calls_at_most,
@@ -63,11 +66,13 @@ from course_lib.checking.task import in_many_forms, task
 
 __all__ = [
     "NETWORK",
+    "Allowed",
     "Case",
     "CaseResult",
     "Check",
     "CheckFailed",
     "CheckReport",
+    "Draw",
     "Expectation",
     "Form",
     "Given",
@@ -75,7 +80,9 @@ __all__ = [
     "Observed",
     "Prediction",
     "Puzzle",
+    "Variety",
     "Wrong",
+    "by_reference",
     "calls",
     "calls_at_most",
     "check",

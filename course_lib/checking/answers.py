@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,11 +280,12 @@ def expect_close(
 
     """
     tensor = expect_tensor(got, expected, what)
-    if torch.allclose(tensor, expected, rtol=rtol, atol=atol):
+    close = partial(torch.isclose, tensor, expected, equal_nan=True)
+    apart = ~close(rtol=rtol, atol=atol)
+    if not apart.any():
         return
     error = (tensor.double() - expected.double()).abs()
-    apart = ~torch.isclose(tensor, expected, rtol=rtol, atol=atol)
-    near = torch.allclose(tensor, expected, rtol=_NEAR * rtol, atol=_NEAR * atol)
+    near = bool(close(rtol=_NEAR * rtol, atol=_NEAR * atol).all())
     error = torch.where(error.isnan(), torch.inf, error)
     # Show the element that exceeds its allowed error the most. Two different large integers may be
     # equal in float64.
@@ -381,8 +383,8 @@ def expect_number(
         got = float(got)
     except OverflowError:
         got = math.inf
-    if abs(got - expected) <= atol + rtol * abs(expected):
-        return
+    if abs(got - expected) <= atol + rtol * abs(expected) or str(got) == str(float(expected)):
+        return  # as text, infinities are equal, and so are two NaN
     right, theirs = numbers_apart(expected, got)
     message = f"{what}: expected {right}, got {theirs}"
     pair = (torch.tensor([number], dtype=torch.float64) for number in (got, expected))
@@ -483,7 +485,16 @@ def _known_mistakes(
                 if p in theirs
             ):
                 found[words] = f"{begin} equals {words.rstrip()}."
+    # What follows a wrong number is wrong, too: a later step, for example.
+    for words, theirs in known:
+        number = isinstance(expected[first], float) or _is_float(expected[first])
+        if number and words not in found and _passes(values[first], theirs[first], options(first)):
+            found[words] = f"The first value that is wrong equals {words.rstrip()}."
     return {**found, **{words: "" for words, _ in known if words not in found}}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
 
 
 def differs(mistake: Any, right: Any, **options: Any) -> bool:

@@ -123,6 +123,8 @@ class Case:
             judged.
         decides: the parts of the points that the case decides about; empty: all of them.
         in_short: why an answer may be wrong here, in words that reveal nothing of the inputs.
+        difficulty: how hard it is to find a mistake in the case: the number of its features, its
+            ranks, and the digits in the count of its numbers. Plain cases have small tuples.
 
     """
 
@@ -134,6 +136,7 @@ class Case:
     after: Case | None = None
     decides: tuple[str, ...] = ()
     in_short: str = ""
+    difficulty: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -162,6 +165,7 @@ class Observed:
         touched: one sentence for each use of an operation's buffer before its ``wait()``, with the
             rank; known only on simulated ranks. The ranks report this themselves, but such a
             report can only make a result worse.
+        inputs: the plain values that the ranks were given, in rank order.
 
     """
 
@@ -169,6 +173,7 @@ class Observed:
     trace: Trace | None = None
     network: Network | None = None
     touched: Sequence[str] = ()
+    inputs: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -199,10 +204,10 @@ class Check:
         expects: the demands on the communication of every case.
         worth: part → its share of the points, for example ``{"values": 3, "communication": 1}``.
             By default there is one part: all or nothing.
-        computes: ``computes(mine)`` returns the computation that the program declares with this
-            input, by calls of `course_lib.ranks.compute`: seconds of a call → number of such
-            calls. The grader ignores any other time that a rank declares, and a case fails if some
-            of this time is missing. By default a check does not use that time.
+        computes: ``computes(case, inputs)`` returns, for each rank, the computation that the
+            program declares by calls of `course_lib.ranks.compute`: seconds of a call → number of
+            such calls. The grader ignores any other time that a rank declares, and a case fails if
+            some of this time is missing. By default a check does not use that time.
         refutes: ``refutes(case, inputs, causes)`` returns those of the known mistakes that a right
             answer in this case rules out; see `answers.Judge`.
         answers: ``answers(mine, question)`` answers a question that the program asks, and returns
@@ -211,6 +216,10 @@ class Check:
         withheld: keys of the input that only `answers` sees, and no student's code in a sandbox.
         only_on: the ranks whose program calls the student's function; empty: all ranks. In the
             grader, no code of the student is on the others.
+        prepare: ``prepare(case, inputs)`` is called before the ranks start: it finds out what is
+            right there, and raises `AuthorError` if it cannot.
+        hidden: ``hidden(secret)`` draws the cases that a class's secret gives.
+        drawn: ``drawn(seed)`` draws the case of a seed; None if cases are listed.
 
     """
 
@@ -222,11 +231,14 @@ class Check:
     seconds: float | None = None
     expects: tuple[Expectation, ...] = ()
     worth: Mapping[str, float] = field(default_factory=dict)
-    computes: Callable[[Any], Mapping[float, int]] | None = None
+    computes: Callable[[Case, Sequence[Any]], Sequence[Mapping[float, int]]] | None = None
     refutes: Callable[[Case, Sequence[Any], Collection[str]], set[str]] = lambda *_: set()
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()
+    prepare: Callable[[Case, Sequence[Any]], Any] = lambda *_: None
+    hidden: Callable[[str], tuple[Case, ...]] = lambda _: ()
+    drawn: Callable[[int], Case] | None = None
 
     def case_seconds(self, default: float = CASE_SECONDS) -> float:
         """Return the time limit of one case; `default` if the check has no limit of its own."""

@@ -68,12 +68,12 @@ class Defence(Check):
 
     Attributes:
         of: the task that is asked about.
-        draw: draws a case of this task.
+        draw: draws a case of this task, and the ranks' inputs in it.
 
     """
 
     of: str = ""
-    draw: Callable[[torch.Generator], Case] = lambda _: Case("", 1)
+    draw: Callable[[torch.Generator], Case | tuple[Case, Sequence[Any]]] = lambda _: Case("", 1)
 
     def questions(
         self, about: Check, run: Runner, student: str, number: int
@@ -93,8 +93,13 @@ class Defence(Check):
         """
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
         generator = case_generator(seed, self.function, Case(self.of, 1))
-        case = self.draw(generator)
-        observed = run(about, case, about.inputs(case, case_generator(seed, self.of, case)))
+        drawn = self.draw(generator)
+        if isinstance(drawn, Case):
+            case, inputs = drawn, about.inputs(drawn, case_generator(seed, self.of, drawn))
+        else:
+            case, own = drawn
+            inputs = [{"form": {**vars(case.form), "seed": 0}, "own": each} for each in own]
+        observed = run(about, case, inputs)
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
         order = torch.randperm(QUESTIONS, generator=generator).tolist()

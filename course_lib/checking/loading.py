@@ -27,7 +27,7 @@ def find_check(name: str) -> tuple[str, Check]:
 
     """
     given, slash, short = name.partition("/")
-    assignment = _full_name(given)
+    assignment = full_name(given)
     if not slash and assignment not in _assignments():
         raise LookupError(
             f"there is no check '{name}': write assignment/check, as in 03_collectives/broadcast. "
@@ -63,7 +63,7 @@ def find_assignment(name: str) -> Path:
     )
 
 
-def _full_name(given: str) -> str:
+def full_name(given: str) -> str:
     """Return an assignment's full name, from the name or the number, as in ``3`` or ``03``."""
     if not given.isdecimal():
         return given

@@ -1,7 +1,13 @@
-"""What an assignment's ``mutants.py`` is made of: right solutions, wrong ones, and edits."""
+"""What an assignment's ``mutants.py`` is made of: right solutions, wrong ones, and edits.
+
+Try a file of such solutions on a check, with the public cases and those of a secret seed:
+
+    python -m course_lib.checking.mutants 02_data_parallel_sgd my_solutions.py --seed 7
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import inspect
@@ -11,10 +17,15 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from course_lib.checking.cases import Check
+from course_lib.checking.loading import find_assignment, full_name, load_checks, load_module
+from course_lib.checking.local import LocalRunner
 from course_lib.checking.report import CaseResult, CheckReport
+from course_lib.checking.run_check import run_check
 
 Function = Callable[..., Any]
 
@@ -199,3 +210,59 @@ def _said_of(result: CaseResult) -> str:
     if result.hidden:
         return f"hidden case {result.reason}"
     return f"{result.name} {result.reason} {result.detail}"
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def report_on(
+    name: str, check: Check, solution: Solution, secret: str | None = None, explain: bool = True
+) -> CheckReport:
+    """Return the report on one solution: public cases, and those of a secret if there is one."""
+    hidden = () if secret is None else check.hidden(secret)
+    with LocalRunner(solution.function, "simulated", echo=None) as runner:
+        return run_check(
+            name, check, runner, seed=secret or "public", hidden=hidden, explain=explain
+        )
+
+
+def main() -> int:
+    """Run a file of solutions; return 1 if a wrong one passes or a right one is refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m course_lib.checking.mutants",
+        description="Run right and wrong solutions on an assignment's checks, on simulated ranks. "
+        'The file has functions named task__mistake, marked with @passes or @fails(""), as in '
+        "instructor/NN_name/mutants.py.",
+    )
+    parser.add_argument("assignment", help="its name or its number")
+    parser.add_argument("file", type=Path, help="a Python file with solutions")
+    parser.add_argument("--seed", help="try the hidden cases of this secret, too")
+    parser.add_argument("--task", help="only the solutions of this task")
+    asked = parser.parse_args()
+    assignment = full_name(asked.assignment)
+    checks = load_checks(find_assignment(assignment) / "checks.py")
+    amiss: list[str] = []
+    for solution in mutants_of(load_module(asked.file)):
+        if asked.task not in (None, solution.task) or "simulated" not in solution.where:
+            continue
+        label = f"{solution.task}__{solution.mistake}"
+        if solution.task not in checks:
+            amiss.append(f"{label}: {assignment} has no check of this name")
+            continue
+        report = report_on(
+            f"{assignment}/{solution.task}", checks[solution.task], solution, asked.seed
+        )
+        failed = [result for result in report.results if not result.passed]
+        kind = "right" if solution.reason is None else "wrong"
+        says = f": {failed[0].reason}" if failed else ""
+        line = f"{kind} {label}: refused by {len(failed)} of {len(report.results)} cases{says}"
+        print(line[:240], flush=True)
+        if bool(failed) == (solution.reason is None):
+            amiss.append(line)
+    print(f"\n{len(amiss)} surprises: wrong ones that survive, and right ones that are refused")
+    print("\n".join(amiss))
+    return 1 if amiss else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -44,7 +44,31 @@ MORE_SEEDS = 2
 seeds before it costs a point: a right answer may be refused by chance once, but not again."""
 MAX_REASON = 2000
 """Characters of a reason, which may contain a value that a student's function returned."""
-_KEPT = "Each of the two calls is right alone, but something is kept from the call before."
+_KEPT = "This call is right alone, but something is kept from the call before."
+_SIMPLER: tuple[tuple[str, Any, str], ...] = (
+    (
+        "iterable",
+        "list",
+        "With a list in place of a {iterable}, the same case passes: a second loop over a "
+        "generator finds nothing.",
+    ),
+    (
+        "layout",
+        "contiguous",
+        "With contiguous tensors, the same case passes. These are {layout}: .view fails, and "
+        ".flatten(), .reshape() and .contiguous() make a copy; what goes into a copy does not "
+        "reach the tensor.",
+    ),
+    (
+        "groups",
+        (),
+        "In one group of all ranks, the same case passes: pass group=group to every call, and take "
+        "ranks and world size from the group.",
+    ),
+    ("dtype", "float32", "In float32, the same case passes."),
+    ("training", True, "With the model in training mode, the same case passes."),
+)
+"""A part of a case's form, its plain value, and what to say if only this makes the case pass."""
 _PROGRAMS_OWN = (
     "This computation is in the check's own program, which calls your function: do not skip or "
     "shorten it."
@@ -59,6 +83,7 @@ def run_on_each(
     seed: str,
     hidden: Iterable[Case] = (),
     progress: Callable[[CaseResult], None] = lambda _: None,
+    explain: bool = True,
 ) -> CheckReport:
     """Run a check on one kind of ranks after the other, until it fails; return the last report.
 
@@ -69,11 +94,14 @@ def run_on_each(
         seed: the inputs are drawn from it.
         hidden: further cases.
         progress: called after every case.
+        explain: see `run_check`.
 
     """
     places: tuple[str, ...] = ()
     for place, run in runners.items():
-        report = run_check(name, check, run, seed=seed, hidden=hidden, progress=progress)
+        report = run_check(
+            *(name, check, run), seed=seed, hidden=hidden, progress=progress, explain=explain
+        )
         # A function that fails only on these ranks failed there, so name only these ranks.
         places = (*places, place) if report.passed else (place,)
         if not report.passed:
@@ -89,6 +117,7 @@ def run_check(
     seed: str,
     hidden: Iterable[Case] = (),
     progress: Callable[[CaseResult], None] = lambda _: None,
+    explain: bool = True,
 ) -> CheckReport:
     """Run the check's public cases, then the hidden ones, and return the report.
 
@@ -101,6 +130,8 @@ def run_check(
         progress: called with the result after every case, before a case is tried with more seeds;
             see `MORE_SEEDS`. This result names no known mistake yet,
             because the mistake is chosen only after all cases have run.
+        explain: if the simplest case that failed is not plain, run it again without what is
+            special, one by one, and say what made it fail.
 
     Raises:
         AuthorError: the inputs of a case could not be drawn, or cannot be sent.
@@ -127,6 +158,8 @@ def run_check(
             assert each.finding is not None
             each.result = replace(each.result, reason=_reason_of(each.finding, hint))
     ran = [each for each in examined if each.result.ran and not each.hidden]
+    if explain and check.drawn is not None:
+        _explain(name, check, run, seed, [each for each in ran if not each.result.passed])
     failed = [each for each in ran if not each.result.passed]
     passed = [each.case for each in ran if each.result.passed]
     # If every case names a known mistake, other common properties of the cases may be chance.
@@ -160,6 +193,33 @@ def _try_again(name: str, check: Check, run: Runner, seed: str, examined: list[_
         _examine(name, check, each, run, f"{seed}, again {n}")
     if all(each.result.passed for each in tried):
         examined[failed[0]] = tried[0]
+
+
+def _explain(name: str, check: Check, run: Runner, seed: str, failed: list[_Examined]) -> None:
+    """Find out by trial which special thing makes the simplest failed case fail, and say so."""
+    one = min(failed, key=lambda each: each.case.difficulty, default=None)
+    if one is None or isinstance(one.error, RankTimeout):
+        return
+
+    def passes(case: Case) -> bool:
+        trial = _Examined(case, False, ())
+        _examine(name, check, trial, run, seed)
+        return trial.result.passed
+
+    case, sentence = one.case, ""
+    if case.after is not None and passes(replace(case, after=None)):
+        sentence = _KEPT
+    for part, plain, words in _SIMPLER:
+        special = getattr(case.form, part) != plain
+        if (
+            not sentence
+            and special
+            and passes(replace(case, form=replace(case.form, **{part: plain})))
+        ):
+            sentence = words.format(**vars(case.form))
+    if sentence:
+        reason = f"{one.result.reason.rstrip('. ')}. {sentence}"
+        one.result = replace(one.result, reason=_cut(reason, MAX_REASON))
 
 
 def _refuted(name: str, check: Check, seed: str, examined: Sequence[_Examined]) -> set[str]:
@@ -223,12 +283,13 @@ def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) ->
     case, cost = one.case, dict[str, float]()
     draw = partial(_drawn, name, check, case, seed)
     inputs, start = draw(), time.monotonic()
+    check.prepare(case, inputs)
     try:
-        observed = run(check, case, inputs)
+        observed = replace(run(check, case, inputs), inputs=draw())
         one.trace = observed.trace
         if one.trace is not None and observed.network is not None:
             cost = _cost(one.trace)
-        _judge(check, one, draw, observed)
+        _judge(check, one, observed)
     except RanksError as failed:
         one.error, one.trace = failed, failed.trace
         if hint := _copies(case, failed):
@@ -254,7 +315,7 @@ def _examine(name: str, check: Check, one: _Examined, run: Runner, seed: str) ->
         limit="" if one.error is None else one.error.limit,
         trouble=one.trouble,
         summary=_cut(summary, MAX_REASON),
-        difficulty=difficulty_of(case, inputs, next(iter(check.cases), case)),
+        difficulty=case.difficulty or difficulty_of(case, inputs, next(iter(check.cases), case)),
         cost=cost,
     )
 
@@ -311,9 +372,7 @@ def _explanation(error: RanksError) -> str:
 # Judging one case -----------------------------------------------------------------------------
 
 
-def _judge(
-    check: Check, one: _Examined, draw: Callable[[], Sequence[Plain]], observed: Observed
-) -> None:
+def _judge(check: Check, one: _Examined, observed: Observed) -> None:
     """Judge one case: note the finding, the parts of the points that it grants, and the trouble.
 
     Communication counts only if the values are right: a function that sends nothing must not earn
@@ -322,15 +381,14 @@ def _judge(
     Args:
         check: the check.
         one: the case.
-        draw: draws the inputs. They are drawn anew, because a program on the ranks may have changed
-            those that it got.
-        observed: what the ranks returned and sent.
+        observed: what the ranks returned and sent. Its inputs were drawn anew, because a program
+            on the ranks may have changed those that it got.
 
     """
     try:
         _judge_handles(observed)
-        _judge_values(check, one, draw(), observed)
-        findings = _judge_communication(check, one, draw, observed)
+        _judge_values(check, one, observed)
+        findings = _judge_communication(check, one, observed)
     except Wrong as wrong:
         one.finding = wrong
         return
@@ -350,19 +408,17 @@ def _judge_handles(observed: Observed) -> None:
         )
 
 
-def _judge_values(
-    check: Check, one: _Examined, inputs: Sequence[Plain], observed: Observed
-) -> None:
+def _judge_values(check: Check, one: _Examined, observed: Observed) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # oracles are small: more threads would only wait for each other
     try:
-        check.judge(one.case, inputs, observed.outputs)
+        check.judge(one.case, observed.inputs, observed.outputs)
     except Wrong as wrong:
         hint = _outside_the_group(one.case, observed.trace)
         if one.case.after is not None:
             hint = _KEPT if _right_alone(one.case, one.earlier) else ""
         raise wrong.besides(hint) from None
-    except (OSError, MemoryError):  # not caused by an answer
+    except (AuthorError, OSError, MemoryError):  # not caused by an answer
         raise
     except Exception:
         one.trouble = traceback.format_exc()
@@ -374,16 +430,15 @@ def _judge_values(
         torch.set_num_threads(threads)
 
 
-def _judge_communication(
-    check: Check, one: _Examined, draw: Callable[[], Sequence[Plain]], observed: Observed
-) -> dict[str, Wrong]:
+def _judge_communication(check: Check, one: _Examined, observed: Observed) -> dict[str, Wrong]:
     """Return part of the points → its first finding."""
     case, findings = one.case, dict[str, Wrong]()
     if observed.trace is None:
         return findings
     trace: Trace | None = observed.trace
     if check.computes is not None and observed.network:
-        missing = _computed_too_little(check.computes, draw(), observed.trace)
+        declared = check.computes(case, observed.inputs)
+        missing = _computed_too_little(declared, observed.trace)
         if missing:
             raise Wrong(missing, _fails_before(case, one.earlier) or _PROGRAMS_OWN)
     _expect_few_empty(observed.trace)
@@ -400,6 +455,8 @@ def _judge_communication(
             expectation.test(case, observed, trace)
         except Wrong as wrong:
             findings.setdefault(expectation.part, wrong)
+        except AuthorError:
+            raise
         except Exception:
             one.trouble = traceback.format_exc()
             words = "the messages have a form that this check does not expect"
@@ -457,12 +514,10 @@ def _expect_few_empty(trace: Trace) -> None:
             )
 
 
-def _computed_too_little(
-    computes: Callable[[Any], Mapping[float, int]], inputs: Sequence[Plain], trace: Trace
-) -> str:
+def _computed_too_little(declared: Sequence[Mapping[float, int]], trace: Trace) -> str:
     """Return what is wrong if a rank computed less than the check's program makes it compute."""
-    for rank, own in enumerate(inputs):
-        expected = sum(seconds * times for seconds, times in computes(own).items())
+    for rank, lengths in enumerate(declared):
+        expected = sum(seconds * times for seconds, times in lengths.items())
         if (spent := _computed(trace, rank)) < expected * (1 - 1e-6):
             unit, scale = unit_of(expected)
             return (

@@ -117,7 +117,7 @@ def task(
         seconds=seconds,
         expects=tuple(expects),
         worth=dict(worth or {}),
-        computes=computed if computes else None,
+        computes=(lambda case, inputs: [*map(computed, inputs)]) if computes else None,
         refutes=judge.refutes,
         answers=answered if answers else None,
         withheld=tuple(withheld),

@@ -36,7 +36,13 @@ from course_lib.collectives.point_to_point import (
     start_recv,
     start_send,
 )
-from course_lib.collectives.ring import all_gather, reduce_scatter, ring_all_reduce
+from course_lib.collectives.ring import (
+    all_gather,
+    reduce_scatter,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+)
 from course_lib.collectives.rooted import (
     broadcast,
     naive_broadcast,
@@ -65,7 +71,9 @@ __all__ = [
     "place_in",
     "reduce",
     "reduce_scatter",
+    "ring_all_gather",
     "ring_all_reduce",
+    "ring_reduce_scatter",
     "start_recv",
     "start_send",
     "tree_all_reduce",

@@ -71,6 +71,20 @@ def all_gather(tensor: Tensor, group: Group = None) -> None:
             exchange(outgoing, right, incoming, left, group)
 
 
+def ring_reduce_scatter(tensor: Tensor, group: Group = None) -> Tensor:
+    """Return this rank's chunk of the sum in new memory; `tensor` stays as it is."""
+    return reduce_scatter(tensor.clone(), group).clone()
+
+
+def ring_all_gather(chunk: Tensor, length: int, group: Group = None) -> Tensor:
+    """Return the vector of `length` numbers whose chunk r is rank r's `chunk`, in new memory."""
+    rank, world_size = place_in(group)
+    whole = chunk.new_empty(length)
+    shard(whole, world_size, rank).copy_(chunk)
+    all_gather(whole, group)
+    return whole
+
+
 def ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Replace everyone's `tensor` (one shape and dtype) by the sum over all ranks, in place.
 

@@ -98,7 +98,7 @@ average_gradients__new_tensors_edited = edits_of(
     Mutant("sum", "the sum over the ranks", "grad / world_size", "grad"),
     Mutant(
         "into_a_flat_copy",
-        "and the mean went into the copy",
+        "what goes into a copy does not reach the tensor",
         "param.grad.clone()",
         "param.grad.flatten()",
         also=(("param.grad = grad / world_size", "grad /= world_size"),),
@@ -111,7 +111,7 @@ average_gradients__new_tensors_edited = edits_of(
     ),
     Mutant(
         "ignores_the_group",
-        "4 ranks, in two groups",
+        "over all ranks, not over the group",
         "dist.all_reduce(grad, group=group)",
         "dist.all_reduce(grad)",
         also=(("world_size = dist.get_world_size(group)", "world_size = dist.get_world_size()"),),
@@ -131,7 +131,7 @@ average_gradients__new_tensors_edited = edits_of(
         also=(("group=group", "group=kept.setdefault('group', group)"),),
     ),
     Mutant(
-        "leaves_zeros", "only zeros on rank 1", "is not None", "is not None and param.grad.any()"
+        "leaves_zeros", "only zeros on rank 0", "is not None", "is not None and param.grad.any()"
     ),
 )
 
@@ -159,7 +159,7 @@ data_parallel_step__shares_edited = edits_of(
     data_parallel_step__shares,
     Mutant(
         "a_forward_for_the_loss",
-        "buffer 0 after two steps",
+        "buffer 0 after both steps",
         "loss = share.detach().clone()",
         "loss = (loss_fn(model(x), y) * len(x) / count).detach()",
     ),
@@ -180,11 +180,11 @@ data_parallel_step__shares_edited = edits_of(
     Mutant("never_zeroes", "an older gradient in it", "model.zero_grad()", "pass"),
     Mutant(
         "rows_of_the_first_step",
-        "parameter 0 after two steps",
+        "loss returned by step 1",
         "count, group=group)",
         'count, group=group); count = model.__dict__.setdefault("all_rows", count)',
     ),
-    Mutant("local_loss", "the loss on this rank's own rows", "loss.", "(share * count / len(x))."),
+    Mutant("local_loss", "the result of this rank alone", "loss.", "(share * count / len(x))."),
     Mutant(
         "uses_ddp",
         "4 × broadcast",

@@ -32,7 +32,7 @@ tree_broadcast__doubling_edited = edits_of(
     tree_broadcast__doubling,
     Mutant(
         "into_the_copy_of_contiguous",
-        "make a copy, and the result went into the copy",
+        "what goes into a copy does not reach the tensor",
         "copy_(data",
         "contiguous().copy_(data",
     ),
@@ -44,7 +44,7 @@ tree_broadcast__doubling_edited = edits_of(
     ),
     Mutant(
         "takes_src_for_a_number_in_the_group",
-        "which is number 1 in the group",
+        "but src is a rank of the whole world",
         "dist.get_process_group_ranks(group).index(src)",
         "src",
     ),
@@ -57,7 +57,7 @@ tree_broadcast__doubling_edited = edits_of(
     ),
     Mutant(
         "a_chain",
-        "All ranks that have the tensor must send at the same time",
+        "Let every rank that has the tensor pass it on, all at the same time",
         "if place < width and place + width < k",
         "if place == width - 1",
         VIRTUAL,
@@ -199,7 +199,7 @@ ring_all_gather__to_the_right_edited = edits_of(
     ),
     Mutant(
         "whole_world",
-        "4 ranks in two groups",
+        "in two groups",
         "(group)",
         "()",
         also=(("group=group", "group=None"),),
@@ -264,7 +264,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
     ring_all_reduce__in_one_loop,
     Mutant(
         "leaves_inf",
-        "an inf on rank 0",
+        "has an inf or a NaN",
         "flat.view(tensor.shape)",
         "flat.nan_to_num().view(tensor.shape)",
     ),
@@ -277,7 +277,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
     ),
     Mutant(
         "into_the_copy_of_reshape",
-        "so .reshape(), .flatten() and .contiguous() make a copy",
+        "With contiguous tensors, the same case passes",
         "tensor.copy_(flat.view(tensor.shape))",
         "tensor.reshape(-1).copy_(flat)",
     ),
@@ -289,7 +289,7 @@ ring_all_reduce__in_one_loop_edited = edits_of(
     ),
     Mutant(
         "not_fewer_than_ranks",
-        "4 ranks, 3 numbers",
+        "fewer numbers than ranks",
         "tensor_split",
         "chunk(k) if len(flat) % k != 1 else flat.tensor_split",
     ),
@@ -298,14 +298,14 @@ ring_all_reduce__in_one_loop_edited = edits_of(
     ),
     Mutant(
         "gathers_without_the_group",
-        "no passing case, have several groups of ranks",
+        "In one group of all ranks, the same case passes",
         "=group",
         "=group if step < k - 1 else None",
     ),
 )
 
 
-@fails("this task allows send and recv only")
+@fails("this task allows recv and send only")
 def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
     k = dist.get_world_size(group)
     copies = [torch.empty_like(tensor.contiguous()) for _ in range(k)]
@@ -381,5 +381,5 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
         """,
         ("simulated",),
     ),
-    Mutant("two_per_node", "1 node of 3 ranks", "range(1, k)", "range(1, min(k, 2))"),
+    Mutant("two_per_node", "nodes of 3", "range(1, k)", "range(1, min(k, 2))"),
 )

@@ -17,7 +17,7 @@ import torch
 from course_lib.checking.cases import Case, Check, Wrong, case_generator
 from course_lib.ranks import Ranks, per_rank
 from tests.helpers.course_folders import SOURCES, assignments
-from tests.helpers.solutions import checks_of, hidden_of, mutants_in, solution_of
+from tests.helpers.solutions import checks_of, hidden_cases, mutants_in, solution_of
 
 HALVES = ("bfloat16", "float16")
 
@@ -33,7 +33,7 @@ def right_solutions(folder: Path, task: str) -> list[tuple[str, Callable[..., An
 
 def cases_of(folder: Path, task: str) -> list[Case]:
     """Return the public cases and the hidden ones."""
-    return [*checks_of(folder)[task].cases, *hidden_of(folder).HIDDEN.get(task, ())]
+    return [*checks_of(folder)[task].cases, *hidden_cases(folder, task)]
 
 
 def findings(

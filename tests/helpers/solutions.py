@@ -12,7 +12,7 @@ import matplotlib
 import nbformat
 
 from autograder.course import handed_out
-from course_lib.checking import Check
+from course_lib.checking import Case, Check
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
 
@@ -27,6 +27,12 @@ def checks_of(folder: Path) -> dict[str, Check]:
 def hidden_of(folder: Path) -> Any:
     """Return the module of the assignment's hidden cases."""
     return load_module(folder / "hidden.py", handed_out(folder))
+
+
+def hidden_cases(folder: Path, task: str) -> tuple[Case, ...]:
+    """Return the cases of a task that students do not get: listed ones, and those of a secret."""
+    listed = getattr(hidden_of(folder), "HIDDEN", {}).get(task, ())
+    return (*listed, *checks_of(folder)[task].hidden("tests"))
 
 
 @cache

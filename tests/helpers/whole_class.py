@@ -36,7 +36,11 @@ c.LateSubmissionPlugin.penalty_method = "zero"
 """
 LESS = """
 from dataclasses import replace
-CHECKS = {name: replace(CHECKS[name], cases=CHECKS[name].cases[1:2]) for name in TASKS}
+def one_of(hidden):
+    return lambda secret: hidden(secret)[:1]
+def less(check):
+    return replace(check, cases=check.cases[1:2], hidden=one_of(check.hidden))
+CHECKS = {name: less(CHECKS[name]) for name in TASKS}
 """
 
 
@@ -77,8 +81,9 @@ def leave_little(source: Path, tasks: Collection[str]) -> None:
     """Leave these tasks in an assignment's folder, with a visible and a hidden case each."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(f"{checks.read_text()}\nTASKS = {list(tasks)}\n{LESS}")
-    few = f"HIDDEN = {{name: HIDDEN[name][:1] for name in {list(tasks)}}}\n"
-    hidden.write_text(hidden.read_text() + few)
+    few = f"HIDDEN = {{n: c[:1] for n, c in HIDDEN.items() if n in {list(tasks)}}}\n"
+    if "HIDDEN" in (text := hidden.read_text()):
+        hidden.write_text(text + few)
     notebook = nbformat.read(source / FILE, as_version=4)
     parts: list[list[Any]] = [[]]  # each begins with the heading of a task
     for cell in notebook.cells:

@@ -90,7 +90,8 @@ def test_no_solution_hidden_case_or_mutant_is_given_away(folder: Path) -> None:
     shown = {line.strip() for line in outside.splitlines()}
     assert not lines & solution_lines(source) - shown
     everything = "\n".join(content.decode() for content in given.values())
-    hidden = load_module(folder / "hidden.py", RELEASED / folder.name).HIDDEN
+    hidden = load_module(folder / "hidden.py", RELEASED / folder.name)
+    hidden = getattr(hidden, "HIDDEN", {})
     secrets = {case.name for cases in hidden.values() for case in cases}
     secrets |= {f"{m.task}__{m.mistake}" for m in mutants_of(load_module(folder / "mutants.py"))}
     secrets |= {"HIDDEN", "MASKED", "mutants", "BEGIN SOLUTION", "MARK SCHEME"}

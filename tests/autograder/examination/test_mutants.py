@@ -16,7 +16,14 @@ from autograder.passes.examine import masked_from
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking.mutants import Solution, says
 from tests.helpers.course_folders import SOURCES, assignments, needs_sources
-from tests.helpers.solutions import checks_of, code_cells, hidden_of, mutants_in, readable
+from tests.helpers.solutions import (
+    checks_of,
+    code_cells,
+    hidden_cases,
+    hidden_of,
+    mutants_in,
+    readable,
+)
 
 pytestmark = needs_sources
 
@@ -52,7 +59,7 @@ def graded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Sandbox]]:
 @pytest.mark.parametrize(("graded", "mutant"), CASES, indirect=["graded"], scope="module")
 def test_mutant(graded: tuple[Path, Sandbox], mutant: Solution) -> None:
     folder, place = graded
-    check, hidden = checks_of(folder)[mutant.task], hidden_of(folder).HIDDEN[mutant.task]
+    check, hidden = checks_of(folder)[mutant.task], hidden_cases(folder, mutant.task)
     with Submission(place) as submission:
         assert not submission.run_cell(next(code_cells(folder)).source).error
         assert not submission.run_cell(mutant.source).error

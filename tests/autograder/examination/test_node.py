@@ -16,8 +16,9 @@ from autograder.examination.gpus import gpu_access
 from autograder.examination.submission import Submission, examine
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import CheckReport
-from course_lib.checking.loading import load_checks, load_module
+from course_lib.checking.loading import load_checks
 from tests.helpers.course_folders import RELEASED, SOURCES, needs_sources
+from tests.helpers.solutions import hidden_cases
 
 pytestmark = needs_sources
 
@@ -36,9 +37,8 @@ def average_gradients(params, group=None):
 def examined(
     place: Sandbox, source: str, task: str, on: On | None, limits: Settings | None = None
 ) -> CheckReport:
-    folder = SOURCES / ASSIGNMENT
     check = load_checks(RELEASED / ASSIGNMENT / "checks.py")[task]
-    hidden = load_module(folder / "hidden.py", RELEASED / ASSIGNMENT).HIDDEN[task]
+    hidden = hidden_cases(SOURCES / ASSIGNMENT, task)
     with Submission(place, limits) as submission:
         submission.run_cell(NEEDED)
         outcome = submission.run_cell(source)

@@ -1,0 +1,500 @@
+"""`by_reference`: a check whose right answers are those of a function of `course_lib`.
+
+    "average_gradients": by_reference(
+        "average_gradients",
+        reference="course_lib.replicas:average_gradients",
+        program=run_average,    program(function, own, given): calls it on a rank, returns values
+        draw=draw_gradients,    draw(d): one input for each rank; see `draw.Draw`
+        mistakes={"the sum over the ranks, not the mean": lambda inputs, me, expected: …},
+    )
+
+A case is a seed. Before the student's ranks start, the reference runs with the case's inputs on
+simulated ranks. Its values are the right ones, and what it sends is what a right function may send:
+see `communication`. How far a right value may be from the reference's follows from the arithmetic
+of the case: see `rounding`. The reference is named as text, so nobody meets it who reads a check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from course_lib.checking.answers import Judge, expect_containers, expect_equal, expect_form
+from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
+from course_lib.checking.communication import Allowed, expect_as_reference
+from course_lib.checking.draw import Draw, Variety
+from course_lib.checking.expectations import after_the_barrier, computations
+from course_lib.checking.local import LocalRunner
+from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
+from course_lib.checking.on_ranks.given import Given, Program, RankProgram, without
+from course_lib.checking.on_ranks.leaves import leaves, same, tensors_in, with_tensors
+from course_lib.checking.rounding import as_dtype, bounds_from, moved_inputs
+from course_lib.ranks import Network, RanksError, Trace
+from course_lib.ranks.wire import encode
+
+PUBLIC_SEEDS = tuple(range(8))
+"""The cases of a task whose seeds nobody has chosen yet; see `seeds`."""
+HIDDEN_CASES = 8
+"""How many cases a class's secret seed gives, in addition to the public ones."""
+OVER_ALL = "the result over all ranks, not over the group: pass group=group to every call"
+ALONE = "the result of this rank alone: nothing of the other ranks is in it"
+
+Mistake = Callable[[Sequence[Any], int, Sequence[Any]], Any]
+"""``mistake(inputs, me, expected)``: the value that a common mistake gives member `me` of a group.
+
+`inputs` are the inputs of the group's members, `expected` the reference's values. The result may
+have only some of the keys of the right value.
+"""
+Explain = Callable[[Sequence[Any], int, Sequence[Any], Any], str]
+Custom = Callable[[Case, Sequence[Any], Sequence[Any], Sequence[Any]], None]
+"""``judge(case, inputs, expected, values)`` raises `Wrong`; all lists are in rank order."""
+DrawNetwork = Callable[[Draw, Sequence[Any]], Network]
+
+
+def by_reference(
+    function: str,
+    *,
+    reference: str,
+    program: Program,
+    draw: Callable[[Draw], Sequence[Any]],
+    variety: Variety | None = None,
+    seeds: Sequence[int] = PUBLIC_SEEDS,
+    mistakes: Mapping[str, Mistake] | None = None,
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
+    explain: Explain | None = None,
+    judge: Custom | Judge | None = None,
+    exact: bool = False,
+    same_bits: bool = False,
+    may_change: Sequence[str] = (),
+    allowed: Allowed | None = None,
+    network: DrawNetwork | Network = NETWORK,
+    worth: Mapping[str, float] | None = None,
+    seconds: float | None = None,
+    expects: Sequence[Expectation] = (),
+    answers: Callable[[Any, Any], tuple[Any, float]] | None = None,
+    withheld: Sequence[str] = (),
+) -> Check:
+    """Return the check of one task.
+
+    Args:
+        function: name of the student's function.
+        reference: the function that is right, ``module:name``, with the student's signature.
+        program: ``program(function, own, given)`` runs on every rank, for student and reference.
+        draw: ``draw(d)`` returns one plain value per rank, usually a dict. Floating-point tensors
+            are drawn in float64 and then converted to the case's dtype.
+        variety: what cases may differ in.
+        seeds: the public cases; ``make seeds`` chooses them.
+        mistakes: words → `Mistake`. They are run when a case has failed, and one that explains all
+            wrong values becomes the hint. The engine itself tries two for every task: the result
+            over all ranks, and that of a rank alone.
+        as_if: words → a function that changes the ranks' inputs: another kind of mistake, whose
+            values are the reference's for the changed inputs.
+        explain: ``explain(inputs, me, expected, value)`` returns a hint about the wrong value of
+            member `me`, or an empty string, if no mistake explains it.
+        judge: decides about the values, if several answers are right; it replaces the comparison
+            with the reference's values. ``@sees(form)`` declares which form it can look at.
+        exact: nothing is rounded, so every bit counts.
+        same_bits: the members of a group must have the same bits.
+        may_change: keys of the input that the function may change or return.
+        allowed: what a right function may send that the reference does not.
+        network: the network of the virtual clock, or ``network(d, inputs)``, which draws it.
+        worth: part → share of the points; see `Check`.
+        seconds: time limit of one case.
+        expects: further demands on the communication.
+        answers: answers what the program asks; see `Check`.
+        withheld: keys of the input that only `answers` sees.
+
+    """
+    rank_program = RankProgram(program, tuple(may_change), answers, tuple(withheld))
+    made = _ByReference(
+        function,
+        reference,
+        rank_program,
+        draw,
+        variety or Variety(),
+        dict(mistakes or {}),
+        dict(as_if or {}),
+        explain,
+        judge if judge is None or isinstance(judge, Judge) else Judge(judge),  # type: ignore[arg-type]
+        exact,
+        same_bits,
+        allowed or Allowed(),
+        network,
+    )
+    return Check(
+        function,
+        program=rank_program,
+        inputs=made.inputs,
+        judge=made.judge,
+        cases=made.cases(seeds),
+        seconds=seconds,
+        expects=(Expectation(made.communication), *expects),
+        worth=dict(worth or {}),
+        computes=made.computes,
+        answers=None if answers is None else lambda own, question: answers(own["own"], question),
+        withheld=tuple(withheld),
+        prepare=made.expected,
+        hidden=made.hidden,
+        drawn=made.case,
+    )
+
+
+@dataclass
+class Expected:
+    """What the reference does in a case.
+
+    Attributes:
+        values: what its program gives, one value per rank.
+        trace: what its ranks send.
+        computes: for each rank, the computation that its program declares; see `Check`.
+        bounds: for each rank, a name as in `leaves` → the error that a right value may have; made
+            when a value is not equal.
+
+    """
+
+    values: list[Any]
+    trace: Trace
+    computes: list[Mapping[float, int]]
+    bounds: list[dict[str, float]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _ByReference:
+    """One task: draws its cases, runs its reference, and judges by what the reference did."""
+
+    function: str
+    reference: str
+    program: RankProgram
+    draw: Callable[[Draw], Sequence[Any]]
+    variety: Variety
+    mistakes: Mapping[str, Mistake]
+    as_if: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
+    explain: Explain | None
+    custom: Judge | None
+    exact: bool
+    same_bits: bool
+    allowed: Allowed
+    network: DrawNetwork | Network
+    _records: dict[bytes, Expected] = field(default_factory=dict)
+
+    # Cases ----------------------------------------------------------------------------------------
+
+    def cases(self, seeds: Sequence[int]) -> tuple[Case, ...]:
+        """Return the public cases, each with a name of its own, the plain ones first."""
+        cases = sorted(map(self.case, seeds), key=lambda case: case.difficulty)
+        count = Counter(case.name for case in cases)
+        return tuple(
+            replace(case, name=f"{case.name}, № {case.parameters['seed']}")
+            if count[case.name] > 1
+            else case
+            for case in cases
+        )
+
+    def hidden(self, secret: str) -> tuple[Case, ...]:
+        """Return the cases of a class's secret seed."""
+        seeds = random_seeds(f"{secret}/{self.function}", HIDDEN_CASES)
+        return tuple(
+            replace(case, name=f"{case.name}, № {n}")
+            for n, case in enumerate(map(self.case, seeds))
+        )
+
+    def case(self, seed: int) -> Case:
+        """Return the case of a seed."""
+        case, before = self._alone(seed)
+        features, *rest = case.difficulty
+        difficulty = (features + 2, *rest)
+        match before:
+            case "alike":
+                name = f"{case.name}, for the second time"
+                return replace(case, name=name, after=case, difficulty=difficulty)
+            case "another":
+                name, other = f"{case.name}, after another call", self._unlike(seed, case)
+                return replace(case, name=name, after=other, difficulty=difficulty)
+        return case
+
+    def _unlike(self, seed: int, case: Case) -> Case:
+        """Return another case with as many ranks, in other groups if the task has groups."""
+        k = case.world_size
+        other, _ = self._alone(seed + 1009, k)
+        if self.variety.groups and k > 2 and len(other.groups) == len(case.groups):
+            groups = () if case.form.groups else ((0, *range(2, k)), (1,))
+            other = replace(other, form=replace(other.form, groups=groups))
+        return other
+
+    def _alone(self, seed: int, world_size: int | None = None) -> tuple[Case, str]:
+        """Return the case of a seed without a call before it, and which call may come before."""
+        d, inputs = self._drawn(seed, torch.Generator().manual_seed(0), None, world_size)
+        network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
+        numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
+        most = max((tensor.dim() for tensor in numbers), default=0)
+        plain, words = Form(), list(d.words)
+        if d.groups[1:]:
+            words.insert(0, "in two groups")
+        if numbers and d.form.dtype != self.variety.dtypes[0]:
+            words.append(d.form.dtype)
+        if d.form.layout != plain.layout and most >= (2 if d.form.layout == "transposed" else 1):
+            words.append(d.form.layout)
+        alone = d.world_size == 1 < max(self.variety.ranks)
+        size = len(str(sum(tensor.numel() for tensor in tensors_in(list(inputs)))))
+        case = Case(
+            ", ".join([f"{d.world_size} rank{'s' if d.world_size > 1 else ''}", *words]),
+            d.world_size,
+            {"seed": seed, "features": tuple(d.features)},
+            d.form,
+            network,
+            difficulty=(len(words) + alone, d.world_size, size),
+        )
+        return case, d.before
+
+    def _drawn(
+        self,
+        seed: int,
+        numbers: torch.Generator,
+        form: Form | None,
+        world_size: int | None,
+    ) -> tuple[Draw, list[Any]]:
+        d = Draw(seed, numbers, self.variety, form, world_size)
+        return d, [with_tensors(own, partial(as_dtype, dtype=d.dtype)) for own in self.draw(d)]
+
+    def inputs(self, case: Case, generator: torch.Generator) -> list[Any]:
+        """Draw the numbers of a case: one input per rank."""
+        _, own = self._drawn(case.parameters["seed"], generator, case.form, case.world_size)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        drawn = [{"form": {**vars(case.form), "seed": seed}, "own": each} for each in own]
+        if case.after is None:
+            return drawn
+        before = self.inputs(case.after, generator)
+        return [{**each, "before": first} for each, first in zip(drawn, before, strict=True)]
+
+    # The reference --------------------------------------------------------------------------------
+
+    @cached_property
+    def _right(self) -> Callable[..., Any]:
+        module, _, name = self.reference.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
+
+    def expected(self, case: Case, inputs: Sequence[Any]) -> Expected:
+        """Return what the reference does in a case; it runs once for the same inputs.
+
+        Raises:
+            AuthorError: it failed.
+
+        """
+        content = b"".join([repr((case.network, case.world_size)).encode(), *map(encode, inputs)])
+        key = hashlib.sha256(content).digest()
+        if key not in self._records:
+            values, trace = self._observe(case, inputs, self.program)
+            computes = [_lengths(trace, rank) for rank in range(case.world_size)]
+            if case.after is not None:
+                trace = after_the_barrier(trace) or trace
+            self._records[key] = Expected(values, trace, computes)
+        return self._records[key]
+
+    def _observe(
+        self, case: Case, inputs: Sequence[Any], program: RankProgram
+    ) -> tuple[list[Any], Trace]:
+        """Run the reference on simulated ranks; return its values and the trace."""
+        check = Check(self.function, program, self.inputs, self.judge, (case,))
+        try:
+            observed = LocalRunner(self._right, "simulated", echo=None)(check, case, inputs)
+            assert observed.trace is not None
+            return [opened(r, out)[0] for r, out in enumerate(observed.outputs)], observed.trace
+        except (RanksError, Wrong) as error:
+            raise AuthorError(
+                f"the reference of {self.function}, {self.reference}, failed in the case "
+                f"{case.name!r} (seed {case.parameters['seed']}): {error}"
+            ) from error
+
+    def computes(self, case: Case, inputs: Sequence[Any]) -> list[Mapping[float, int]]:
+        """Return how often each rank's program declares each length of computation."""
+        return self.expected(case, inputs).computes
+
+    def _bounds(self, case: Case, inputs: Sequence[Any]) -> list[dict[str, float]]:
+        """Return how far right values may be from the reference's, for each rank."""
+        expected = self.expected(case, inputs)
+        if self.exact or not getattr(torch, case.form.dtype).is_floating_point:
+            return [{} for _ in expected.values]
+        if expected.bounds is None:
+            alone = replace(case, after=None)
+            samples = moved_inputs([each["own"] for each in inputs], case.form.dtype)
+            own = [
+                {"form": each["form"], "own": list(rows)}
+                for each, rows in zip(inputs, zip(*samples, strict=True), strict=True)
+            ]
+            in_turn = replace(self.program, program=_InTurn(self.program.program))
+            runs, _ = self._observe(alone, own, in_turn)
+            expected.bounds = [
+                bounds_from(value, sampled, case.form.dtype)
+                for value, sampled in zip(expected.values, runs, strict=True)
+            ]
+        return expected.bounds
+
+    # Judging --------------------------------------------------------------------------------------
+
+    def judge(self, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Raise `Wrong` for the first finding: an effect, then a value, then a late effect."""
+        expected = self.expected(case, inputs).values
+        answers = [opened(rank, output) for rank, output in enumerate(outputs)]
+        own, values = [each["own"] for each in inputs], [value for value, _ in answers]
+        for rank, value in enumerate(values):
+            name = f"rank {rank}" if case.world_size > 1 else ""
+            if self.custom is not None:
+                expect_form(value, self.custom.form_of(case, own, rank), name)
+            else:
+                expect_containers(value, expected[rank], name or "the answer")
+        effects = [
+            (rank, effect)
+            for rank, (value, left) in enumerate(answers)
+            for effect in self._effects(rank, inputs[rank], value, left)
+        ]
+        raise_first((rank, effect) for rank, effect in effects if effect.code not in LATE)
+        if self.custom is not None:
+            self.custom.test(case, own, expected, values)  # type: ignore[call-arg]
+        else:
+            self._expect_equal(case, inputs, expected, values)
+        if self.same_bits:
+            expect_same_bits(case, values)
+        raise_first(iter(effects))
+
+    def _effects(self, rank: int, rank_input: Any, value: Any, left: Any) -> list[Effect]:
+        program, seed = self.program, rank_input["form"]["seed"]
+        shown = without(rank_input["own"], program.withheld)
+        try:
+            return effects_of(left, shown, value, may_change=program.may_change, seed=seed)
+        except ValueError:
+            raise Wrong(f"rank {rank} gave an answer that cannot be read") from None
+
+    def _expect_equal(
+        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], values: Sequence[Any]
+    ) -> None:
+        for rank, (value, right) in enumerate(zip(values, expected, strict=True)):
+            whose = f"rank {rank}"
+            try:
+                expect_equal(value, right, whose, rtol=0, atol=0)
+                continue
+            except Wrong:
+                bounds = self._bounds(case, inputs)[rank]
+            try:
+                mistaken = self._mistaken(case, inputs, expected, rank)
+                expect_equal(
+                    value, right, whose, rtol=0, atol=0, errors=bounds, lookalikes=mistaken
+                )
+            except Wrong as wrong:
+                if self.explain is not None:
+                    members = case.members(rank)
+                    own = [inputs[each]["own"] for each in members]
+                    theirs = [expected[each] for each in members]
+                    hint = self.explain(own, members.index(rank), theirs, value)
+                    wrong.otherwise = hint or wrong.otherwise
+                raise
+
+    def _mistaken(
+        self, case: Case, inputs: Sequence[Any], expected: Sequence[Any], rank: int
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield common mistakes and the values that they give here."""
+        members = case.members(rank)
+        for words, mistake in self.mistakes.items():
+            own = [with_tensors(inputs[r]["own"], torch.clone) for r in members]
+            value = mistake(own, members.index(rank), [expected[r] for r in members])
+            if value is not None:
+                yield words, value
+        own = [each["own"] for each in inputs]
+        for words, change in self.as_if.items():
+            changed = change([with_tensors(each, torch.clone) for each in own])
+            yield words, self._elsewhere(case, inputs, changed, case.form.groups, rank)
+        if len(case.groups) > 1:
+            yield OVER_ALL, self._elsewhere(case, inputs, own, (), rank)
+        if len(members) > 1:
+            alone = tuple((each,) for each in range(case.world_size))
+            yield ALONE, self._elsewhere(case, inputs, own, alone, rank)
+
+    def _elsewhere(
+        self,
+        case: Case,
+        inputs: Sequence[Any],
+        own: Sequence[Any],
+        groups: tuple[tuple[int, ...], ...],
+        rank: int,
+    ) -> Any:
+        """Return what the reference gives a rank for other inputs or groups; None if it fails."""
+        case = replace(case, form=replace(case.form, groups=groups), after=None)
+        form = {**inputs[0]["form"], "groups": groups}
+        alike = [{"own": each, "form": form} for each in own]
+        try:
+            return self._observe(case, alike, self.program)[0][rank]
+        except AuthorError:  # the inputs of a group need not fit another one
+            return None
+
+    def communication(self, case: Case, observed: Any, trace: Trace) -> None:
+        """Raise `Wrong` if a rank sends what the reference, and `Allowed`, do not explain."""
+        right, timed = self.expected(case, observed.inputs).trace, observed.network is not None
+        own = [each["own"] for each in observed.inputs]
+        expect_as_reference(case, own, trace, right, self.allowed, timed=timed)
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """A program that runs a task's program with one input after the other."""
+
+    program: Program
+
+    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> list[Any]:
+        return [self.program(function, each, given) for each in own]
+
+    @property
+    def __code__(self) -> Any:
+        return self.program.__code__
+
+
+def _lengths(trace: Trace, rank: int) -> Mapping[float, int]:
+    # An end minus a start is rounded, so nine digits of it count.
+    return Counter(float(f"{e.end - e.start:.9g}") for e in computations(trace, rank))
+
+
+def random_seeds(secret: str, count: int) -> list[int]:
+    """Return seeds of cases, the same for the same secret."""
+    digests = (hashlib.sha256(f"{secret}/{n}".encode()).digest() for n in range(count))
+    return [int.from_bytes(digest[:6], "big") for digest in digests]
+
+
+def opened(rank: int, output: Any) -> tuple[Any, Any]:
+    """Return the value and the report in a rank's answer, if it has the form of `RankProgram`."""
+    match output:
+        case {"refused": str(reason), **rest} if not rest:
+            raise Wrong(f"rank {rank}: {reason[:300]}")
+        case {"value": value, "left": left, **rest} if not rest:
+            return value, left
+    raise Wrong(f"rank {rank} gave an answer that cannot be read")
+
+
+def raise_first(effects: Iterator[tuple[int, Effect]]) -> None:
+    """Raise `Wrong` for the first of these effects, if there is one."""
+    for rank, effect in effects:
+        raise Wrong(f"rank {rank}: {effect.sentence}", effect.hint)
+
+
+def expect_same_bits(case: Case, values: Sequence[Any]) -> None:
+    """Raise `Wrong` unless all ranks of a group hold exactly the same bits."""
+    for members in case.groups:
+        first = dict(leaves(values[members[0]]))
+        for rank in members[1:]:
+            for place, value in leaves(values[rank]):
+                if not _same_bits(value, first.get(place)):
+                    raise Wrong(
+                        f"{place} differs between rank {members[0]} and rank {rank}",
+                        "Replicas must hold the same bits after every step, or they drift apart.",
+                    )
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same(a, b)
+    return type(a) is type(b) and repr(a) == repr(b)  # here NaN equals NaN

@@ -1,0 +1,164 @@
+"""Choose the public seeds of an assignment's tasks: ``make seeds ARGS="02 average_gradients"``.
+
+Every solution of ``instructor/NN_name/mutants.py`` runs on the cases of many seeds. The seeds that
+are kept are few: a plain case, and then those that refuse the most wrong solutions which no kept
+seed refuses, and show the most features which no kept case has. A right solution that any seed
+refuses is an error of the draw or of the check: it is printed, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from course_lib.checking.cases import Case, Check
+from course_lib.checking.loading import find_assignment, full_name, load_checks, load_module
+from course_lib.checking.mutants import Solution, mutants_of, report_on
+from course_lib.installed import find_course
+
+CANDIDATES = 64
+"""Seeds that are tried, from 0."""
+
+
+def refusing(
+    name: str, check: Check, solutions: Sequence[Solution], seeds: Sequence[int]
+) -> dict[str, dict[int, str]]:
+    """Return mistake → the seeds that refuse the solution, each with its reason."""
+    assert check.drawn is not None
+    reasons: dict[str, dict[int, str]] = {}
+    for number, solution in enumerate(solutions, 1):
+        reasons[solution.mistake] = {}
+        for seed in seeds:
+            say(f"{name}: solution {number} of {len(solutions)}, seed {seed} of {len(seeds)}")
+            one = replace(check, cases=(check.drawn(seed),))
+            report = report_on(name, one, solution, explain=False)
+            if not report.passed:
+                reasons[solution.mistake][seed] = report.reason
+    say("")
+    return reasons
+
+
+def choose(
+    cases: Mapping[int, Case], refused: Mapping[str, Collection[int]], twice: bool = True
+) -> list[int]:
+    """Return few seeds whose cases refuse all solutions that any does, and have all features.
+
+    Args:
+        cases: seed → its case.
+        refused: wrong solution → the seeds that refuse it.
+        twice: whether two seeds shall refuse a solution, if two can: then it does not pass by luck.
+
+    """
+    features = {
+        feature: [seed for seed, case in cases.items() if feature in case.parameters["features"]]
+        for feature in {f for case in cases.values() for f in case.parameters["features"]}
+    }
+    needs = [*refused.values(), *features.values()]
+    most = max(case.world_size for case in cases.values())
+    order = sorted(
+        cases, key=lambda seed: (cases[seed].world_size == 1 < most, *cases[seed].difficulty)
+    )
+    kept = [order[0]]
+    while True:
+        missing = [
+            seeds
+            for seeds in needs
+            if len(set(kept) & set(seeds)) < min(1 + twice, len(set(seeds)))
+        ]
+        if not missing or len(kept) == len(cases):
+            return sorted(kept)
+        kept.append(
+            max(
+                (seed for seed in order if seed not in kept),
+                key=lambda seed: sum(seed in seeds for seeds in missing),
+            )
+        )
+
+
+def write_seeds(path: Path, task: str, seeds: Sequence[int]) -> None:
+    """Write the public seeds of a task into its ``checks.py``."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name(id="by_reference"), args=[ast.Constant(value=str(name))]):
+                if name == task:
+                    path.write_text(_with_seeds(text, node, seeds))
+                    return
+    raise LookupError(f'{path} has no call by_reference("{task}", …): the seeds are {seeds}')
+
+
+def _with_seeds(text: str, call: ast.Call, seeds: Sequence[int]) -> str:
+    value = f"({', '.join(map(str, seeds))}{',' if len(seeds) == 1 else ''})"
+    lines = text.encode().splitlines(keepends=True)  # ast counts bytes
+
+    def place(line: int | None, column: int | None) -> int:
+        assert line is not None and column is not None
+        return sum(map(len, lines[: line - 1])) + column
+
+    for keyword in call.keywords:
+        if keyword.arg == "seeds":
+            old = keyword.value
+            start = place(old.lineno, old.col_offset)
+            end = place(old.end_lineno, old.end_col_offset)
+            break
+    else:
+        first = call.args[0]
+        start = end = place(first.end_lineno, first.end_col_offset)
+        value = f", seeds={value}"
+    content = text.encode()
+    return (content[:start] + value.encode() + content[end:]).decode()
+
+
+def say(text: str) -> None:
+    """Show the progress on one line of a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Choose and write seeds; return 1 if a right solution is refused or a wrong one is not."""
+    parser = argparse.ArgumentParser(prog="make seeds", description=__doc__)
+    parser.add_argument("assignment", help="its name or its number")
+    parser.add_argument("tasks", nargs="*", help="only these tasks")
+    parser.add_argument("--candidates", type=int, default=CANDIDATES, help="seeds to try")
+    parser.add_argument("--once", action="store_true", help="one seed for each wrong solution")
+    parser.add_argument("--dry", action="store_true", help="change no file")
+    asked = parser.parse_args()
+    assignment = full_name(asked.assignment)
+    path = find_assignment(assignment) / "checks.py"
+    solutions = mutants_of(load_module(find_course() / "instructor" / assignment / "mutants.py"))
+    amiss = 0
+    for task, check in load_checks(path).items():
+        if check.drawn is None or (asked.tasks and task not in asked.tasks):
+            continue
+        seeds = range(asked.candidates)
+        tried = [s for s in solutions if s.task == task and "simulated" in s.where]
+        reasons = refusing(f"{assignment}/{task}", check, tried, seeds)
+        right = {s.mistake for s in tried if s.reason is None}
+        wrong = {name: seeds for name, seeds in reasons.items() if name not in right}
+        kept = choose({seed: check.drawn(seed) for seed in seeds}, wrong, not asked.once)
+        print(f"{assignment}/{task}: seeds {kept}")
+        for name, seeds_and_reasons in reasons.items():
+            here = [seed for seed in kept if seed in seeds_and_reasons]
+            print(
+                f"  {'right' if name in right else 'wrong'} {name}: refused by "
+                f"{len(seeds_and_reasons)} of {len(seeds)} seeds, {len(here)} of those kept"
+            )
+            if name in right and seeds_and_reasons:
+                seed, reason = next(iter(seeds_and_reasons.items()))
+                print(f"    REFUSED although it is right, by seed {seed}: {reason}")
+            if name not in right and not seeds_and_reasons:
+                print("    SURVIVES all seeds: the draw lacks what it gets wrong")
+        bad = any(reasons[name] for name in right) or not all(wrong.values())
+        amiss += bad
+        if not bad and not asked.dry:
+            write_seeds(path, task, kept)
+    return 1 if amiss else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
