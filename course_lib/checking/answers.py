@@ -487,14 +487,22 @@ def _known_mistakes(
                 found[words] = f"{begin} equals {words.rstrip()}."
     # What follows a wrong number is wrong, too: a later step, for example.
     for words, theirs in known:
-        number = isinstance(expected[first], float) or _is_float(expected[first])
-        if number and words not in found and _passes(values[first], theirs[first], options(first)):
+        if (
+            words not in found
+            and _has_fractions(theirs[first])
+            and _passes(values[first], theirs[first], options(first))
+        ):
             found[words] = f"The first value that is wrong equals {words.rstrip()}."
     return {**found, **{words: "" for words, _ in known if words not in found}}
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+def _has_fractions(value: Any) -> bool:
+    """Return whether nobody can hit a value by chance, as one can hit a zero or a count."""
+    if isinstance(value, float):
+        return value != round(value) if math.isfinite(value) else False
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return bool((value != value.round()).any())
 
 
 def differs(mistake: Any, right: Any, **options: Any) -> bool:

@@ -37,6 +37,7 @@ from course_lib.checking.on_ranks.given import Given, Program, RankProgram, with
 from course_lib.checking.on_ranks.leaves import leaves, same, tensors_in, with_tensors
 from course_lib.checking.rounding import as_dtype, bounds_from, moved_inputs
 from course_lib.ranks import Network, RanksError, Trace
+from course_lib.ranks.explain.words import counted
 from course_lib.ranks.wire import encode
 
 PUBLIC_SEEDS = tuple(range(8))
@@ -233,18 +234,20 @@ class _ByReference:
         d, inputs = self._drawn(seed, torch.Generator().manual_seed(0), None, world_size)
         network = self.network if isinstance(self.network, Network) else self.network(d, inputs)
         numbers = [tensor for tensor in tensors_in(list(inputs)) if tensor.is_floating_point()]
-        most = max((tensor.dim() for tensor in numbers), default=0)
+        dims = max((tensor.dim() for tensor in numbers), default=0)
         plain, words = Form(), list(d.words)
         if d.groups[1:]:
             words.insert(0, "in two groups")
         if numbers and d.form.dtype != self.variety.dtypes[0]:
             words.append(d.form.dtype)
-        if d.form.layout != plain.layout and most >= (2 if d.form.layout == "transposed" else 1):
+        if d.form.layout != plain.layout and dims >= (2 if d.form.layout == "transposed" else 1):
             words.append(d.form.layout)
-        alone = d.world_size == 1 < max(self.variety.ranks)
+        most = max(self.variety.ranks)
+        ranks = [counted(d.world_size, "rank")] if most > 1 else []
+        alone = d.world_size == 1 < most
         size = len(str(sum(tensor.numel() for tensor in tensors_in(list(inputs)))))
         case = Case(
-            ", ".join([f"{d.world_size} rank{'s' if d.world_size > 1 else ''}", *words]),
+            ", ".join([*ranks, *words]) or "a plain case",
             d.world_size,
             {"seed": seed, "features": tuple(d.features)},
             d.form,

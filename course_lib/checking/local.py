@@ -1,6 +1,7 @@
 """Run the check of a task: ``check("02_data_parallel_sgd/shard_bounds", shard_bounds)``.
 
-The check runs on simulated ranks, which are exact and fast, and then on real ranks of this machine.
+The check runs on simulated ranks, which are exact and fast. Where this machine has a GPU for each
+rank, a function that is right there then runs on GPU ranks, too.
 If a function ends its process or never returns, the report says so and the kernel goes on.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any, Literal
+
+import torch
 
 from course_lib import diary
 from course_lib.checking.answers import describe
@@ -44,19 +47,20 @@ def check(
     name: str,
     function: Callable[..., Any],
     *,
-    on: Kind = "cpu",
+    on: Kind | None = None,
     case: str | None = None,
 ) -> CheckReport:
     """Check `function` on several ranks of this machine and show the result.
 
-    The check first runs on simulated ranks, which are exact. If the function is right there, the
-    check then runs on real ranks. A notebook also shows what the ranks did over time in a case that
-    failed.
+    The check first runs on simulated ranks, which are exact. If the function is right there, and
+    real ranks are asked for or the machine has enough GPUs, the check then runs on real ranks. A
+    notebook also shows what the ranks did over time in a case that failed.
 
     Args:
         name: ``assignment/check``, as written under the task; the assignment's number is enough.
         function: what you wrote.
-        on: the kind of real ranks; ``"simulated"``: no real ranks.
+        on: the kind of real ranks, ``"cpu"`` or ``"gpu"``; ``"simulated"``: no real ranks. By
+            default, GPU ranks if there is a GPU for each rank, else no real ranks.
         case: the name of one case, as in a report. Only this case is run, and the result is not
             recorded in your progress.
 
@@ -79,9 +83,12 @@ def check(
         name, found = find_check(name)
         if case is not None:
             found = _only(found, case)
-        shown.say(f"starting {counted(max(each.world_size for each in found.cases), 'rank')} …")
+        size = max(each.world_size for each in found.cases)
+        shown.say(f"starting {counted(size, 'rank')} …")
+        real = on or ("gpu" if torch.cuda.device_count() >= size else "simulated")
         runners = {}
-        for kind in dict.fromkeys(("simulated", on)):
+        kinds: tuple[Kind, ...] = ("simulated", real)
+        for kind in dict.fromkeys(kinds):
             # What simulated ranks have printed, real ranks need not print again.
             echo = shown.echo if kind == "simulated" else None
             runner = LocalRunner(function, kind, say=shown.say, echo=echo)

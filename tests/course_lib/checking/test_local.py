@@ -56,8 +56,8 @@ def test_a_wrong_function_fails_with_the_report_above_a_short_error(capsys: Any)
             "02_data_parallel_sgd/shard_bounds", lambda n, k, r: (r * (n // k), (r + 1) * (n // k))
         )
     printed = capsys.readouterr().out
-    assert "✓ lengths that divide" in printed
-    assert "✗ lengths that do not divide" in printed
+    assert "✓ a plain case" in printed
+    assert "✗ fewer elements than ranks" in printed
     shown = caught.value._render_traceback_()
     assert shown == ["CheckFailed: the report above says what failed, and why"]
 
@@ -108,12 +108,12 @@ def test_one_case_is_run_alone_and_not_noted(monkeypatch: Any) -> None:
         "2/shard_bounds",
         wrong_where_it_does_not_divide,
         on="simulated",
-        case="lengths that divide",
+        case="a plain case",
     )
-    assert [result.name for result in one.results] == ["lengths that divide"]
+    assert [result.name for result in one.results] == ["a plain case"]
     assert "only this case was run" in str(one)
     assert len(noted) == 1
-    with pytest.raises(LookupError, match=r"no case 'x'\. The cases: lengths that divide; lengths"):
+    with pytest.raises(LookupError, match=r"no case 'x'\. The cases: a plain case; "):
         check("2/shard_bounds", right_bounds, case="x")
 
 
@@ -124,15 +124,15 @@ def test_a_terminal_shows_what_runs_from_the_first_moment(monkeypatch: Any, caps
         print("hello")
         return right_bounds(length, world_size, rank)
 
-    check("2/shard_bounds", chatty)
+    check("2/shard_bounds", chatty, on="cpu")
     out, told = capsys.readouterr()
     shown = [line for line in told.split("\r\033[K") if line]
     assert shown[0] == "reading 2/shard_bounds …"
     assert shown[1] == "starting 1 rank …"
-    assert shown[2] == "simulated ranks, case 1 of 3: lengths that divide"
-    assert shown[-1] == "CPU ranks, case 3 of 3: fewer elements than ranks"
+    assert shown[2] == "simulated ranks, case 1 of 5: a plain case"
+    assert shown[-1].startswith("CPU ranks, case 5 of 5: ")
     assert told.endswith("\r\033[K")  # the report begins on an empty line
-    assert "hello" in out and "3 of 3 cases passed" in out
+    assert "hello" in out and "5 of 5 cases passed" in out
 
 
 @pytest.mark.large

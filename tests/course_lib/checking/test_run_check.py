@@ -41,7 +41,9 @@ HALF = [computation(0, 0.0, 1e-3), computation(1, 0.0, 2e-3)]
 def test_what_the_ranks_did_is_judged_besides_their_values(
     case: Case, events: list[Event], words: str
 ) -> None:
-    computes = (lambda own: {1e-3: own}) if events[0].kind == "compute" else None
+    computes = (
+        (lambda _, inputs: [{1e-3: own} for own in inputs]) if events[0].kind == "compute" else None
+    )
     cases = (case,) if case.after is None else (case.after, case)
     check = Check("f", len, lambda *_: [2, 2], nothing, cases, computes=computes)
     run = lambda *_: Observed([1, 1], Trace(events, 2), NETWORK)
