@@ -16,8 +16,7 @@ The parts of this package, from the bottom up. Each one imports only parts above
 - `processes`: ranks as processes of this machine; `simulated`: ranks on the fabric, a network with
   a virtual clock; neither imports the other
 - `host`: the process whose threads are the simulated ranks
-- `ranks`: the class `Ranks`, which chooses between these kinds of ranks; `multinode`: ranks on
-  several machines, with one trace
+- `ranks`: the class `Ranks`, which chooses between these kinds of ranks
 - `watch`: hangs of any ``torchrun`` job, explained
 - `notebook`: `%%ranks`, and the kernel that has it loaded
 - `for_graders`: the inner names that checks and the autograder may import

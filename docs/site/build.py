@@ -93,7 +93,7 @@ def write_api() -> None:
 
 def build(site: Path) -> int:
     """Build the pages into `site` and look at their links; return the exit status."""
-    print("1/3 pages of notebooks, texts and modules: one or two minutes ...", flush=True)
+    print("1/2 pages of notebooks, texts and modules: one or two minutes ...", flush=True)
     for folder in (HERE / "api", site / "_modules"):  # where modules that are gone would stay
         shutil.rmtree(folder, ignore_errors=True)
     write_api()
@@ -105,11 +105,9 @@ def build(site: Path) -> int:
     ).returncode
     if status:
         return status
-    print("2/3 the cards ...", flush=True)
     (site / "index.html").write_text(HOME.format(first=FIRST), encoding="utf-8")
     (site / ".nojekyll").touch()  # or GitHub leaves out folders that begin with an underscore
-    subprocess.run([sys.executable, HERE / "cards.py", "--to", site / "cards.pdf"], check=True)
-    print("3/3 testing every link ...", flush=True)
+    print("2/2 testing every link ...", flush=True)
     wrong = what_is_wrong(site)
     for each in wrong:
         print(each, file=sys.stderr)
