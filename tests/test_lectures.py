@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib.checking.guesses import _reasons
+from course_lib.checking.asking import _reasons_of_lectures
 from tests.helpers import ROOT
 from tests.helpers.course_folders import FURTHER, RELEASED, SOURCES, assignments, needs_sources
 from tests.helpers.lecture_size import CELLS, WORDS, size_of
@@ -35,15 +35,18 @@ def test_each_option_of_a_guess_has_a_reason() -> None:
     calls = [
         node
         for source in sources
-        if re.search(r"^\w+ = guess\(", source, re.MULTILINE)
+        if re.search(r"^\w+ = ask\(", source, re.MULTILINE)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "guess"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "ask"
     ]
-    options = {ast.literal_eval(call.args[0]): call.args[1] for call in calls}
+    options = {
+        ast.literal_eval(call.args[0]): next(k.value for k in call.keywords if k.arg == "options")
+        for call in calls
+    }
     counts = {
         asked: len(getattr(o, "keys", getattr(o, "elts", ()))) for asked, o in options.items()
     }
-    assert {question: len(why) for question, why in _reasons().items()} == counts
+    assert {question: len(why) for question, why in _reasons_of_lectures().items()} == counts
 
 
 LINKS = "[Symbols](../docs/symbols.md) · [Glossary](../docs/glossary.md)"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from course_lib.checking.guesses import HOW_TO_GUESS
+from course_lib.checking.asking import HOW_TO_CHOOSE
 from tests.helpers import ROOT
 from tests.helpers.browser import Browser, needs_browser
 
@@ -89,7 +89,7 @@ def test_the_site_is_built_without_a_warning_and_shows_what_was_run(site: Path) 
         page = (site / "lectures" / f"{lecture.stem}.html").read_text(encoding="utf-8")
         assert 'class="output' in page or "cell_output" in page
         assert "<math" in page or lecture.stem.startswith("00")
-        assert "Answered by the run" in page and HOW_TO_GUESS not in page
+        assert "Answered by the run" in page and HOW_TO_CHOOSE not in page
     assert 'data-theme="dark"' in (site / "_static/pygments.css").read_text()
     assert (site / "calculator.html").is_file() and (site / "searchindex.js").is_file()
     page = (site / "instructor/kill_matrix.html").read_text(encoding="utf-8")

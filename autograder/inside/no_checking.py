@@ -12,17 +12,17 @@ def defend(*_: Any, **__: Any) -> None:
     """Print no questions, because the grader draws them itself."""
 
 
-class Prediction:
-    """A prediction that is not kept."""
+class Question:
+    """A question whose answer is not kept."""
 
-    def score(self, *_: Any, **__: Any) -> "Prediction":
+    def score(self, *_: Any, **__: Any) -> "Question":
         """Do nothing."""
         return self
 
 
-def predict(*_: Any, **__: Any) -> Prediction:
-    """Return a prediction that is not kept, because predictions matter only in the notebook."""
-    return Prediction()
+def ask(*_: Any, **__: Any) -> Question:
+    """Return a question whose answer is not kept, because it matters only in the notebook."""
+    return Question()
 
 
 def __getattr__(name: str) -> Any:

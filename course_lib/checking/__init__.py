@@ -1,6 +1,6 @@
 """Checks: cases, oracles and reports.
 
-For students: `check`, `predict` and `guess`. For course authors: `task` and its parts.
+For students: `check` and `ask`. For course authors: `task` and its parts.
 Read in this order:
 
 - `cases`: a check is data
@@ -18,8 +18,7 @@ Read in this order:
 - `report`: the result, for the student and for the grader
 - `loading`: finds a check by its name, and packs it for ranks
 - `local`: `check`, on ranks of this machine
-- `predictions`: a number, locked before a run shows it; `guesses`: a choice among a few options,
-  which the run below decides; `puzzles`: a line that the reader fills in
+- `asking`: a question with a place for the answer, which a run decides
 - `defence`: questions on a student's own run; `testing`: a task whose solution is a check
 - `mutants`: wrong solutions, which must fail
 """
@@ -30,6 +29,7 @@ from course_lib.checking.answers import (
     expect_number,
     expect_tensor,
 )
+from course_lib.checking.asking import Question, ask
 from course_lib.checking.by_reference import by_reference
 from course_lib.checking.cases import (
     NETWORK,
@@ -54,12 +54,9 @@ from course_lib.checking.expectations import (
     sends_at_most,
     time_within,
 )
-from course_lib.checking.guesses import Guess, guess
 from course_lib.checking.judges import equals, same_on_all_ranks
 from course_lib.checking.local import check
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.predictions import Prediction, predict
-from course_lib.checking.puzzles import Puzzle, puzzle
 from course_lib.checking.report import CaseResult, CheckFailed, CheckReport
 from course_lib.checking.run_check import run_check
 from course_lib.checking.task import in_many_forms, task
@@ -76,12 +73,11 @@ __all__ = [
     "Expectation",
     "Form",
     "Given",
-    "Guess",
     "Observed",
-    "Prediction",
-    "Puzzle",
+    "Question",
     "Variety",
     "Wrong",
+    "ask",
     "by_reference",
     "calls",
     "calls_at_most",
@@ -92,13 +88,10 @@ __all__ = [
     "expect_equal",
     "expect_number",
     "expect_tensor",
-    "guess",
     "in_many_forms",
     "only_calls",
     "only_peers",
     "overlaps",
-    "predict",
-    "puzzle",
     "receives_at_least",
     "receives_at_most",
     "run_check",

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from course_lib.checking.answers import NUMBER, Kind, sees
+from course_lib.checking.asking import agrees, shown
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.expectations import operations
 from course_lib.checking.loading import find_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.given import Given
-from course_lib.checking.predictions import agrees, shown
 from course_lib.checking.run_check import Runner
 from course_lib.checking.task import task
 from course_lib.ranks import Event, Network, Trace

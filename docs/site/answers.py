@@ -17,7 +17,8 @@ from nbformat import NotebookNode
 def hide(notebook: NotebookNode) -> None:
     """Move the outputs of cells that answer a guess into their metadata."""
     for cell in notebook.cells:
-        is_answer = "hide-output" in cell.metadata.get("tags", []) or ".score(" in cell.source
+        scores = ".score(" in cell.source and "ask(" not in cell.source
+        is_answer = scores or "hide-output" in cell.metadata.get("tags", [])
         if cell.cell_type == "code" and is_answer and cell.outputs:
             cell.metadata["answer"], cell.outputs = cell.outputs, []
 

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 from mathml import mathml  # noqa: E402
 
-from course_lib.checking.guesses import HOW_TO_GUESS  # noqa: E402
+from course_lib.checking.asking import HOW_TO_CHOOSE  # noqa: E402
 
 project = "From mini-batch SGD to DDP"
 project_copyright = "2026, the authors of From mini-batch SGD to DDP. Notebooks: CC BY 4.0"
@@ -130,7 +130,7 @@ def _fold(app: Any, docname: str, source: list[str]) -> None:
             cell["outputs"] = cell["metadata"].pop("answer")
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
             if "text/html" in data:  # on a page, nothing can be typed
-                shown = "".join(data["text/html"]).replace(HOW_TO_GUESS, "Choose, then read on.")
+                shown = "".join(data["text/html"]).replace(HOW_TO_CHOOSE, "Choose, then read on.")
                 data["text/html"] = shown
         tags = cell["metadata"].setdefault("tags", [])
         code = cell["cell_type"] == "code"

@@ -47,8 +47,9 @@ def size_of(path: Path) -> Size:
                 words += len(re.findall(r"[^\W_][\w'’-]*", text)) if read else 0
         elif read and "hide-input" not in cell.metadata.get("tags", []):
             lines += sum(bool(line.strip()) for line in cell.source.splitlines())
-            guesses += len(re.findall(r"^(?:\w+ = )?guess\(", cell.source, re.MULTILINE))
-            puzzles += len(re.findall(r"^puzzle\(", cell.source, re.MULTILINE))
+            asked = len(re.findall(r"^(?:\w+ = )?ask\(", cell.source, re.MULTILINE))
+            puzzles += asked * ("cases=" in cell.source)
+            guesses += asked * ("cases=" not in cell.source)
     minutes = words / 130 + lines / 15 + 2 * guesses + 5 * puzzles + predictions
     stated = _STATED.search(cells[0].source)
     return Size(

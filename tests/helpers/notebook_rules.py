@@ -167,7 +167,9 @@ def tags_are_known(nb: NotebookNode, path: Path) -> Iterator[str]:
 def answers_are_out_of_sight(nb: NotebookNode, path: Path) -> Iterator[str]:
     """Yield the cells that show, below a question, which option is right, or why."""
     for i, cell in code_cells(nb):
-        scores = ".score(" in cell.source and "explore" not in tags(cell)
+        # A line is scored where it is asked for: its reader has typed it.
+        scores = ".score(" in cell.source and "ask(" not in cell.source
+        scores = scores and "explore" not in tags(cell)
         if scores and "hide-input" not in tags(cell):
             yield f"cell {i}: a score without the tag hide-input"
         if "hide-input" in tags(cell) and not cell.metadata.get("jupyter", {}).get("source_hidden"):

@@ -1,0 +1,367 @@
+"""`ask`: a question with a place for the answer, which is locked before a run decides it.
+
+    sent = ask("bytes that a rank sends", None)                        # a number, in place of None
+    idle = ask("what share of the time is idle?", None, options={"none": 0.0, "43 %": 3 / 7})
+    owner = ask("which rank owns row i of 12?", lambda i, K: ..., cases=[{"i": 5, "K": 4}])
+    …                                                                  # the run
+    sent.score(trace.bytes_sent(0))
+    idle.score(simulate(gpipe(4, 4)).bubble)
+    owner.score(lambda i, K: owners[K][i])
+
+Readers who answer before they look learn more from the result, even if the answer is wrong. An
+answer is optional, and nothing depends on it. No page says which answer is right: the run decides,
+also after a reader has changed its numbers. On the student's desk, each answer and each score is
+one line of ``predictions.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from course_lib import diary
+
+Rule = float | str | Callable[[Any], object]
+"""The value that a run shows if an option is right, or a function that tests the run's value."""
+HOW_TO_CHOOSE = "Put the number of your option in place of None."
+_TO_DO = {
+    "number": "Put a number in place of None.",
+    "option": HOW_TO_CHOOSE,
+    "line": "Not filled in yet: put your line in place of the dots.",
+}
+_locked: dict[str, Any] = {}
+# The selectors begin with an element. Otherwise JupyterLab's own rules for output would win.
+_STYLE = """<style>
+div.course-guess { border-left: 3px solid var(--jp-brand-color1, #4a90d9); line-height: 1.45;
+  color: var(--jp-content-font-color1, var(--pst-color-text-base, inherit));
+  margin: .3em 0; max-width: 60em; padding: .1em 0 .1em .9em; }
+div.course-guess p { margin: .3em 0; }
+div.course-guess ol { margin: .3em 0; padding-left: 1.8em; }
+div.course-guess li { margin: .25em 0; }
+div.course-guess li.good::marker, div.course-guess span.good {
+  color: var(--jp-success-color1, #388e3c); font-weight: bold; }
+div.course-guess span.bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
+div.course-guess .mine { border: 1px solid currentColor; border-radius: .6em; font-size: .85em;
+  padding: 0 .5em; white-space: nowrap; }
+div.course-guess .why { display: block; opacity: .85; }
+div.course-guess summary { cursor: pointer; }
+div.course-guess code { background: #8882; padding: .1em .4em; }
+</style>"""
+
+
+class Question:
+    """A question, the reader's answer, and what the run showed.
+
+    Attributes:
+        text: the question.
+        kind: ``number``, ``option`` or ``line``: what is asked for.
+        options: the texts of the options.
+        answer: a number, the number of an option from 1 on, or a function; None: no answer.
+        actual: the value that the run showed, once it is known; else None.
+        right: whether the answer was right; None without an answer or a run.
+
+    """
+
+    def __init__(
+        self,
+        text: str,
+        answer: Any,
+        options: Mapping[str, Rule],
+        cases: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.text, self.answer, self.options = text, answer, tuple(options)
+        self.kind = "option" if options else "line" if cases else "number"
+        self.actual: float | str | None = None
+        self.right: bool | None = None
+        self._rules, self._cases = tuple(options.values()), cases
+        self._holds: tuple[bool, ...] = ()
+        self._reasons: Sequence[str] = ()
+        self._verdict = _TO_DO[self.kind]
+        if answer is not None and self.kind == "number":
+            self._verdict = f"You answer {shown(answer)}; your answer is locked."
+        elif answer is not None and self.kind == "option":
+            self._verdict = f"Your answer, option {answer}, is locked. The run below decides."
+
+    def score(self, actual: Any, *, within: float = 0.05, why: Sequence[str] = ()) -> Question:
+        """Compare the answer with the run, show and record the result, and return the question.
+
+        Args:
+            actual: the run's value: a number, a tensor of one element, or a text; for a line, a
+                function with its arguments that returns the right value.
+            within: relative error up to which a number is right.
+            why: a sentence for each option: why a wrong one is tempting, or why a right one holds.
+                Those of the lectures are in reasons.json: in the source, they would give the
+                answer away.
+
+        Raises:
+            ValueError: `why` does not have one sentence for each option.
+
+        """
+        if why and len(why) != len(self.options):
+            raise ValueError(
+                f"why must have one reason for each of the {len(self.options)} options, got "
+                f"{len(why)}"
+            )
+        if self.kind == "line":
+            self._score_line(actual)
+        else:
+            self.actual = plain(actual)
+            if self.kind == "number":
+                self._score_number(within)
+            else:
+                self._score_option(within)
+                self._reasons = why or _reasons_of_lectures().get(self.text, ())
+        if self.right is not None:
+            entry = {"scored": self.text, "actual": self.actual, "right": self.right}
+            diary.keep(diary.PREDICTIONS, {**entry, **self._size()})
+        _show(self)
+        return self
+
+    def _size(self) -> dict[str, int]:
+        return {"of": len(self.options)} if self.options else {}
+
+    def _score_number(self, within: float) -> None:
+        assert self.actual is not None
+        self._verdict = f"The run shows {shown(self.actual)}."
+        if self.answer is None:
+            return
+        self.right = agrees(self.answer, self.actual, within)
+        words = "right" if self.right else _how_far(self.answer, self.actual)
+        self._verdict += f" You answered {shown(self.answer)}: {words}."
+
+    def _score_option(self, within: float) -> None:
+        assert self.actual is not None
+        self._holds = tuple(
+            bool(rule(self.actual)) if callable(rule) else agrees(rule, self.actual, within)
+            for rule in self._rules
+        )
+        numbers = [str(number) for number, holds in enumerate(self._holds, 1) if holds]
+        self._verdict = f"The run shows {shown(self.actual)}: "
+        if len(numbers) > 1:
+            self._verdict += f"options {' and '.join(numbers)} are right."
+        else:
+            self._verdict += f"option {numbers[0]} is right." if numbers else "no option says that."
+        if self.answer is not None and numbers:
+            self.right = self._holds[self.answer - 1]
+            words = "right" if self.right else "not right"
+            self._verdict += f" You answered option {self.answer}: {words}."
+
+    def _score_line(self, truth: Callable[..., Any]) -> None:
+        count, wrong = 0, ""
+        for case in self._cases:
+            where = ", ".join(f"{name}={value!r}" for name, value in case.items())
+            expected = truth(**case)
+            try:
+                value = self.answer(**case)
+            except Exception as error:
+                wrong = wrong or f"With {where} your line raises {type(error).__name__}: {error}"
+                continue
+            if value is ...:
+                return
+            if _same(value, expected):
+                count += 1
+            elif not wrong:
+                wrong = (
+                    f"With {where} your line gives {_short(value)}; right is {_short(expected)}."
+                )
+        self.right = count == len(self._cases)
+        self._verdict = (
+            f"✓ Right in all {count} cases."
+            if self.right
+            else f"✗ Right in {count} of {len(self._cases)} cases. {wrong}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Question: {self.text}>"
+
+    def __str__(self) -> str:
+        lines = [self.text]
+        for i, option in enumerate(self.options, 1):
+            mark = ("✓ " if self._holds[i - 1] else "✗ ") if any(self._holds) else ""
+            lines.append(f"  {mark}{i}. {option}{'  ← your answer' if i == self.answer else ''}")
+            lines += [f"       {self._reasons[i - 1]}"] if self._reasons else []
+        return "\n".join([*lines, self._verdict])
+
+    def _ipython_display_(self) -> None:
+        """Show nothing as a cell's value, because `ask` and `score` have already shown it."""
+
+    def _repr_html_(self) -> str:
+        """Return the question as HTML; without an answer, what decides an option stays folded."""
+        items = f"<ol>{self._items()}</ol>" if self.options else ""
+        body = f"<p><strong>{escape(self.text)}</strong></p>{items}<p>{escape(self._verdict)}</p>"
+        if self.actual is not None and self.answer is None:
+            asked = f"Answered by the run: <em>{escape(self.text)}</em>"
+            body = f"<details><summary>{asked}</summary>{body}</details>"
+        # Both classes prevent a dollar sign from being read as the start of a formula.
+        kept = "course-guess tex2jax_ignore mathjax_ignore"
+        return f'{_STYLE}<div class="{kept}">{body}</div>'
+
+    def _items(self) -> str:
+        items = []
+        for i, option in enumerate(self.options, 1):
+            good = any(self._holds) and self._holds[i - 1]
+            mark = f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"}</span> '
+            text = f"{mark if any(self._holds) else ''}{escape(option)}"
+            text += ' <span class="mine">your answer</span>' if i == self.answer else ""
+            if self._reasons:
+                text += f'<span class="why">{escape(self._reasons[i - 1])}</span>'
+            items.append(f"<li{' class=good' if good else ''}>{text}</li>")
+        return "".join(items)
+
+
+def ask(
+    question: str,
+    answer: Any = None,
+    *,
+    options: Mapping[str, Rule] | Sequence[float | str] | None = None,
+    cases: Iterable[Mapping[str, Any]] | None = None,
+) -> Question:
+    """Show a question and lock the answer; the first one counts, until the kernel is restarted.
+
+    A question for a line is shown when it is scored.
+
+    Args:
+        question: what is asked, with its unit; each question has only one answer.
+        answer: a number; with `options`, the number of an option, from 1 on; with `cases`, a line
+            of code as a function. None, and a line that returns ``...``, are no answer yet. A line
+            is not locked: try until it is right.
+        options: the text of each option → the value that the run shows if the option is right: a
+            number, a text, or a function that is true for the run's value. In a list, each value
+            is also the option's text.
+        cases: the arguments of a line in each case, the simplest first.
+
+    An answer that is none of these is said, and locks nothing.
+
+    Raises:
+        ValueError: there are fewer than two options, or no cases.
+
+    """
+    named = (
+        options if isinstance(options, Mapping) else {shown(each): each for each in options or ()}
+    )
+    given = [dict(case) for case in cases or ()]
+    if options is not None and len(named) < 2:
+        raise ValueError(f"a question needs two options or more, got {len(named)}")
+    if cases is not None and not given:
+        raise ValueError("a line needs cases, as in cases=[{'rank': 0}, {'rank': 1}]")
+    if not given:
+        answer = _checked(answer, len(named))
+        first = _locked.get(question, answer)
+    else:
+        first = answer
+    made = Question(question, first, named, given)
+    if first is not None and not given and question not in _locked:
+        _locked[question] = first
+        entry = made.options[first - 1] if named else first
+        kept = {"predicted": question, "guess": entry, **made._size()}
+        diary.keep(diary.PREDICTIONS, kept)
+    if not given:
+        _show(made)
+        if answer not in (None, first):
+            print(f"Your first answer counts: {shown(first)}.")
+    return made
+
+
+def _checked(answer: Any, options: int) -> Any:
+    """Return an answer that can be locked, or None after saying why it cannot."""
+    if answer is None:
+        return None
+    if options:
+        if type(answer) is int and 1 <= answer <= options:
+            return answer
+        print(f"{answer!r} is no option. Put a number from 1 to {options}.")
+        return None
+    value = plain(answer)
+    if isinstance(value, str):
+        print(f"The answer is a number, and {value!r} is a text. Nothing is locked yet.")
+        return None
+    return value
+
+
+def record() -> list[dict[str, Any]]:
+    """Return the entries of the desk's file of answers; empty without a desk."""
+    desk = diary.find_desk(Path.cwd())
+    return [] if desk is None else diary.kept(diary.PREDICTIONS, desk)
+
+
+@cache
+def _reasons_of_lectures() -> dict[str, list[str]]:
+    """Return the lectures' questions with a reason for each option."""
+    text = Path(__file__).with_name("reasons.json").read_text(encoding="utf-8")
+    return {question: why for page in json.loads(text).values() for question, why in page.items()}
+
+
+def agrees(answer: float | str, actual: float | str, within: float) -> bool:
+    """Return whether two texts, or two numbers up to the relative error `within`, are equal."""
+    if isinstance(answer, str) or isinstance(actual, str):
+        return str(answer).strip().lower() == str(actual).strip().lower()
+    return math.isclose(answer, actual, rel_tol=within)
+
+
+def _how_far(answer: float, actual: float | str) -> str:
+    ratio = answer / actual if not isinstance(actual, str) and actual else 0
+    if ratio <= 0:
+        return "not right"
+    size, factor = ("large", ratio) if ratio > 1 else ("small", 1 / ratio)
+    return f"{factor:.3g} times too {size}"
+
+
+def plain(value: Any) -> float | str:
+    """Return a number, a tensor of one element, or a text as a value that a record can hold."""
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"an answer must be a number or a text, got {type(value).__name__}")
+    return value
+
+
+def shown(value: float | str | None) -> str:
+    """Return a value as readable text."""
+    if isinstance(value, str) or value is None:
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Return whether two values are the same; numbers may differ by rounding."""
+    value, expected = _listed(value), _listed(expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(_same, value, expected))
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        return math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-9)
+    return bool(value == expected)
+
+
+def _listed(value: Any) -> Any:
+    """Return tensors, sets, tuples and ranges as lists, and other values as they are."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple | range) else value
+
+
+def _short(value: Any) -> str:
+    text = repr(_listed(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _show(question: Question) -> None:
+    """Show the present state of a question: as HTML in a notebook, as text elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        print(question, flush=True)
+        return
+    from IPython.display import display
+
+    display({"text/html": question._repr_html_(), "text/plain": str(question)}, raw=True)
