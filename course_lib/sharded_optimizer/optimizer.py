@@ -31,7 +31,6 @@ S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -148,7 +147,7 @@ class ShardedOptimizer(Optimizer):
             {**options_of(each), "params": [next(pieces) for _ in each["params"]]}
             for each in self.param_groups
         ]
-        self._make: Callable[[Any], Optimizer] = partial(optimizer_cls, **kwargs)
+        self._make: Callable[[Any], Optimizer] = lambda groups: optimizer_cls(groups, **kwargs)
         self._local = self._make(groups)
 
     def _shard(self, indices: Sequence[int]) -> None:

@@ -264,7 +264,7 @@ SITUATIONS: dict[str, tuple[Callable[[Run], None], dict[str, str]]] = {
     "tied weights": (steps_around(tie), dict.fromkeys(("ddp", "fsdp"), REPLACED)),
     "weight_norm": (
         steps_around(normalise),
-        dict.fromkeys(("ddp", "fsdp"), REPLACED) | dict.fromkeys(("local", "sharded"), NONE),
+        {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "from an instance of type Piece"},
     ),
     "prune": (
         steps_around(lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)),
@@ -278,7 +278,7 @@ SITUATIONS: dict[str, tuple[Callable[[Run], None], dict[str, str]]] = {
         dict.fromkeys(("ddp", "sharded"), "a second time"),
     ),
     "a hook on a gradient, before": (hooks_before, {}),
-    "a hook on a sum, before": (summing_hook_before, {"fsdp": "head.weight.*after wrapping"}),
+    "a hook on a sum, before": (summing_hook_before, {"fsdp": "head.weight.* has a hook"}),
     "a hook on a gradient, after": (steps_around(hook), {}),
     "a hook on a sum, after": (steps_around(summing_hook), {}),
     "a failed backward": (steps_around(fail), {"ddp": "did not end"}),
