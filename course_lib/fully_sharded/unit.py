@@ -37,11 +37,8 @@ from course_lib.sharded_optimizer import (
     FlatChunks,
     GradientPiece,
     PartialGradient,
-    State,
     all_gather_chunks,
-    gather_states,
     partial_gradient,
-    pieces_of_states,
     start_all_gather,
     start_reduce_scatter,
 )
@@ -97,6 +94,8 @@ class Unit:
 
     Attributes:
         pieces: for each parameter, this rank's part of it; they are optimized.
+        like: for each parameter, a tensor of its whole form, without memory.
+        chunks: which part of which parameter belongs to this rank.
         gathered: whether the whole is gathered.
 
     """
@@ -117,9 +116,9 @@ class Unit:
             )
         self._names, self._places, self._group = names, places, group
         self._dtype = compute_dtype or params[0].dtype
-        self._like = [torch.empty_like(param, device="meta") for param in params]
-        self._chunks = FlatChunks(params, range(len(params)), group)
-        self._length = len(self._chunks.chunk())
+        self.like = [torch.empty_like(param, device="meta") for param in params]
+        self.chunks = FlatChunks(params, range(len(params)), group)
+        self._length = len(self.chunks.chunk())
         self.pieces = self._cut(params)
         self._forms = [form_of(piece) for piece in self.pieces]
         self._allocate()
@@ -128,13 +127,13 @@ class Unit:
                 module._parameters[name] = self.pieces[index]
             if self.pieces[index] is not param:
                 self._carry_hooks(index, param)
-        self._chunks.flat.untyped_storage().resize_(0)
+        self.chunks.flat.untyped_storage().resize_(0)
 
     def _cut(self, params: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        chunk = self._chunks.chunk().clone()
+        chunk = self.chunks.chunk().clone()
         pieces: list[nn.Parameter] = []
         for index, param in enumerate(params):
-            piece = Piece(self._chunks.piece(index, chunk), requires_grad=param.requires_grad)
+            piece = Piece(self.chunks.piece(index, chunk), requires_grad=param.requires_grad)
             module, name = self._places[index][-1]
             piece.label = f"{type(module).__name__}.{name}"
             pieces.append(piece)
@@ -142,7 +141,7 @@ class Unit:
 
     def _allocate(self) -> None:
         """Make the whole, which has no memory yet, and its parameters, which autograd sees."""
-        length, device = self._chunks.flat.numel(), self.pieces[0].device
+        length, device = self.chunks.flat.numel(), self.pieces[0].device
         self._whole = torch.empty(length, dtype=self._dtype, device=device)
         self._nbytes = self._whole.untyped_storage().nbytes()
         # .data: autograd must not count a write to the whole as a change of the weights.
@@ -182,8 +181,8 @@ class Unit:
         return twin
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        length = sum(like.numel() for like in self._like)
-        return Bucket(self._like, range(len(self._like)), flat[:length]).views
+        length = sum(like.numel() for like in self.like)
+        return Bucket(self.like, range(len(self.like)), flat[:length]).views
 
     @property
     def bytes_held(self) -> int:
@@ -237,10 +236,10 @@ class Unit:
             verify_first_order(leaf.grad, f"'{self._names[index]}'")
             if self._gradient is None:
                 flat = torch.empty_like(self._whole)
-                length = sum(like.numel() for like in self._like)
+                length = sum(like.numel() for like in self.like)
                 flat[length:].zero_()  # the padding is summed up too
-                self._missing = set(range(len(self._like)))
-                self._gradient = Bucket(self._like, range(len(self._like)), flat[:length])
+                self._missing = set(range(len(self.like)))
+                self._gradient = Bucket(self.like, range(len(self.like)), flat[:length])
                 self._gradient_flat = flat
             with torch.no_grad():
                 factor, view = 1 / place_in(self._group)[1], self._gradient.views[index]
@@ -285,7 +284,7 @@ class Unit:
                 self._add(piece, self._part(index, sum(reduced[1:], reduced[0])))
 
     def _part(self, index: int, own: Tensor) -> Tensor:
-        part = self._chunks.piece(index, own)
+        part = self.chunks.piece(index, own)
         return partial_gradient(GradientPiece, part, self._group)
 
     def _add(self, piece: nn.Parameter, gradient: Tensor) -> None:
@@ -316,20 +315,11 @@ class Unit:
     def whole_parameters(self) -> list[tuple[Sequence[Place], Tensor]]:
         """Return copies of the whole parameters, in their own dtype. All ranks must call."""
         chunk = self._chunk()
-        flat = chunk.new_empty(self._chunks.flat.numel())
-        self._chunks.chunk(flat).copy_(chunk)
+        flat = chunk.new_empty(self.chunks.flat.numel())
+        self.chunks.chunk(flat).copy_(chunk)
         all_gather_chunks(flat, self._group)
         views = [view.clone() for view in self._views(flat)]
         return list(zip(self._places, views, strict=True))
-
-    def gather_states(self, states: Sequence[State]) -> dict[int, State]:
-        """Return the optimizer's states of the whole parameters from those of the pieces."""
-        own = [s if p.numel() else {} for s, p in zip(states, self.pieces, strict=True)]
-        return gather_states(own, self._like, [self._chunks], self._group)
-
-    def pieces_of_states(self, whole: dict[int, State]) -> dict[int, State]:
-        """Return the optimizer's states of this rank's pieces from those of whole parameters."""
-        return pieces_of_states(whole, self._like, [self._chunks])
 
 
 class WholeUnit(Unit):
@@ -352,16 +342,3 @@ class WholeUnit(Unit):
 
     def _part(self, index: int, own: Tensor) -> Tensor:
         return self._views(own)[index]
-
-    def whole_parameters(self) -> list[tuple[Sequence[Place], Tensor]]:
-        """Return copies of the parameters."""
-        copies = [piece.detach().clone() for piece in self.pieces]
-        return list(zip(self._places, copies, strict=True))
-
-    def gather_states(self, states: Sequence[State]) -> dict[int, State]:
-        """Return the optimizer's states."""
-        return {index: state for index, state in enumerate(states) if state}
-
-    def pieces_of_states(self, whole: dict[int, State]) -> dict[int, State]:
-        """Return the optimizer's states."""
-        return whole

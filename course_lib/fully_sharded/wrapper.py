@@ -37,7 +37,13 @@ from course_lib.collectives import Group, place_in
 from course_lib.ddp import EndOfBackward, broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit, WholeUnit
 from course_lib.guard import Guard, rank_error
-from course_lib.sharded_optimizer import clip_by_norms, gradient_norms, local_norms
+from course_lib.sharded_optimizer import (
+    clip_by_norms,
+    gather_states,
+    gradient_norms,
+    local_norms,
+    pieces_of_states,
+)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -59,7 +65,7 @@ class FullyShardedDataParallel(nn.Module):
         keep_whole: types of modules, and names, whose parameters stay whole on each rank, for
             example `(nn.LayerNorm, "bias")`. They are not gathered, and their gradients are
             averaged by an all-reduce. A name is that of a module (`"blocks.0.norm"`), of a
-            parameter (`"head.bias"`), or its last part (`"bias"`).
+            parameter (`"head.bias"`), or a part of such a name (`"norm"`, `"bias"`).
         unit_types: types of modules whose parameters, and those of modules inside, are gathered
             together, for example `(Block,)`. By default each module with its own parameters is a
             unit.
@@ -117,6 +123,10 @@ class FullyShardedDataParallel(nn.Module):
                     owner.register_forward_pre_hook(partial(self._before, unit))
                     owner.register_forward_hook(partial(self._after, unit))
         self._watch()
+
+    @property
+    def _sharded(self) -> list[Unit]:
+        return [unit for unit in self._units if not isinstance(unit, WholeUnit)]
 
     def _watch(self) -> None:
         self._end = EndOfBackward(self._end_backward)
@@ -213,15 +223,10 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward and before the optimizer's step. The order is that of
         `parameters()`. A missing gradient counts as zero.
         """
-        norms: dict[nn.Parameter, Tensor] = {}
-        for kind in (Unit, WholeUnit):
-            params = [param for unit in self._units if type(unit) is kind for param in unit.pieces]
-            of_kind = (
-                gradient_norms(params, self._group, norm_type)
-                if kind is Unit
-                else local_norms(params, norm_type)
-            )
-            norms.update(zip(params, of_kind, strict=True))
+        pieces = [piece for unit in self._sharded for piece in unit.pieces]
+        norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
+        whole = [param for param in self.parameters() if param not in norms]
+        norms.update(zip(whole, local_norms(whole, norm_type), strict=True))
         return torch.stack([norms[param] for param in self.parameters()])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -259,28 +264,24 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call. It is what `optimizer.state_dict()` would be in one process, and can
         be loaded there, or on any number of ranks.
         """
-        numbers, state = _numbers(optimizer), {}
-        for unit in self._units:
-            states = [optimizer.state.get(piece, {}) for piece in unit.pieces]
-            for index, whole in unit.gather_states(states).items():
-                state[numbers[unit.pieces[index]]] = whole
-        return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        numbers, state_dict = _numbers(optimizer), optimizer.state_dict()
+        for unit in self._sharded:
+            states = [optimizer.state.get(p, {}) if p.numel() else {} for p in unit.pieces]
+            whole = gather_states(states, unit.like, [unit.chunks], self._group)
+            state_dict["state"] |= {numbers[unit.pieces[i]]: state for i, state in whole.items()}
+        return state_dict
 
     def load_full_optimizer_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         """Load this rank's pieces of a whole state, from any number of ranks or one process.
 
         Raises ValueError if it is the state of one rank, or its groups do not match.
         """
-        numbers, state = _numbers(optimizer), {}
-        for unit in self._units:
-            whole = {
-                index: state_dict["state"][numbers[piece]]
-                for index, piece in enumerate(unit.pieces)
-                if numbers.get(piece) in state_dict["state"]
-            }
-            for index, own in unit.pieces_of_states(whole).items():
-                state[numbers[unit.pieces[index]]] = own
-        optimizer.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+        numbers, state = _numbers(optimizer), dict(state_dict["state"])
+        for unit in self._sharded:
+            whole = {i: state.pop(numbers.get(p), {}) for i, p in enumerate(unit.pieces)}
+            own = pieces_of_states(whole, unit.like, [unit.chunks])
+            state |= {numbers[unit.pieces[i]]: cut for i, cut in own.items()}
+        optimizer.load_state_dict({**state_dict, "state": state})
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
@@ -289,7 +290,7 @@ class FullyShardedDataParallel(nn.Module):
         wrapped again on any number of ranks.
         """
         whole: dict[Place, Tensor] = {}
-        for unit in self._units:
+        for unit in self._sharded:
             for places, tensor in unit.whole_parameters():
                 whole.update(dict.fromkeys(places, tensor))
         state = self.module.state_dict()
@@ -311,15 +312,12 @@ def _kept_whole(module: nn.Module, kept: Sequence[type[nn.Module] | str]) -> set
     types = tuple(entry for entry in kept if not isinstance(entry, str))
     inside = [inner for inner in module.modules() if isinstance(inner, types)]
     whole = {param for inner in inside for param in inner.parameters()}
+    named = list(module.named_parameters(remove_duplicate=False))
     for name in (entry for entry in kept if isinstance(entry, str)):
-        matches = [
-            param
-            for full, param in module.named_parameters(remove_duplicate=False)
-            if full == name or full.startswith(f"{name}.") or full.endswith(f".{name}")
-        ]
+        matches = {param for full, param in named if f".{name}." in f".{full}."}
         if not matches:
             raise ValueError(f"keep_whole: there is no parameter or module '{name}'")
-        whole.update(matches)
+        whole |= matches
     return whole
 
 

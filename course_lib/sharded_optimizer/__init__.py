@@ -48,14 +48,13 @@ if TYPE_CHECKING:
         start_all_gather,
         start_reduce_scatter,
     )
-    from course_lib.sharded_optimizer.states import State, gather_states, pieces_of_states
+    from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
 
 __all__ = [
     "FlatChunks",
     "GradientPiece",
     "PartialGradient",
     "ShardedOptimizer",
-    "State",
     "all_gather_chunks",
     "clip_by_norms",
     "gather_states",
@@ -78,6 +77,6 @@ __getattr__ = later(
         "start_all_gather start_reduce_scatter": "partition",
         "GradientPiece PartialGradient clip_by_norms gradient_norms": "partial_gradients",
         "local_norms partial_gradient": "partial_gradients",
-        "State gather_states pieces_of_states": "states",
+        "gather_states pieces_of_states": "states",
     },
 )

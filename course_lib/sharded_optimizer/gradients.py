@@ -186,31 +186,21 @@ def hook_gradients(
 ) -> list[RemovableHandle]:
     """Call two bound methods before and after backward adds to the gradient of `params[index]`.
 
-    Frozen parameters are left out. The hooks are removed when the methods' object is deleted.
+    Frozen parameters are left out. The hooks do nothing when the methods' object is deleted.
     """
     handles: list[RemovableHandle] = []
-    for index in indices:
-        if params[index].requires_grad:
-            first, last = (
-                _telling(weakref.WeakMethod(method), index) for method in (before, after)
-            )
-            handles.append(params[index].register_hook(first))  # type: ignore[no-untyped-call]
-            handles.append(params[index].register_post_accumulate_grad_hook(last))  # type: ignore[no-untyped-call]
-    weakref.finalize(before.__self__, remove_hooks, handles).atexit = False  # type: ignore[attr-defined]
+    for index in (i for i in indices if params[i].requires_grad):
+        param, first, last = params[index], _telling(before, index), _telling(after, index)
+        handles.append(param.register_hook(first))  # type: ignore[no-untyped-call]
+        handles.append(param.register_post_accumulate_grad_hook(last))  # type: ignore[no-untyped-call]
     return handles
 
 
-def remove_hooks(handles: Iterable[RemovableHandle]) -> None:
-    """Remove hooks that are still there."""
-    for handle in handles:
-        handle.remove()
+def _telling(method: Callable[[int], None], index: int) -> Callable[..., None]:
+    reference = weakref.WeakMethod(method)
 
-
-def _telling(
-    method: "weakref.WeakMethod[Callable[[int], None]]", index: int
-) -> Callable[..., None]:
     def tell(_: Tensor) -> None:
-        called = method()
+        called = reference()
         if called is not None:
             called(index)
 

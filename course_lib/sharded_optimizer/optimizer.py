@@ -43,11 +43,7 @@ from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import form_of, use_of, verify_form
-from course_lib.sharded_optimizer.gradients import (
-    ShardedGradients,
-    hook_gradients,
-    remove_hooks,
-)
+from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
 from course_lib.sharded_optimizer.partial_gradients import (
     GradientElsewhere,
     GradientPiece,
@@ -169,7 +165,8 @@ class ShardedOptimizer(Optimizer):
         return chunks
 
     def _hook_in(self) -> None:
-        remove_hooks(self._handles)
+        for handle in self._handles:
+            handle.remove()
         if self.gradients == "sharded":
             self._handles = self._during.hook_in()
         elif self.gradients == "local":
