@@ -213,6 +213,8 @@ class Reducer:
         """
         if self._state is State.LOCAL:
             return
+        if self._in_backward and not self._end.requested:
+            raise _interrupted()
         if self._state is State.DONE or index in self._order:
             raise rank_error(
                 f"backward() reached '{self.names[index]}' a second time after one forward; its "

@@ -289,11 +289,11 @@ class Unit:
 
     def _add(self, piece: nn.Parameter, gradient: Tensor) -> None:
         """Add to the gradient of a piece, and run the hooks set on it, as autograd does."""
-        for hook in (piece._backward_hooks or {}).values():
+        for hook in list((piece._backward_hooks or {}).values()):  # one may remove itself
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
         piece.grad = gradient if piece.grad is None else piece.grad + gradient
-        for hook in (piece._post_accumulate_grad_hooks or {}).values():
+        for hook in list((piece._post_accumulate_grad_hooks or {}).values()):
             hook(piece)
 
     def _wait(self) -> list[Tensor]:
