@@ -56,6 +56,10 @@ class FullyShardedDataParallel(nn.Module):
     gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
     `GradScaler` works as usual (see `sharded_optimizer.partial_gradients`).
 
+    Parameters may be frozen and unfrozen, and get new values in any way. A hook that is set on a
+    parameter before wrapping gets this rank's gradient of the whole parameter. One that is set
+    afterwards gets this rank's piece of the mean gradient, when backward ends.
+
     Args:
         module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
         compute_dtype: dtype of the gathered weights and of the gradients that are sent. The pieces

@@ -1,9 +1,10 @@
 """What users do to parameters that a wrapper has: the weights of one process, or an error at once.
 
-A situation is a script. It runs in one process with whole batches, and on ranks with their shards.
+A situation runs in one process with whole batches, and on ranks with their shards.
 """
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -98,17 +99,24 @@ class Run:
 
 # --- the situations -----------------------------------------------------------------------------
 
+ZERO, MODULES = ("averaged", "local", "sharded"), ("ddp", "fsdp")
+REPLACED = r"rank \d: .* (is no longer the parameter|was not there)"
+CONVERTED = r"rank \d: .* had (strides|dtype) .* now has "
+NONE = "does not apply: an optimizer has tensors, and does not know which modules have them"
+Change = Callable[[Run], None]
+SITUATIONS: dict[str, tuple[Change, bool, dict[str, str]]] = {}
 
-def steps_around(change: Callable[[Run], None]) -> Callable[[Run], None]:
-    def script(run: Run) -> None:
-        run.wrap()
-        run.step()
-        change(run)
-        run.evaluate()
-        run.step()
-        run.step()
 
-    return script
+def situation(
+    name: str, errors: dict[str, str] | None = None, *, before: bool = False
+) -> Callable[[Change], Change]:
+    """Name what is done after one step, or before wrapping; `errors` has those of each wrapper."""
+
+    def note(change: Change) -> Change:
+        SITUATIONS[name] = change, before, errors or {}
+        return change
+
+    return note
 
 
 def stop(run: Run, how: str) -> None:
@@ -119,17 +127,24 @@ def stop(run: Run, how: str) -> None:
     run.optimizer.step()
 
 
-def new_data(run: Run) -> None:
+situation("a forward that stops early")(lambda run: stop(run, "early"))
+situation("a forward that fails")(lambda run: stop(run, "by an error"))
+
+
+@situation("param.data = …")
+def _(run: Run) -> None:
     for param in run.model.parameters():
         param.data = param.data * 0.9
 
 
-def from_vector(run: Run) -> None:
+@situation("vector_to_parameters")
+def _(run: Run) -> None:
     params = list(run.model.parameters())
     vector_to_parameters(parameters_to_vector(params).detach() * 0.9, params)
 
 
-def swap_average(run: Run) -> None:
+@situation("an average put in and taken out")
+def _(run: Run) -> None:
     params = list(run.model.parameters())
     live = [param.data for param in params]
     for param in params:
@@ -139,63 +154,85 @@ def swap_average(run: Run) -> None:
         param.data = data
 
 
-def write_data(run: Run) -> None:
-    """As optimizers and averages wrote in the days of `.data`: no version counter sees it."""
+@situation("param.data.mul_, which no version counter sees")
+def _(run: Run) -> None:
     run.evaluate()
     for param in run.model.parameters():
         param.data.mul_(0.9)
 
 
-def assign(run: Run) -> None:
+@situation("float()", dict.fromkeys((*ZERO, "fsdp"), CONVERTED))
+def _(run: Run) -> None:
+    run.x, run.y = run.x.float(), run.y.float()
+    run.model.float()
+
+
+@situation("float().double() after backward", {"sharded": "of a gradient"})
+def _(run: Run) -> None:
+    run.backward()
+    run.model.float().double()
+
+
+situation("float().double()")(lambda run: run.model.float().double())
+situation("channels_last", dict.fromkeys(ZERO, CONVERTED))(
+    lambda run: run.model.to(memory_format=torch.channels_last)
+)
+
+
+@situation("load_state_dict(assign=True)", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
     state = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     run.model.load_state_dict(state, assign=True)
 
 
-def replace(run: Run) -> None:
+@situation("another parameter", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
     run.net.head.weight = nn.Parameter(run.net.head.weight.detach().clone())
 
 
-def replace_module(run: Run) -> None:
+@situation("another module", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
     run.net.head = nn.Linear(12, 4).double()
 
 
-def tie(run: Run) -> None:
+@situation("tied weights", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
     run.net.same.weight = run.net.body.weight
 
 
-def back_and_forth(run: Run) -> None:
-    run.backward()
-    run.model.float()
-    run.model.double()
+situation(
+    "weight_norm",
+    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "from an instance of type Piece"},
+)(lambda run: parametrizations.weight_norm(run.net.head))
+situation("prune", {"fsdp": REPLACED})(
+    lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)
+)
+situation("unfrozen")(lambda run: run.net.late.requires_grad_(True))
 
 
-def thaw(run: Run) -> None:
-    run.net.late.requires_grad_(True)
-
-
-def freeze(run: Run) -> None:
+@situation("frozen, and unfrozen again")
+def _(run: Run) -> None:
     run.net.body.requires_grad_(False)
     run.step()
     run.net.body.requires_grad_(True)
     run.net.head.requires_grad_(False)
 
 
-def normalise(run: Run) -> None:
-    torch.manual_seed(2)
-    parametrizations.weight_norm(run.net.head)
-
-
-def copied(run: Run) -> None:
-    import copy
-
+@situation("a copy", dict.fromkeys(ZERO, NONE))
+def _(run: Run) -> None:
     twin = copy.deepcopy(run.model)
     run.step()
     run.evaluate(twin)
-    other = torch.optim.SGD(twin.parameters(), lr=0.1)
-    run.model, run.optimizer, before = twin, other, (run.model, run.optimizer)
+    before = run.model, run.optimizer
+    run.model, run.optimizer = twin, torch.optim.SGD(twin.parameters(), lr=0.1)
     run.step()
     run.evaluate()
     run.model, run.optimizer = before
+
+
+situation(
+    "a block used twice, checkpointed", dict.fromkeys(("ddp", "sharded"), "rank .* a second time")
+)(lambda run: run.step(twice=True))
 
 
 def halve(param: Tensor) -> None:
@@ -203,26 +240,25 @@ def halve(param: Tensor) -> None:
     param.grad.mul_(0.5)
 
 
-def hooks_before(run: Run) -> None:
+@situation("a hook on a gradient, before", before=True)
+def _(run: Run) -> None:
     mask = torch.arange(48.0).view(4, 12).double() / 48
     run.net.head.weight.register_hook(lambda gradient: gradient * mask)
-    steps_around(lambda run: None)(run)
 
 
-def summing_hook_before(run: Run) -> None:
-    run.net.head.weight.register_post_accumulate_grad_hook(halve)
-    steps_around(lambda run: None)(run)
+situation("a hook on a gradient, after")(
+    lambda run: run.net.head.weight.register_hook(lambda gradient: gradient * 0.5)
+)
+situation("a hook on a sum, before", {"fsdp": "'head.weight' has a hook"}, before=True)(
+    lambda run: run.net.head.weight.register_post_accumulate_grad_hook(halve)
+)
+situation("a hook on a sum, after")(
+    lambda run: run.net.head.weight.register_post_accumulate_grad_hook(halve)
+)
 
 
-def hook(run: Run) -> None:
-    run.net.head.weight.register_hook(lambda gradient: gradient * 0.5)
-
-
-def summing_hook(run: Run) -> None:
-    run.net.head.weight.register_post_accumulate_grad_hook(halve)
-
-
-def fail(run: Run) -> None:
+@situation("a failed backward", {"ddp": "rank .* did not end"})
+def _(run: Run) -> None:
     def interrupt(_: Tensor) -> None:
         raise KeyError
 
@@ -232,62 +268,17 @@ def fail(run: Run) -> None:
     handle.remove()
 
 
-def to_float(run: Run) -> None:
-    run.x, run.y = run.x.float(), run.y.float()
-    run.model.float()
-
-
-ZERO = ("averaged", "local", "sharded")
-REPLACED = r"rank \d: .* (is no longer the parameter|was not there)"
-CONVERTED = r"rank \d: .* had (strides|dtype) .* now has "
-NONE = "does not apply: an optimizer has tensors, and does not know which modules have them"
-SITUATIONS: dict[str, tuple[Callable[[Run], None], dict[str, str]]] = {
-    "a forward that stops early": (steps_around(lambda run: stop(run, "early")), {}),
-    "a forward that fails": (steps_around(lambda run: stop(run, "by an error")), {}),
-    "param.data = …": (steps_around(new_data), {}),
-    "vector_to_parameters": (steps_around(from_vector), {}),
-    "an average put in and taken out": (steps_around(swap_average), {}),
-    "param.data.mul_": (steps_around(write_data), {}),
-    "channels_last": (
-        steps_around(lambda run: run.model.to(memory_format=torch.channels_last)),
-        dict.fromkeys(ZERO, CONVERTED),
-    ),
-    "float().double()": (steps_around(lambda run: run.model.float().double()), {}),
-    "float()": (steps_around(to_float), dict.fromkeys((*ZERO, "fsdp"), CONVERTED)),
-    "float().double() after backward": (steps_around(back_and_forth), {"sharded": "of a gradient"}),
-    "load_state_dict(assign=True)": (
-        steps_around(assign),
-        dict.fromkeys(("ddp", "fsdp"), REPLACED),
-    ),
-    "another parameter": (steps_around(replace), dict.fromkeys(("ddp", "fsdp"), REPLACED)),
-    "another module": (steps_around(replace_module), dict.fromkeys(("ddp", "fsdp"), REPLACED)),
-    "tied weights": (steps_around(tie), dict.fromkeys(("ddp", "fsdp"), REPLACED)),
-    "weight_norm": (
-        steps_around(normalise),
-        {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "from an instance of type Piece"},
-    ),
-    "prune": (
-        steps_around(lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)),
-        {"fsdp": REPLACED},
-    ),
-    "unfrozen": (steps_around(thaw), {}),
-    "frozen, and unfrozen again": (steps_around(freeze), {}),
-    "a copy": (steps_around(copied), dict.fromkeys(ZERO, NONE)),
-    "a block used twice, checkpointed": (
-        steps_around(lambda run: run.step(twice=True)),
-        dict.fromkeys(("ddp", "sharded"), "a second time"),
-    ),
-    "a hook on a gradient, before": (hooks_before, {}),
-    "a hook on a sum, before": (summing_hook_before, {"fsdp": "head.weight.* has a hook"}),
-    "a hook on a gradient, after": (steps_around(hook), {}),
-    "a hook on a sum, after": (steps_around(summing_hook), {}),
-    "a failed backward": (steps_around(fail), {"ddp": "did not end"}),
-}
-
-
-def run(wrapper: str | None, name: str) -> tuple[dict[str, Tensor], list[Tensor]]:
-    run = Run(wrapper)
-    SITUATIONS[name][0](run)
+def train(wrapper: str | None, name: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+    run, (change, before, _) = Run(wrapper), SITUATIONS[name]
+    if before:
+        change(run)
+    run.wrap()
+    run.step()
+    if not before:
+        change(run)
+    run.evaluate()
+    run.step()
+    run.step()
     return run.weights(), run.seen
 
 
@@ -295,16 +286,16 @@ def run(wrapper: str | None, name: str) -> tuple[dict[str, Tensor], list[Tensor]
 @pytest.mark.parametrize("wrapper", ["ddp", *ZERO, "fsdp"])
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
 def test_as_in_one_process_or_an_error(ranks_of, on, k, wrapper, name):
-    error = SITUATIONS[name][1].get(wrapper)
+    error = SITUATIONS[name][2].get(wrapper)
     if error == NONE:
         return
     if error:
         with pytest.raises(RankError, match=error):
-            ranks_of(on, k).run(run, wrapper, name)
+            ranks_of(on, k).run(train, wrapper, name)
         return
-    expected, outputs = run(None, name)
+    expected, outputs = train(None, name)
     tolerance = 1e-5 if name == "float()" else 1e-10
-    for state, seen in ranks_of(on, k).run(run, wrapper, name):
+    for state, seen in ranks_of(on, k).run(train, wrapper, name):
         for key, value in expected.items():
             torch.testing.assert_close(state[key], value, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(seen, outputs, rtol=tolerance, atol=tolerance)
