@@ -34,20 +34,15 @@ def rank_error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
 
 
 class Guard:
-    """Notes the parameters of `module`, without those whose names are `ignored`.
+    """Notes the parameters of `module`, without those whose names are `ignored`."""
 
-    With `by_name`, a parameter must also keep its name: `prune` and `parametrize` change it.
-    """
-
-    def __init__(
-        self, module: nn.Module, ignored: Collection[str] = (), *, by_name: bool = False
-    ) -> None:
-        self._module, self._ignored, self._by_name = module, ignored, by_name
+    def __init__(self, module: nn.Module, ignored: Collection[str] = ()) -> None:
+        self._module, self._ignored = module, ignored
         self._wrapped = self._named()
 
     def _named(self) -> dict[str, nn.Parameter]:
-        named = dict(self._module.named_parameters(remove_duplicate=False))
-        return {name: param for name, param in named.items() if name not in self._ignored}
+        named = self._module.named_parameters(remove_duplicate=False)
+        return {name: param for name, param in named if name not in self._ignored}
 
     def verify(self) -> None:
         """Raise RuntimeError, naming the parameter, if the module now has other parameters."""
@@ -56,11 +51,16 @@ class Guard:
             return
         held, wrapped = set(now.values()), set(self._wrapped.values())
         for name, param in self._wrapped.items():
-            if param not in held or (self._by_name and now.get(name) is not param):
-                raise rank_error(f"'{name}' is no longer the parameter that was wrapped", _INSTEAD)
+            if param not in held:
+                raise replaced(name)
         for name, param in now.items():
             if param not in wrapped:
                 raise rank_error(f"'{name}' was not there when the model was wrapped", _INSTEAD)
+
+
+def replaced(name: str) -> RuntimeError:
+    """Return an error for the caller to raise: modules have lost this parameter."""
+    return rank_error(f"'{name}' is no longer the parameter that was wrapped", _INSTEAD)
 
 
 _INSTEAD = (

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_iter
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
-from course_lib.guard import form_of, rank_error, use_of, verify_form
+from course_lib.guard import form_of, rank_error, replaced, use_of, verify_form
 from course_lib.sharded_optimizer import (
     FlatChunks,
     GradientPiece,
@@ -164,10 +164,18 @@ class Unit:
             )
         self._leaves[index]._backward_hooks = param._backward_hooks
 
+    def verify_pieces(self) -> None:
+        """Raise RuntimeError if a piece was converted, or is not where it was registered."""
+        for name, piece, form, places in zip(
+            self._names, self.pieces, self._forms, self._places, strict=True
+        ):
+            verify_form(f"'{name}'", piece, form)
+            if any(module._parameters.get(attribute) is not piece for module, attribute in places):
+                raise replaced(name)
+
     def follow_pieces(self) -> None:
-        """Train what is trained now. Raises RuntimeError if a piece was converted."""
+        """Train what is trained now."""
         for index, (leaf, piece) in enumerate(zip(self._leaves, self.pieces, strict=True)):
-            verify_form(f"'{self._names[index]}'", piece, self._forms[index])
             leaf.requires_grad_(piece.requires_grad)
             if piece.requires_grad and not use_of(leaf)[1]:
                 leaf.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]

@@ -134,7 +134,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def _watch(self) -> None:
         self._end = EndOfBackward(self._end_backward)
-        self._guard = Guard(self.module, by_name=True)
+        self._guard = Guard(self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FullyShardedDataParallel":
         """Return a copy with pieces of its own, in the same group, without communication."""
@@ -173,6 +173,7 @@ class FullyShardedDataParallel(nn.Module):
         self._guard.verify()
         with torch._C.DisableTorchFunctionSubclass():  # else each look at a piece takes 5 µs
             for unit in self._units:
+                unit.verify_pieces()
                 unit.follow_pieces()
 
     def _before(self, unit: Unit, *_: Any) -> None:
@@ -298,6 +299,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call. The result can be loaded into the plain module, which can then be
         wrapped again on any number of ranks.
         """
+        self._follow_parameters()
         whole: dict[Place, Tensor] = {}
         for unit in self._sharded:
             for places, tensor in unit.whole_parameters():
