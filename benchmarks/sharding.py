@@ -9,6 +9,7 @@ Ratios are taken within a round.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,7 @@ def make_variants(make: Callable[[], nn.Module]) -> dict[str, Variant]:
     return {
         "torch DDP": with_adamw(TorchDDP(model(), gradient_as_bucket_view=True)),
         ZERO: Variant(theirs, zero),
+        "ours, DDP": with_adamw(DistributedDataParallel(model())),
         "ours, ZeRO-1": ours(model(), gradients="local"),
         "ours, ZeRO-1 after DDP": ours(DistributedDataParallel(model())),
         "ours, ZeRO-2": ours(model(), gradients="sharded"),
@@ -95,14 +97,37 @@ def unit_of(model: nn.Module) -> type[nn.Module]:
     return layer if any(isinstance(each, layer) for each in model.modules()) else nn.Linear
 
 
+def time_guard(variant: Variant) -> Callable[[int], float]:
+    """Return a function that says how many seconds the guard took in each of so many steps."""
+    seconds: list[float] = []
+
+    def timed(look: Callable[[], Any]) -> Callable[[], Any]:
+        def look_and_add() -> Any:
+            start = time.perf_counter()
+            result = look()
+            seconds.append(time.perf_counter() - start)
+            return result
+
+        return look_and_add
+
+    for owner in (variant.wrapped, variant.optimizer):
+        if hasattr(owner, "_follow_parameters"):
+            owner._follow_parameters = timed(owner._follow_parameters)
+    # The median: others may take the core from one look, as from a step.
+    return lambda steps: statistics.median(seconds or [0.0]) * len(seconds) / steps
+
+
 def measure(name: str, rounds: int) -> Any:
-    """Return, on a rank, per variant: seconds, difference from DDP, and state."""
+    """Return, on a rank, per variant: seconds, difference from DDP, state, seconds of the guard."""
     variants = make_variants(MODELS[name].make)
+    guards = {variant: time_guard(each) for variant, each in variants.items()}
     times = take_turns(variants, name, rounds)
+    looked = {v: seconds((rounds + 2) * STEPS) for v, seconds in guards.items()}
     weights = {variant: weights_of(each.wrapped) for variant, each in variants.items()}
     reference = weights["torch DDP"]
     differences = {v: float((w - reference).abs().max()) for v, w in weights.items()}
-    return times, differences, {v: state_elements(e.optimizer) for v, e in variants.items()}
+    states = {v: state_elements(e.optimizer) for v, e in variants.items()}
+    return times, differences, states, looked
 
 
 def main() -> None:
@@ -120,7 +145,8 @@ def main() -> None:
             "quartiles: our time divided by PyTorch's; below 1 is faster. ZeRO-1 and 2 are "
             "compared with its ZeroRedundancyOptimizer, fully sharded with FSDP2. State: optimizer "
             "state on the rank with most, divided by the mean over the ranks. Weights: the largest "
-            "difference of a weight to torch DDP's after all steps.\n"
+            "difference of a weight to torch DDP's after all steps. Guard: our step divided by the "
+            "same without the seconds of the slowest rank's guard (see `course_lib.guard`).\n"
             + sentence("python benchmarks/sharding.py"),
             *tables,
         ]
@@ -130,17 +156,19 @@ def main() -> None:
 
 def table(name: str, times: Series, results: list[Any]) -> str:
     """Return one model's ratios as Markdown."""
-    head = f"| {name} | ms | ratio | quartiles | state | weights |"
-    lines = [head, "|---|---|---|---|---|---|"]
+    head = f"| {name} | ms | ratio | quartiles | state | weights | guard |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for variant, seconds in times.items():
-        held = [states[variant] for _, states in results]
+        held = [states[variant] for _, states, _ in results]
         cells = [variant, f"{1e3 * statistics.median(seconds):.0f}", "", ""]
         if variant in PEERS:
             low, middle, high = statistics.quantiles(ratios(times, variant), n=4)
             cells[2:] = [f"{middle:.2f}", f"{low:.2f} – {high:.2f}"]
         cells.append(f"{max(held) / statistics.mean(held):.3f}")
-        difference = max(each[variant] for each, _ in results)
+        difference = max(each[variant] for each, _, _ in results)
         cells.append("" if variant == "torch DDP" else f"{difference:.0e}".replace("0e+00", "0"))
+        middle, guard = statistics.median(seconds), max(each[variant] for _, _, each in results)
+        cells.append(f"{middle / (middle - guard):.4f}" if guard else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@
 - `collectives`: broadcast to all-reduce, from messages between two ranks
 - `bucketing`: which gradients are sent together, and how large a bucket is
 - `gradient_sync`: gradients averaged per parameter, all at once, or in buckets
+- `guard`: whether parameters are still what they were when a wrapper took them
 - `ddp`: DistributedDataParallel, with buckets that are sent during backward
 - `compression`: gradients in fewer bytes, and what that costs
 - `sharded_optimizer`: ZeRO-1 and 2, in which each rank updates one K-th of the parameters
@@ -37,7 +38,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives"),
-    *("bucketing", "gradient_sync", "ddp", "compression"),
+    *("bucketing", "gradient_sync", "guard", "ddp", "compression"),
     *(
         "sharded_optimizer",
         "fully_sharded",

@@ -26,6 +26,7 @@ hook must issue the same collectives on all ranks; buckets come in the same orde
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -97,39 +98,45 @@ def tensors_in(outputs: Any) -> Iterator[Tensor]:
 class EndOfBackward:
     """Calls the bound method `then`, if its object still exists, when a backward is over.
 
-    It may call it more than once.
+    A backward that fails is never over: autograd drops its callbacks.
     """
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = weakref.WeakMethod(then)
-        self._queued = False
+        self._callback: Callable[[], Any] = _nothing
+
+    @property
+    def requested(self) -> bool:
+        """Whether this runs inside a backward after which there will be a call."""
+        return self._callback() is not None and torch._C._current_graph_task_id() != -1
 
     def watch(self, outputs: Any) -> None:
         """Request a call after the backward that will begin at one of the tensors in `outputs`."""
         for output in tensors_in(outputs):
             # On a leaf (a parameter, an input) the hook would outlive this graph.
             if output.grad_fn is not None:
-                output.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
+                output.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:
         """Request a call after the backward that is running, unless it is already requested."""
-        if not self._queued:
-            self._queue()
-
-    def _queue(self) -> None:
-        # Queue even if it was queued before: an exception drops queued callbacks silently.
-        self._queued = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._over)
+        if not self.requested:
+            callback = partial(self._over)  # only autograd keeps it, as long as this backward runs
+            self._callback = weakref.ref(callback)
+            torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def forget(self) -> None:
         """Forget an earlier request: an exception may have prevented its call."""
-        self._queued = False
+        self._callback = _nothing
 
     def _over(self) -> None:
-        self._queued = False
+        self.forget()
         then = self._then()
         if then is not None:
             then()
+
+
+def _nothing() -> None:
+    """Stand in for a reference to a callback that does not exist any more."""
 
 
 class GradBucket:

@@ -43,16 +43,11 @@ from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import broadcast_tensors
 from course_lib.ddp.hooks import CommHook, EndOfBackward, GradBucket, hook_gradients, launch
 from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.guard import form_of, rank_error, verify_form
 
 ALIGNMENT = 32
 """A bucket begins at a multiple of this many elements: GPUs send aligned memory faster."""
 _SHOWN = 8  # names in an error
-
-
-def rank_error(what: str, advice: str, pytorch: str = "") -> RuntimeError:
-    """Return an error for the caller to raise: the rank, what happened, and what to do."""
-    other = f' (PyTorch: "{pytorch}")' if pytorch else ""
-    return RuntimeError(f"rank {dist.get_rank()}: {what}. {advice}{other}")
 
 
 class CommunicationStream:
@@ -129,7 +124,7 @@ class Reducer:
         self._memory = _allocate_memory(self.params)
         self._make_buckets(range(count - 1, -1, -1))
         self._waits: list[Callable[[], object]] = []  # one for each bucket that was sent
-        self._strides = [param.stride() for param in self.params]
+        self._forms = [form_of(param) for param in self.params]
         self._end = EndOfBackward(self._backward_is_over)
         self.hooked = hook_gradients(self, self.params)
 
@@ -154,13 +149,8 @@ class Reducer:
 
     # --- before a forward -------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Expect a backward that is to be synchronised.
-
-        After the first such backward, the buckets are made again, once, in the order in which the
-        gradients became ready on rank 0. Raises RuntimeError if an exception ended the last
-        backward half-way, or if a different reducer has taken over the parameters.
-        """
+    def verify_ready(self) -> None:
+        """Raise RuntimeError if gradients go to a newer reducer, or the last backward failed."""
         if not self.hooked.alive:
             raise rank_error(
                 "this module, or a part of it, has been wrapped again, and gradients now go to the "
@@ -168,10 +158,15 @@ class Reducer:
                 "Call that wrapper, or wrap this module again.",
             )
         if self._in_backward:
-            raise rank_error(
-                "the last backward() did not end, so some buckets were sent and others not",
-                "After an exception in backward, build the model and its wrapper again.",
-            )
+            raise _interrupted()
+
+    def prepare(self) -> None:
+        """Expect a backward that is to be synchronised.
+
+        After the first such backward, the buckets are made again, once, in the order in which the
+        gradients became ready on rank 0. Raises RuntimeError as `verify_ready`.
+        """
+        self.verify_ready()
         self._end.forget()
         if self._rebuild_pending and self._synchronised:
             self._rebuild_pending = False
@@ -191,7 +186,11 @@ class Reducer:
 
         If a synchronised backward is still expected, this backward is synchronised, too. It then
         averages gradients that are already equal a second time.
+
+        Raises RuntimeError if an exception ended the last backward half-way.
         """
+        if self._in_backward and not self._end.requested:
+            raise _interrupted()
         if self._state is State.DONE:
             self._state = State.LOCAL
 
@@ -214,6 +213,8 @@ class Reducer:
         """
         if self._state is State.LOCAL:
             return
+        if self._in_backward and not self._end.requested:
+            raise _interrupted()
         if self._state is State.DONE or index in self._order:
             raise rank_error(
                 f"backward() reached '{self.names[index]}' a second time after one forward; its "
@@ -233,38 +234,24 @@ class Reducer:
         param, (bucket, view) = self.params[index], self._places[index]
         gradient = param.grad
         if gradient is not None:
-            self._verify_gradient(index, gradient, view)
+            self._verify_gradient(index, gradient)
             gradient = gradient.detach()
         copy_scaled(gradient, 1.0 if self.hook else 1 / self.divisor, view)
         if gradient is not None:
-            param.grad = view
+            param.grad = view.detach()  # not `view`: who sets `.grad.data` must not move our bucket
         self._order[index] = None
         bucket.pending -= 1
 
-    def _verify_gradient(self, index: int, gradient: Tensor, view: Tensor) -> None:
-        """Raise RuntimeError if the gradient cannot be copied to its place, `view`."""
-        name, then, now = self.names[index], self._strides[index], self.params[index].stride()
-        verify_first_order(gradient, f"'{name}'")
+    def _verify_gradient(self, index: int, gradient: Tensor) -> None:
+        """Raise RuntimeError if the gradient cannot be copied to its place."""
+        name = f"'{self.names[index]}'"
+        verify_first_order(gradient, name)
         if gradient.is_sparse:
             raise rank_error(
-                f"the gradient of '{name}' is sparse",
+                f"the gradient of {name} is sparse",
                 "Buckets are dense: use nn.Embedding(…, sparse=False).",
             )
-        if gradient.dtype != view.dtype or gradient.shape != view.shape:
-            raise rank_error(
-                f"'{name}' has a gradient of {tuple(gradient.shape)} {gradient.dtype}, but the "
-                f"parameter was {tuple(view.shape)} {view.dtype} when it was wrapped",
-                "Change dtype or shape first (with model.half(), for example), and then wrap the "
-                "model.",
-            )
-        # The stride of a dimension of size 1 has no meaning.
-        dims = zip(now, then, view.shape, strict=True)
-        if now != then and any(a != b for a, b, size in dims if size > 1):
-            raise rank_error(
-                f"'{name}' has the strides {now}, but had {then} when it was wrapped",
-                "Change the memory format first (model.to(memory_format=…)), and then wrap the "
-                "model.",
-            )
+        verify_form(name, self.params[index], self._forms[index])
 
     def _launch_complete(self) -> None:
         """Launch complete buckets in order, up to the first that is not complete."""
@@ -308,7 +295,7 @@ class Reducer:
         self._launch_rest_and_wait(unused)
         for index in unused:
             if self._users[index]:
-                self.params[index].grad = self._places[index][1]
+                self.params[index].grad = self._places[index][1].detach()
 
     def _verify_all_added(self) -> None:
         missing = [name for index, name in enumerate(self.names) if index not in self._order]
@@ -356,6 +343,13 @@ class Reducer:
         dist.all_reduce(users, group=self.group)
         if unused:  # reading it makes the host wait for the GPU
             self._users = users.tolist()
+
+
+def _interrupted() -> RuntimeError:
+    return rank_error(
+        "the last backward() did not end, so some buckets were sent and others not",
+        "After an exception in backward, build the model and its wrapper again.",
+    )
 
 
 def _allocate_memory(tensors: Sequence[Tensor]) -> dict[Kind, Tensor]:

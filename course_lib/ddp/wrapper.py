@@ -43,8 +43,9 @@ from course_lib.ddp.buffers import (
     verify_same_model,
 )
 from course_lib.ddp.hooks import CommHook
-from course_lib.ddp.reducer import Reducer, rank_error
+from course_lib.ddp.reducer import Reducer
 from course_lib.ddp.uneven_inputs import Activity
+from course_lib.guard import Guard, form_of, rank_error, use_of
 
 ACCEPTED = {
     "process_group": None,
@@ -163,13 +164,29 @@ class DistributedDataParallel(nn.Module):
             self.register_comm_hook(*pair)
 
     def _hook_in(self) -> None:
+        self._buffers_kept = Buffers(self.module, self._ignored, self.group)
+        self._activity: Activity | None = None
+        self._guard = Guard(self.module, self._ignored)
+        self._make_reducer()
+
+    def _make_reducer(self) -> None:
         named = named_parameters(self.module, self._ignored)
         trained = [(name, param) for name, param in named if param.requires_grad]
         # A copy may have only frozen parameters.
         self._reducer = Reducer(trained or named, self.group, *self._options)
-        self._buffers_kept = Buffers(self.module, self._ignored, self.group)
-        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
-        self._activity: Activity | None = None
+        self._params = [param for _, param in named]
+        self._hooked_in = [(form_of(param), use_of(param)) for param in self._params]
+
+    def _follow_parameters(self) -> None:
+        """Make the reducer again if parameters were converted, frozen, unfrozen or hooked.
+
+        Raises RuntimeError if there are others.
+        """
+        self._guard.verify()
+        if [(form_of(param), use_of(param)) for param in self._params] != self._hooked_in:
+            last = self._reducer
+            self._make_reducer()
+            self._reducer.hook, self._reducer.divisor = last.hook, last.divisor
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -182,7 +199,16 @@ class DistributedDataParallel(nn.Module):
         A deep copy stays in its group. A wrapper loaded from a pickle uses the group of all ranks.
         """
         state = {**self.__dict__, "require_backward_grad_sync": True}
-        for name in ("_reducer", "_buffers_kept", "_frozen", "_activity", "group", "device_mesh"):
+        for name in (
+            "_reducer",
+            "_buffers_kept",
+            "_guard",
+            "_params",
+            "_hooked_in",
+            "_activity",
+            "group",
+            "device_mesh",
+        ):
             del state[name]
         return state
 
@@ -216,8 +242,8 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and expect a backward (if gradients are enabled, and not in `no_sync`).
 
-        Raises RuntimeError if the last backward did not end, or if a parameter that was frozen when
-        it was wrapped now needs a gradient.
+        Raises RuntimeError if the last backward did not end, or if the module has other parameters
+        than those that were wrapped.
         """
         if self._device is not None:
             args, kwargs = tree_map_only(Tensor, self._move, (args, kwargs))
@@ -237,7 +263,8 @@ class DistributedDataParallel(nn.Module):
         if synchronised or self._activity is None:  # ranks without inputs know only of these
             self._sync_buffers(synchronised)
         if synchronised:
-            self._check_frozen()
+            self._reducer.verify_ready()
+            self._follow_parameters()
             self._reducer.prepare()
         elif torch.is_grad_enabled():
             self._reducer.stay_local()
@@ -251,14 +278,6 @@ class DistributedDataParallel(nn.Module):
         source = 0 if self._activity is None else self._activity.authority
         if self.broadcast_buffers:
             self._buffers_kept.before_forward(source, synchronised)
-
-    def _check_frozen(self) -> None:
-        for name, param in self._frozen:
-            if param.requires_grad:
-                raise RuntimeError(
-                    f"'{name}' was frozen when the model was wrapped, but now needs a gradient. "
-                    "This gradient would stay different on every rank: wrap the model again"
-                )
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)

@@ -23,17 +23,27 @@ the whole weights of two layers at a time.
 S. Rajbhandari et al., "ZeRO", SC 2020, section 7.3; Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from course_lib.collectives import Group, place_in
-from course_lib.ddp import broadcast_module_states, verify_same_model
-from course_lib.fully_sharded.unit import Place, Unit
-from course_lib.sharded_optimizer import clip_by_norms, gradient_norms
+from course_lib.ddp import EndOfBackward, broadcast_module_states, verify_same_model
+from course_lib.fully_sharded.unit import Place, Unit, WholeUnit
+from course_lib.guard import Guard, rank_error
+from course_lib.sharded_optimizer import (
+    clip_by_norms,
+    gather_states,
+    gradient_norms,
+    local_norms,
+    pieces_of_states,
+)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -46,12 +56,20 @@ class FullyShardedDataParallel(nn.Module):
     gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
     `GradScaler` works as usual (see `sharded_optimizer.partial_gradients`).
 
+    Parameters may be frozen and unfrozen, and get new values in any way. A hook that is set on a
+    parameter before wrapping gets this rank's gradient of the whole parameter. One that is set
+    afterwards gets this rank's piece of the mean gradient, when backward ends.
+
     Args:
         module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
         compute_dtype: dtype of the gathered weights and of the gradients that are sent. The pieces
             and their gradients keep the dtype of the parameters (fp32: master weights). None: all
             have this dtype.
         group: the process group; None for all ranks.
+        keep_whole: types of modules, and names, whose parameters stay whole on each rank, for
+            example `(nn.LayerNorm, "bias")`. They are not gathered, and their gradients are
+            averaged by an all-reduce. A name is that of a module (`"blocks.0.norm"`), of a
+            parameter (`"head.bias"`), or a part of such a name (`"norm"`, `"bias"`).
         unit_types: types of modules whose parameters, and those of modules inside, are gathered
             together, for example `(Block,)`. By default each module with its own parameters is a
             unit.
@@ -59,9 +77,11 @@ class FullyShardedDataParallel(nn.Module):
             from the second forward on.
 
     Raises:
-        ValueError: this rank is not in `group`, or a unit mixes dtypes or devices.
+        ValueError: this rank is not in `group`, a unit mixes dtypes or devices, or a name in
+            `keep_whole` names nothing.
         TypeError: the module has recurrent layers of PyTorch.
-        RuntimeError: the ranks' models differ.
+        RuntimeError: the ranks' models differ; later, the module has other parameters than those
+            that were wrapped.
 
     """
 
@@ -71,6 +91,7 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: torch.dtype | None = None,
         group: Group = None,
         *,
+        keep_whole: Sequence[type[nn.Module] | str] = (),
         unit_types: tuple[type[nn.Module], ...] | None = None,
         prefetch: bool = True,
     ) -> None:
@@ -86,44 +107,90 @@ class FullyShardedDataParallel(nn.Module):
         self.module, self._prefetch = module, prefetch
         self._names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         self._group = group
-        owners = _owners(module, unit_types)
         self._units: list[Unit] = []
         self._order: list[Unit] = []
-        self._root: Unit | None = None
-        self._in_backward = False
-        for owner, members in owners.items():
-            places = list(members.values())
-            unit = Unit(list(members), places, compute_dtype, group)
-            self._units.append(unit)
-            if owner is module:
-                self._root = unit  # used in the whole forward, so the wrapper gathers it
-            else:
-                owner.register_forward_pre_hook(lambda _, __, unit=unit: self._before(unit))
-                owner.register_forward_hook(lambda _, __, out, unit=unit: self._after(unit, out))
+        self._roots: list[Unit] = []
+        self._in_forward = False
+        whole = _kept_whole(module, keep_whole)
+        names = {param: name for name, param in module.named_parameters()}
+        for owner, members in _owners(module, unit_types).items():
+            for kind in (Unit, WholeUnit):
+                params = [param for param in members if (param in whole) == (kind is WholeUnit)]
+                if not params:
+                    continue
+                places = [members[param] for param in params]
+                unit = kind(params, [names[p] for p in params], places, compute_dtype, group)
+                self._units.append(unit)
+                if owner is module:
+                    self._roots.append(unit)  # used in the whole forward: the wrapper gathers it
+                else:
+                    owner.register_forward_pre_hook(partial(self._before, unit))
+                    owner.register_forward_hook(partial(self._after, unit))
+        self._watch()
+
+    @property
+    def _sharded(self) -> list[Unit]:
+        return [unit for unit in self._units if not isinstance(unit, WholeUnit)]
+
+    def _watch(self) -> None:
+        self._end = EndOfBackward(self._end_backward)
+        self._guard = Guard(self.module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FullyShardedDataParallel":
+        """Return a copy with pieces of its own, in the same group, without communication."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self._group)] = self._group
+        state = {name: v for name, v in self.__dict__.items() if name not in ("_end", "_guard")}
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        twin._watch()
+        return twin
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module; each unit's weights are gathered while the unit runs."""
-        if self._in_backward:  # an error interrupted the last backward
-            self._end_backward()
-        if self._root is not None:
-            self._before(self._root)
-        outputs = self.module(*args, **kwargs)
-        if self._root is not None:
-            self._after(self._root, outputs)
+        """Run the module; each unit's weights are gathered while the unit runs.
+
+        Raises RuntimeError if the module has other parameters than those that were wrapped.
+        """
+        if not self._end.requested:  # else activations are computed again, for a backward
+            self._follow_parameters()
+            self._forget_backward()
+            for unit in self._units:
+                unit.free()  # an exception may have ended the last forward
+        outer, self._in_forward = self._in_forward, True
+        try:
+            for unit in self._roots:
+                self._before(unit)
+            outputs = self.module(*args, **kwargs)
+            for unit in self._roots:
+                self._after(unit, self.module, args, outputs)
+        finally:
+            self._in_forward = outer
+        if not self._end.requested:
+            for unit in self._units:
+                unit.free()  # one may have been gathered ahead, but not used
         return outputs
 
-    def _before(self, unit: Unit) -> None:
+    def _follow_parameters(self) -> None:
+        self._guard.verify()
+        with torch._C.DisableTorchFunctionSubclass():  # else each look at a piece takes 5 µs
+            for unit in self._units:
+                unit.verify_pieces()
+                unit.follow_pieces()
+
+    def _before(self, unit: Unit, *_: Any) -> None:
         """Gather `unit` before its forward, and begin to gather the next one."""
+        in_backward = self._end.requested
+        if not in_backward and not self._in_forward:
+            unit.free()  # a layer is called by itself: what is gathered may be old
         unit.start_gathering()
         if unit not in self._order:
             self._order.append(unit)
-        elif not self._in_backward:
+        elif self._in_forward and not in_backward:
             self._fetch(self._order.index(unit) + 1)
         unit.use()
 
-    def _after(self, unit: Unit, outputs: Any) -> None:
+    def _after(self, unit: Unit, _: nn.Module, __: Any, outputs: Any) -> None:
         """Free `unit` after its forward, and register a hook for its backward."""
-        if self._in_backward:
+        if self._end.requested:
             return  # forward runs again to recompute activations: its backward comes next
         unit.free()
         for output in tree_leaves(outputs):
@@ -131,9 +198,9 @@ class FullyShardedDataParallel(nn.Module):
                 output.register_hook(lambda _: self._before_backward(unit))  # type: ignore[no-untyped-call]
 
     def _before_backward(self, unit: Unit) -> None:
-        if not self._in_backward:
-            self._in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        if not self._end.requested:
+            self._forget_backward()
+            self._end.ask()
         unit.start_gathering()
         self._fetch(self._order.index(unit) - 1)
         unit.use()
@@ -143,15 +210,22 @@ class FullyShardedDataParallel(nn.Module):
             self._order[place].start_gathering()
 
     def _end_backward(self) -> None:
-        self._in_backward = False
-        self.finish_gradient_synchronization()
         for unit in self._units:
             unit.free()
-
-    def finish_gradient_synchronization(self) -> None:
-        """Wait until the gradients of the pieces are ready. Backward does this when it ends."""
         for unit in self._units:
             unit.finish()
+
+    def _forget_backward(self) -> None:
+        """Drop what the last backward left behind, if it did not end."""
+        self._end.forget()
+        for unit in self._units:
+            unit.forget_backward()
+
+    def finish_gradient_synchronization(self) -> None:
+        """Do nothing: when backward returns, the gradients of the pieces are ready.
+
+        It is here so that a script runs with DDP and with this class.
+        """
 
     def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
         """Return the norm of each parameter's whole gradient, shape (parameters,), in float64.
@@ -159,8 +233,10 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward and before the optimizer's step. The order is that of
         `parameters()`. A missing gradient counts as zero.
         """
-        pieces: list[nn.Parameter] = [piece for unit in self._units for piece in unit.pieces]
+        pieces = [piece for unit in self._sharded for piece in unit.pieces]
         norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
+        whole = [param for param in self.parameters() if param not in norms]
+        norms.update(zip(whole, local_norms(whole, norm_type), strict=True))
         return torch.stack([norms[param] for param in self.parameters()])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -177,14 +253,55 @@ class FullyShardedDataParallel(nn.Module):
         """Bytes of weights on this rank now: all chunks, and the gathered weights."""
         return sum(unit.bytes_held for unit in self._units)
 
+    def get_extra_state(self) -> Tensor:
+        """Return this rank and the number of ranks, for `state_dict()`, which has the pieces."""
+        return torch.tensor(place_in(self._group))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raise RuntimeError if a `state_dict()` is from another rank, or of other ranks."""
+        place, own = state.tolist(), list(place_in(self._group))
+        if place != own:
+            raise rank_error(
+                f"this state_dict() has the pieces of rank {place[0]} of {place[1]}, but here is "
+                f"rank {own[0]} of {own[1]}",
+                "Load each rank's own, or save full_state_dict() and load it into the plain module "
+                "before wrapping it.",
+            )
+
+    def full_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the whole state of the optimizer of this model's parameters, on every rank.
+
+        All ranks must call. It is what `optimizer.state_dict()` would be in one process, and can
+        be loaded there, or on any number of ranks.
+        """
+        numbers, state_dict = _numbers(optimizer), optimizer.state_dict()
+        for unit in self._sharded:
+            states = [optimizer.state.get(p, {}) if p.numel() else {} for p in unit.pieces]
+            whole = gather_states(states, unit.like, [unit.chunks], self._group)
+            state_dict["state"] |= {numbers[unit.pieces[i]]: state for i, state in whole.items()}
+        return state_dict
+
+    def load_full_optimizer_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Load this rank's pieces of a whole state, from any number of ranks or one process.
+
+        Raises ValueError if it is the state of one rank, or its groups do not match.
+        """
+        numbers, state = _numbers(optimizer), dict(state_dict["state"])
+        for unit in self._sharded:
+            whole = {i: state.pop(numbers.get(p), {}) for i, p in enumerate(unit.pieces)}
+            own = pieces_of_states(whole, unit.like, [unit.chunks])
+            state |= {numbers[unit.pieces[i]]: cut for i, cut in own.items()}
+        optimizer.load_state_dict({**state_dict, "state": state})
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole `module.state_dict()`, on every rank, in the parameters' own dtype.
 
         All ranks must call. The result can be loaded into the plain module, which can then be
         wrapped again on any number of ranks.
         """
+        self._follow_parameters()
         whole: dict[Place, Tensor] = {}
-        for unit in self._units:
+        for unit in self._sharded:
             for places, tensor in unit.whole_parameters():
                 whole.update(dict.fromkeys(places, tensor))
         state = self.module.state_dict()
@@ -193,6 +310,26 @@ class FullyShardedDataParallel(nn.Module):
             place = self.module.get_submodule(owner), attribute
             state[name] = whole[place] if place in whole else state[name].clone()
         return state
+
+
+def _numbers(optimizer: Optimizer) -> dict[Tensor, int]:
+    """Return parameter → its number in the optimizer's `state_dict()`."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {param: number for number, param in enumerate(params)}
+
+
+def _kept_whole(module: nn.Module, kept: Sequence[type[nn.Module] | str]) -> set[nn.Parameter]:
+    """Return the parameters that stay whole. Raises ValueError if a name names nothing."""
+    types = tuple(entry for entry in kept if not isinstance(entry, str))
+    inside = [inner for inner in module.modules() if isinstance(inner, types)]
+    whole = {param for inner in inside for param in inner.parameters()}
+    named = list(module.named_parameters(remove_duplicate=False))
+    for name in (entry for entry in kept if isinstance(entry, str)):
+        matches = {param for full, param in named if f".{name}." in f".{full}."}
+        if not matches:
+            raise ValueError(f"keep_whole: there is no parameter or module '{name}'")
+        whole |= matches
+    return whole
 
 
 def _owners(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         start_all_gather,
         start_reduce_scatter,
     )
+    from course_lib.sharded_optimizer.states import gather_states, pieces_of_states
 
 __all__ = [
     "FlatChunks",
@@ -56,10 +57,12 @@ __all__ = [
     "ShardedOptimizer",
     "all_gather_chunks",
     "clip_by_norms",
+    "gather_states",
     "gradient_norms",
     "local_norms",
     "model_state_bytes",
     "partial_gradient",
+    "pieces_of_states",
     "reduce_scatter_chunks",
     "start_all_gather",
     "start_reduce_scatter",
@@ -74,5 +77,6 @@ __getattr__ = later(
         "start_all_gather start_reduce_scatter": "partition",
         "GradientPiece PartialGradient clip_by_norms gradient_norms": "partial_gradients",
         "local_norms partial_gradient": "partial_gradients",
+        "gather_states pieces_of_states": "states",
     },
 )

@@ -23,10 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
+from course_lib.ddp import EndOfBackward
 from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.guard import rank_error
 from course_lib.sharded_optimizer.partial_gradients import (
     GradientElsewhere,
     GradientPiece,
@@ -48,34 +51,53 @@ class ShardedGradients:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], buffers: Sequence[FlatChunks], group: Group
+        self,
+        params: Sequence[Tensor],
+        names: Sequence[str],
+        buffers: Sequence[FlatChunks],
+        pieces: Sequence[Tensor],
+        group: Group,
     ) -> None:
-        self._params, self._buffers, self._group = params, buffers, group
-        self._pieces: Sequence[Tensor] = ()
-        self._where = {i: (b, n) for b, c in enumerate(buffers) for n, i in enumerate(c.indices)}
+        self._params, self._names, self._buffers = params, names, buffers
+        self._pieces, self._group = pieces, group
+        self._where: dict[int, tuple[int, int]] = {}  # index → number of its buffer, place in it
         self._places: dict[int, tuple[Tensor, Bucket]] = {}
         self._works: list[tuple[int, Tensor, Tensor, dist.Work | None]] = []
-        self._next, self._queued, self._heard = 0, False, False
+        self._next, self._heard = 0, False
+        self._end = EndOfBackward(self._finish_backward)
+        self._arrived: set[int] = set()
         self._kept: set[int] = set()  # parameters whose earlier gradients are not cleared
 
-    def hook_in(self, pieces: Sequence[Tensor]) -> None:
-        """Handle all gradients from now on, as long as this object exists."""
-        self._pieces = pieces
-        hook_gradients(self._params, self._where, self._before_gradient, self._on_gradient)
+    def hook_in(self) -> list[RemovableHandle]:
+        """Handle the gradients of all buffers from now on, as long as this object exists."""
+        self._where = {
+            i: (b, n)
+            for b, chunks in enumerate(self._buffers)
+            for n, i in enumerate(chunks.indices)
+        }
+        return hook_gradients(self._params, self._where, self._before_gradient, self._on_gradient)
 
     def _before_gradient(self, index: int) -> None:
+        if not self._end.requested:
+            self._forget_backward()  # one that failed
+            self._end.ask()
         if isinstance(self._params[index].grad, GradientElsewhere):
             self._kept.add(index)
             self._params[index].grad = None
 
     def _on_gradient(self, index: int) -> None:
-        if not self._queued:
-            self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
         number, place = self._where[index]
         param, (_, bucket) = self._params[index], self._place(number)
         assert param.grad is not None
-        verify_first_order(param.grad)
+        verify_first_order(param.grad, self._names[index])
+        if index in self._arrived:
+            raise rank_error(
+                f"backward() reached {self._names[index]} a second time, but its gradient may have "
+                "been sent already",
+                'Checkpoint blocks that are used twice with use_reentrant=False, or use gradients="'
+                'local".',
+            )
+        self._arrived.add(index)
         with torch.no_grad():
             copy_scaled(param.grad, 1 / place_in(self._group)[1], bucket.views[place])
         param.grad = None
@@ -89,6 +111,7 @@ class ShardedGradients:
             chunks = self._buffers[number]
             flat = torch.zeros_like(chunks.flat)
             bucket = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
+            bucket.pending = sum(self._params[i].requires_grad for i in chunks.indices)
             self._places[number] = (flat, bucket)
         return self._places[number]
 
@@ -108,7 +131,7 @@ class ShardedGradients:
     @torch.no_grad()
     def _finish_backward(self) -> None:
         """Reduce the buckets that lack a gradient, and give the results to the pieces."""
-        self._queued, self._heard = False, True
+        self._heard = True
         while self._next < len(self._buffers):
             self._launch()
         for number, mine, _, work in self._works:
@@ -117,6 +140,8 @@ class ShardedGradients:
             chunks = self._buffers[number]
             for index in chunks.indices:
                 param, piece = self._params[index], self._pieces[index]
+                if not param.requires_grad:  # frozen since
+                    continue
                 if piece.numel():
                     gradient = chunks.piece(index, mine)
                     kept = index in self._kept or isinstance(param.grad, GradientElsewhere)
@@ -124,14 +149,29 @@ class ShardedGradients:
                         gradient = gradient + piece.grad
                     piece.grad = partial_gradient(GradientPiece, gradient, self._group)
                 param.grad = gradient_elsewhere(param, piece, self._group)
+        self._works = []
+        self._forget_backward()
+
+    def _forget_backward(self) -> None:
+        """Drop what a backward left behind that did not end."""
+        for _, _, _, work in self._works:
+            if work is not None:
+                work.wait()
         self._works, self._next = [], 0
+        self._places.clear()
+        self._arrived.clear()
         self._kept.clear()
 
-    def finish(self) -> None:
-        """Take part in the reductions with zeros if no backward reached a parameter here."""
-        if not self._heard:
+    def finish(self, late: Sequence[int]) -> None:
+        """Take part in the reductions with zeros if no backward reached a parameter here.
+
+        `late` are parameters that got hooks only after the last backward.
+        """
+        for index in late:
+            if self._params[index].grad is not None:
+                self._on_gradient(index)
+        if late or not self._heard:
             self._finish_backward()
-        self._heard = True
 
     def forget(self) -> None:
         """Begin the next step."""
@@ -143,22 +183,24 @@ def hook_gradients(
     indices: Iterable[int],
     before: Callable[[int], None],
     after: Callable[[int], None],
-) -> None:
+) -> list[RemovableHandle]:
     """Call two bound methods before and after backward adds to the gradient of `params[index]`.
 
-    The hooks do nothing when the methods' object is deleted.
+    Frozen parameters are left out. The hooks do nothing when the methods' object is deleted.
     """
-    for index in indices:
-        params[index].register_hook(_telling(weakref.WeakMethod(before), index))  # type: ignore[no-untyped-call]
-        hook = _telling(weakref.WeakMethod(after), index)
-        params[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    handles: list[RemovableHandle] = []
+    for index in (i for i in indices if params[i].requires_grad):
+        param, first, last = params[index], _telling(before, index), _telling(after, index)
+        handles.append(param.register_hook(first))  # type: ignore[no-untyped-call]
+        handles.append(param.register_post_accumulate_grad_hook(last))  # type: ignore[no-untyped-call]
+    return handles
 
 
-def _telling(
-    method: "weakref.WeakMethod[Callable[[int], None]]", index: int
-) -> Callable[..., None]:
+def _telling(method: Callable[[int], None], index: int) -> Callable[..., None]:
+    reference = weakref.WeakMethod(method)
+
     def tell(_: Tensor) -> None:
-        called = method()
+        called = reference()
         if called is not None:
             called(index)
 

@@ -30,16 +30,19 @@ With "local" and "sharded" no rank has the whole mean gradient. So clip with the
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.guard import form_of, use_of, verify_form
 from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
 from course_lib.sharded_optimizer.partial_gradients import (
     GradientElsewhere,
@@ -71,7 +74,9 @@ class ShardedOptimizer(Optimizer):
     parameters into flat buffers, so convert the model (`to`, `double`) before. Schedulers,
     parameter groups and `zero_grad` work as usual, but all groups must be given to the constructor.
     Gradients that are None on this rank count as zero with "local" and "sharded", so weight decay
-    and momentum still act. They are skipped with "averaged".
+    and momentum still act, except on parameters that are frozen now. They are skipped with
+    "averaged". Parameters may be frozen and unfrozen, and get new values in any way, also by
+    `param.data = …`: call `zero_grad` of the optimizer or `step` afterwards.
 
     Args:
         params: parameters or groups of them, as for `optimizer_cls`. Frozen ones are left out; tied
@@ -86,7 +91,7 @@ class ShardedOptimizer(Optimizer):
         ValueError: this rank is not in `group`, `gradients` is none of the three, or the optimizer
             refuses its arguments.
         TypeError: the optimizer needs whole tensors, or a gradient is sparse.
-        RuntimeError: a frozen parameter later needs a gradient, or a group is added later.
+        RuntimeError: a group is added later, or a parameter is converted later.
 
     """
 
@@ -110,40 +115,95 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(
                 f'gradients must be "averaged", "local" or "sharded", got "{gradients}"'
             )
-        self._chunks: list[FlatChunks] | None = None
+        self._complete = False  # groups can be added until then
         whole = optimizer_cls(params, **kwargs)  # checks the arguments; it has no state yet
         super().__init__(whole.param_groups, whole.defaults)
         del whole
+        self._complete = True
         self.group, self.gradients = group, gradients
         self._params: list[Tensor] = [p for each in self.param_groups for p in each["params"]]
-        self._trained = [p.requires_grad for p in self._params]
-        cap = bucket_cap_mb if gradients == "sharded" else float("inf")
-        order = [i for i in range(len(self._params) - 1, -1, -1) if self._trained[i]]
-        buckets = assign_buckets(self._params, cap, cap, order)
-        self._chunks = [FlatChunks(self._params, indices, group) for indices in buckets]
+        named = [each.get("param_names", each["params"]) for each in self.param_groups]
+        self._names = [
+            f"'{name}'" if isinstance(name, str) else f"parameter {index}"
+            for index, name in enumerate(chain(*named))
+        ]
+        self._cap = bucket_cap_mb if gradients == "sharded" else float("inf")
+        self._chunks: list[FlatChunks] = []
+        self._forms: dict[int, Any] = {}  # of the parameters that are in a buffer
+        self._gradients: list[Tensor] = []
         self._pieces = [nn.Parameter(param.new_empty(0)) for param in self._params]
-        for chunks in self._chunks:
-            for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
-                self._params[index].data = view
-                self._pieces[index] = nn.Parameter(chunks.piece(index, chunks.chunk()))
+        self._during = ShardedGradients(
+            self._params, self._names, self._chunks, self._pieces, group
+        )
+        self._handles: list[RemovableHandle] = []
+        self._shard([i for i, param in enumerate(self._params) if param.requires_grad])
         # One piece for each parameter, so that groups and numbers are the same as in one process.
         pieces = iter(self._pieces)
         groups = [
             {**options_of(each), "params": [next(pieces) for _ in each["params"]]}
             for each in self.param_groups
         ]
-        self._local = optimizer_cls(groups, **kwargs)
-        self._during = ShardedGradients(self._params, self._chunks, group)
-        # Keep this memory: allocating it in every step would cost more than filling it.
-        self._gradients = [torch.zeros_like(c.flat) for c in self._chunks if gradients == "local"]
-        if gradients == "sharded":
-            self._during.hook_in(self._pieces)
-        elif gradients == "local":
-            hook_gradients(self._params, order, self._before_gradient, self._on_gradient)
+        self._make: Callable[[Any], Optimizer] = lambda groups: optimizer_cls(groups, **kwargs)
+        self._local = self._make(groups)
+
+    def _shard(self, indices: Sequence[int]) -> None:
+        """Move these parameters into new buffers, and hook in."""
+        for members in assign_buckets(self._params, self._cap, self._cap, indices[::-1]):
+            chunks = FlatChunks(self._params, members, self.group)
+            self._chunks.append(self._moved_into(chunks))
+            # Keep this memory: allocating it in every step would cost more than filling it.
+            if self.gradients == "local":
+                self._gradients.append(torch.zeros_like(chunks.flat))
+        self._hook_in()
+
+    def _moved_into(self, chunks: FlatChunks) -> FlatChunks:
+        """Make the parameters views of the buffer, and their pieces views of this rank's chunk."""
+        for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
+            self._params[index].data = view
+            self._pieces[index].data = chunks.piece(index, chunks.chunk())
+            self._forms[index] = form_of(view)
+        return chunks
+
+    def _hook_in(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if self.gradients == "sharded":
+            self._handles = self._during.hook_in()
+        elif self.gradients == "local":
+            self._handles = hook_gradients(
+                self._params, self._forms, self._before_gradient, self._on_gradient
+            )
+        self._uses = [use_of(param) for param in self._params]
+
+    def _follow_parameters(self) -> list[int]:
+        """Take over what was done to the parameters since; return those that are no longer frozen.
+
+        Raises RuntimeError if a parameter was converted.
+        """
+        thawed = [
+            i
+            for i, param in enumerate(self._params)
+            if param.requires_grad and i not in self._forms
+        ]
+        if thawed:
+            self._shard(thawed)
+            new_states = self._make([self._pieces[i] for i in thawed]).state
+            self._local.state.update(new_states)  # Adagrad begins with a state
+        elif self._uses != [use_of(param) for param in self._params]:
+            self._hook_in()
+        for number, chunks in enumerate(self._chunks):
+            moved = False
+            for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
+                verify_form(self._names[index], self._params[index], self._forms[index])
+                moved |= self._params[index].data_ptr() != view.data_ptr()
+            if moved:  # by `param.data = …`; somebody may have kept the old memory for later
+                again = FlatChunks(self._params, chunks.indices, self.group)
+                self._chunks[number] = self._moved_into(again)
+        return thawed
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise RuntimeError: the buffers are cut only once, so give the constructor all groups."""
-        if self._chunks is not None:
+        if self._complete:
             raise RuntimeError(
                 "groups cannot be added later: give all groups to ShardedOptimizer(…)"
             )
@@ -159,13 +219,8 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for number, (param, trained) in enumerate(zip(self._params, self._trained, strict=True)):
-            if param.requires_grad and not trained:
-                raise RuntimeError(
-                    f"parameter {number} is no longer frozen: make a new ShardedOptimizer"
-                )
-            if param.grad is not None and param.grad.is_sparse:
-                raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
+        if any(param.grad is not None and param.grad.is_sparse for param in self._params):
+            raise TypeError("gradients must be dense: use nn.Embedding(…, sparse=False)")
         if self.gradients == "averaged":
             self._cut_gradients()
         else:
@@ -174,13 +229,14 @@ class ShardedOptimizer(Optimizer):
             inner.update(options_of(group))  # a scheduler changes our groups
         self._local.step()
         self._forget_means()
-        for chunks in self._chunks or ():
+        for chunks in self._chunks:
             all_gather_chunks(chunks.flat, self.group)
         return loss
 
     def _cut_gradients(self) -> None:
         """Give every piece its part of the gradient, which is the mean already."""
-        for chunks in self._chunks or ():
+        self._follow_parameters()
+        for chunks in self._chunks:
             for index in chunks.indices:
                 gradient = self._params[index].grad
                 first, last = chunks.pieces[index]
@@ -191,26 +247,29 @@ class ShardedOptimizer(Optimizer):
     @torch.no_grad()
     def _average(self) -> None:
         """Give every piece its part of the mean gradient, unless it has it already."""
+        thawed = self._follow_parameters()
         if self.gradients == "sharded":
-            self._during.finish()
+            self._during.finish(thawed)
             return
         if any(isinstance(param.grad, GradientElsewhere) for param in self._params):
             return
         factor = 1 / place_in(self.group)[1]
-        for chunks, flat in zip(self._chunks or (), self._gradients, strict=True):
+        for chunks, flat in zip(self._chunks, self._gradients, strict=True):
             places = Bucket(self._params, chunks.indices, flat[: len(chunks.bucket.buffer)])
             for index, view in zip(chunks.indices, places.views, strict=True):
                 copy_scaled(self._params[index].grad, factor, view)
             mine = reduce_scatter_chunks(flat, self.group)
             for index in chunks.indices:
-                if self._pieces[index].numel():
+                param = self._params[index]
+                not_frozen = param.requires_grad or param.grad is not None
+                if not_frozen and self._pieces[index].numel():
                     gradient = chunks.piece(index, mine)
                     self._pieces[index].grad = partial_gradient(GradientPiece, gradient, self.group)
 
     def _before_gradient(self, index: int) -> None:
         if isinstance(self._params[index].grad, GradientElsewhere):
             raise RuntimeError(
-                f"backward() reached parameter {index} after the gradients were averaged, for "
+                f"backward() reached {self._names[index]} after the gradients were averaged, for "
                 "example to clip them: first call step() or zero_grad()"
             )
 
@@ -239,7 +298,7 @@ class ShardedOptimizer(Optimizer):
             return self._params
         self._average()
         for index, param in enumerate(self._params):
-            if self._trained[index]:
+            if param.requires_grad:
                 param.grad = gradient_elsewhere(param, self._pieces[index], self.group)
         return list(self._pieces)
 
@@ -267,6 +326,7 @@ class ShardedOptimizer(Optimizer):
         """Clear the gradients of the parameters and of this rank's pieces."""
         self._forget_means()
         super().zero_grad(set_to_none)
+        self._follow_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, on every rank, as `optimizer_cls` has it in one process.
@@ -276,7 +336,7 @@ class ShardedOptimizer(Optimizer):
         """
         groups = super().state_dict()["param_groups"]
         states = [self._local.state.get(piece, {}) for piece in self._pieces]
-        gathered = gather_states(states, self._params, self._chunks or [], self.group)
+        gathered = gather_states(states, self._params, self._chunks, self.group)
         return {"state": gathered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -284,8 +344,9 @@ class ShardedOptimizer(Optimizer):
 
         Raises ValueError if the state's groups do not match ours.
         """
+        self._follow_parameters()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        mine = pieces_of_states(state_dict["state"], self._params, self._chunks or [])
+        mine = pieces_of_states(state_dict["state"], self._params, self._chunks)
         groups = state_dict["param_groups"]
         self._local.load_state_dict({"state": mine, "param_groups": groups})
 

@@ -51,26 +51,38 @@ def gather_states(
 def pieces_of_states(
     whole: dict[int, State], params: Sequence[Tensor], buffers: Sequence[FlatChunks]
 ) -> dict[int, State]:
-    """Return the state of each piece that this rank has, by the parameter's number."""
+    """Return the state of each piece that this rank has, by the parameter's number.
+
+    Raises ValueError if a tensor of the state has not the shape of its whole parameter.
+    """
     mine: dict[int, State] = {}
     for chunks in buffers:
         for i in chunks.indices:
             first, last = chunks.pieces[i]
-            if i in whole and first < last:
-                mine[i] = {
-                    name: (
-                        as_it_lies(value, params[i])[first:last].clone()
-                        if _of_elements(name, value, params[i])
-                        else value
-                    )
-                    for name, value in whole[i].items()
-                }
+            cut = {
+                name: (
+                    as_it_lies(value, params[i])[first:last].clone()
+                    if _of_elements(name, value, params[i])
+                    else value
+                )
+                for name, value in whole.get(i, {}).items()
+            }
+            if cut and first < last:
+                mine[i] = cut
     return mine
 
 
 def _of_elements(name: str, value: Any, param: Tensor) -> bool:
     # The number of steps is a tensor without dimensions, but a parameter may be one, too.
-    return isinstance(value, Tensor) and name != "step" and value.shape == param.shape
+    if not isinstance(value, Tensor) or name == "step":
+        return False
+    if value.dim() > 0 and value.shape != param.shape:
+        raise ValueError(
+            f"'{name}' of a parameter of shape {tuple(param.shape)} has the shape "
+            f"{tuple(value.shape)}: this is the state of one rank, not the whole state, which "
+            "ShardedOptimizer.state_dict() or full_optimizer_state() return"
+        )
+    return value.shape == param.shape
 
 
 def _described(state: State) -> tuple[State, dict[str, torch.dtype]]:

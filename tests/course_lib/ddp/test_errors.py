@@ -46,14 +46,10 @@ def mistake(which: str) -> None:
     elif which == "the module itself":
         wrapped(x).sum().backward()
         wrapped.module(x).sum().backward()
-    elif which == "dtype":
-        net.float()
-        wrapped(x.float()).sum().backward()
-    elif which == "frozen, then not":
-        net[0].weight.requires_grad_(False)
-        wrapped = DistributedDataParallel(net)
-        net[0].weight.requires_grad_(True)
-        wrapped(x)
+    elif which == "converted before backward":
+        loss = wrapped(x).sum()
+        net[4].weight.data = net[4].weight.t().contiguous().t()
+        loss.backward()
     elif which == "a newer wrapper":
         DistributedDataParallel(net)
         wrapped(x)
@@ -62,12 +58,13 @@ def mistake(which: str) -> None:
     elif which == "two hooks":
         wrapped.register_comm_hook(None, all_reduce_hook)
         wrapped.register_comm_hook(None, all_reduce_hook)
-    elif which == "a backward that failed":
+    elif which.startswith("a backward that failed"):
         output = wrapped(x)
         net[0].weight.register_hook(_fail)
         with contextlib.suppress(KeyError):
             output.sum().backward()
-        wrapped(x)
+        with wrapped.no_sync() if "no_sync" in which else contextlib.nullcontext():
+            wrapped(x)
 
 
 def _fail(_: Tensor) -> None:
@@ -87,14 +84,14 @@ def _fail(_: Tensor) -> None:
         ("second backward", r"rank \d: backward\(\) reached '\d\..*' a second time"),
         ("the module itself", "and not its .module"),
         (
-            "dtype",
-            r"rank \d: '4\.(weight|bias)' has a gradient of .*float32, but the parameter .*float64",
+            "converted before backward",
+            r"rank \d: '4\.weight' had strides \(9, 1\), and now has \(1, 3\)",
         ),
-        ("frozen, then not", r"'0\.weight' was frozen when the model was wrapped"),
         ("a newer wrapper", "wrapped again, and"),
         ("wrapped inside", "wrapped already"),
         ("two hooks", "there is a comm hook already"),
         ("a backward that failed", r"rank \d: the last backward\(\) did not end"),
+        ("a backward that failed, no_sync", r"rank \d: the last backward\(\) did not end"),
     ],
 )
 def test_mistakes_are_named(ranks_of, which, message):

@@ -16,6 +16,7 @@ from tests.helpers.zero_scenarios import (
     OPTIMIZERS,
     Awkward,
     batches,
+    groups_of,
     one_process,
     own,
 )
@@ -300,3 +301,104 @@ def test_an_optimizer_takes_all_pieces_at_once_where_it_would_take_all_parameter
         return ours == theirs, ours[0]
 
     assert ranks_of("simulated", 2).run(choices) == [(True, True)] * 2
+
+
+# --- parameters that stay whole ---------------------------------------------------------------
+
+
+def keep_whole(model: str, kept: Any, dtype: torch.dtype | None) -> Any:
+    make, options = MODELS[model]
+    wrapped = FullyShardedDataParallel(make(), dtype, keep_whole=kept, **options)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    norms = []
+    for batch in batches():
+        optimizer.zero_grad()
+        x, y = own(batch)
+        mse_loss(wrapped(x.to(dtype)).double(), y).backward()
+        norms.append(wrapped.clip_grad_norm_(0.1))
+        optimizer.step()
+    shapes = {name: param.shape for name, param in wrapped.module.named_parameters()}
+    return wrapped.full_state_dict(), norms, shapes
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"), [*((model, None) for model in MODELS), ("one unit", torch.float32)]
+)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_parameters_that_stay_whole(ranks_of, k, model, dtype):
+    kept = (nn.LayerNorm, "bias", "scale" if MODELS[model][0] is Awkward else "first.2.weight")
+    net = MODELS[model][0]()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    expected = []
+    for x, y in batches():
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        expected.append(torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+        optimizer.step()
+    tolerance = 1e-10 if dtype is None else 1e-3
+    for state, norms, shapes in ranks_of("simulated", k).run(keep_whole, model, kept, dtype):
+        for name, param in net.named_parameters():
+            torch.testing.assert_close(state[name], param.detach(), rtol=tolerance, atol=tolerance)
+            if name.endswith("bias") or name in ("norm.weight", *kept):
+                assert shapes[name] == param.shape
+        torch.testing.assert_close(norms, expected, rtol=tolerance, atol=0)
+
+
+def test_a_name_that_stays_whole_must_be_there(ranks_of):
+    with pytest.raises(RankError, match="no parameter or module 'nrom'"):
+        ranks_of("simulated", 2).run(keep_whole, "nested", ("nrom",), None)
+
+
+# --- states -----------------------------------------------------------------------------------
+
+
+def some_steps(name: str, steps: slice, weights: Any = None, state: Any = None) -> Any:
+    net = Awkward()
+    if weights is not None:
+        net.load_state_dict(weights)
+    wrapped = FullyShardedDataParallel(net, keep_whole=("enter.bias",))
+    cls, hyper = OPTIMIZERS[name]
+    optimizer = cls(groups_of(wrapped, True), **hyper)
+    if state is not None:
+        wrapped.load_full_optimizer_state(optimizer, state)
+    for batch in batches()[steps]:
+        optimizer.zero_grad()
+        x, y = own(batch)
+        mse_loss(wrapped(x), y).backward()
+        optimizer.step()
+    return wrapped.full_state_dict(), wrapped.full_optimizer_state(optimizer)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_with_another_number_of_ranks(ranks_of, name, before, after):
+    saved = ranks_of("simulated", before).run(some_steps, name, slice(3))[0]
+    net, optimizer = one_process(name, groups=True)
+    for state, of_optimizer in ranks_of("simulated", after).run(
+        some_steps, name, slice(3, 5), *saved
+    ):
+        for key, value in net.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+        expected = optimizer.state_dict()["state"]
+        torch.testing.assert_close(of_optimizer["state"], expected, rtol=1e-10, atol=1e-12)
+
+
+def load_that_of_rank_0(what: str) -> None:
+    wrapped = FullyShardedDataParallel(nn.Linear(4, 4, bias=False))
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    wrapped(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    box: list[Any] = [wrapped.state_dict(), optimizer.state_dict()]
+    dist.broadcast_object_list(box)
+    if what == "weights":
+        wrapped.load_state_dict({name: tensor.clone() for name, tensor in box[0].items()})
+    else:
+        wrapped.load_full_optimizer_state(optimizer, box[1])
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("weights", "of rank 0 of 2, but here is rank 1"), ("Adam's", "of one rank")]
+)
+def test_the_state_of_another_rank_is_refused(ranks_of, what, said):
+    with pytest.raises(RankError, match=said):
+        ranks_of("simulated", 2).run(load_that_of_rank_0, what)

@@ -141,9 +141,6 @@ def wrong(what: str) -> None:
     optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD)
     if what == "group":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    if what == "thawed":
-        net.frozen.weight.requires_grad_(True)
-        optimizer.step()
     if what == "sparse":
         embedding = nn.Embedding(3, 2, sparse=True)
         of_sparse = ShardedOptimizer(embedding.parameters(), torch.optim.SGD)
@@ -157,7 +154,6 @@ def wrong(what: str) -> None:
         ("whole tensors", "LBFGS needs whole tensors"),
         ("who", '"averaged", "local" or "sharded"'),
         ("group", "give all groups"),
-        ("thawed", "parameter . is no longer frozen"),
         ("sparse", "sparse=False"),
     ],
 )

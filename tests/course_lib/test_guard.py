@@ -1,0 +1,301 @@
+"""What users do to parameters that a wrapper has: the weights of one process, or an error at once.
+
+A situation runs in one process with whole batches, and on ranks with their shards.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import parameters_to_vector, parametrizations, prune, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
+
+from course_lib.ddp import DistributedDataParallel
+from course_lib.fully_sharded import FullyShardedDataParallel
+from course_lib.gradient_sync import sync_flat
+from course_lib.ranks import RankError
+from course_lib.sharded_optimizer import ShardedOptimizer
+from course_lib.sharding import shard
+
+SGD = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}
+
+
+class Net(nn.Module):
+    """It can stop early, fail, and use a block twice, checkpointed; `late` begins frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, 3, 3)
+        self.late = nn.Linear(12, 12).requires_grad_(False)
+        self.body = nn.Linear(12, 12)
+        self.norm = nn.LayerNorm(12)
+        self.same = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 4)
+        self.double()
+
+    def forward(self, x: Tensor, stop: str = "", twice: bool = False) -> Tensor:
+        x = self.late(torch.tanh(self.conv(x)).flatten(1))
+        for _ in range(1 + twice):
+            x = checkpoint(self.body, x, use_reentrant=True) if twice else self.body(x)
+        if stop == "early":
+            return x
+        if stop == "by an error":
+            raise KeyError
+        out: Tensor = self.head(torch.tanh(self.same(self.norm(x))))
+        return out
+
+
+class Run:
+    """Training in one process (`wrapper` None), or on this rank of several."""
+
+    def __init__(self, wrapper: str | None) -> None:
+        self.net, self.wrapper, self.seen = Net(), wrapper, []  # type: ignore[var-annotated]
+        self.model: Any = self.net
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(12, 2, 4, 4, generator=generator, dtype=torch.float64)
+        self.y = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+
+    def wrap(self) -> None:
+        if self.wrapper == "ddp":
+            self.model = DistributedDataParallel(self.net, bucket_cap_mb=4e-4)
+        if self.wrapper == "fsdp":
+            self.model = FullyShardedDataParallel(self.net)
+        params, options = list(self.model.parameters()), {**SGD, "bucket_cap_mb": 4e-4}
+        self.optimizer: Any = (
+            ShardedOptimizer(params, torch.optim.SGD, gradients=self.wrapper, **options)  # type: ignore[arg-type]
+            if self.wrapper in ("averaged", "local", "sharded")
+            else torch.optim.SGD(params, **SGD)
+        )
+
+    def loss(self, **how: Any) -> Tensor:
+        k, rank = (dist.get_world_size(), dist.get_rank()) if self.wrapper else (1, 0)
+        return mse_loss(self.model(shard(self.x, k, rank), **how), shard(self.y, k, rank))
+
+    def backward(self, **how: Any) -> None:
+        self.optimizer.zero_grad()
+        self.loss(**how).backward()
+        if self.wrapper == "averaged":
+            sync_flat(self.model.parameters())
+
+    def step(self, **how: Any) -> None:
+        self.backward(**how)
+        self.optimizer.step()
+
+    def evaluate(self, model: Any = None) -> None:
+        with torch.no_grad():
+            self.seen.append((self.model if model is None else model)(self.x))
+
+    def weights(self) -> dict[str, Tensor]:
+        fsdp = self.wrapper == "fsdp"
+        return dict(self.model.full_state_dict() if fsdp else self.net.state_dict())
+
+
+# --- the situations -----------------------------------------------------------------------------
+
+ZERO, MODULES = ("averaged", "local", "sharded"), ("ddp", "fsdp")
+REPLACED = r"rank \d: .* (is no longer the parameter|was not there)"
+CONVERTED = r"rank \d: .* had (strides|dtype) .* now has "
+NONE = "does not apply: an optimizer has tensors, and does not know which modules have them"
+Change = Callable[[Run], None]
+SITUATIONS: dict[str, tuple[Change, bool, dict[str, str]]] = {}
+
+
+def situation(
+    name: str, errors: dict[str, str] | None = None, *, before: bool = False
+) -> Callable[[Change], Change]:
+    """Name what is done after one step, or before wrapping; `errors` has those of each wrapper."""
+
+    def note(change: Change) -> Change:
+        SITUATIONS[name] = change, before, errors or {}
+        return change
+
+    return note
+
+
+def stop(run: Run, how: str) -> None:
+    run.step()  # the order of the layers is known from here on
+    run.backward()
+    with torch.no_grad(), contextlib.suppress(KeyError):
+        run.model(run.x, stop=how)
+    run.optimizer.step()
+
+
+situation("a forward that stops early")(lambda run: stop(run, "early"))
+situation("a forward that fails")(lambda run: stop(run, "by an error"))
+
+
+@situation("param.data = …")
+def _(run: Run) -> None:
+    for param in run.model.parameters():
+        param.data = param.data * 0.9
+
+
+@situation("vector_to_parameters")
+def _(run: Run) -> None:
+    params = list(run.model.parameters())
+    vector_to_parameters(parameters_to_vector(params).detach() * 0.9, params)
+
+
+@situation("an average put in and taken out")
+def _(run: Run) -> None:
+    params = list(run.model.parameters())
+    live = [param.data for param in params]
+    for param in params:
+        param.data = param.data * 0.5
+    run.evaluate()
+    for param, data in zip(params, live, strict=True):
+        param.data = data
+
+
+@situation("param.data.mul_, which no version counter sees")
+def _(run: Run) -> None:
+    run.evaluate()
+    for param in run.model.parameters():
+        param.data.mul_(0.9)
+
+
+@situation("float()", dict.fromkeys((*ZERO, "fsdp"), CONVERTED))
+def _(run: Run) -> None:
+    run.x, run.y = run.x.float(), run.y.float()
+    run.model.float()
+
+
+@situation("float().double() after backward", {"sharded": "of a gradient"})
+def _(run: Run) -> None:
+    run.backward()
+    run.model.float().double()
+
+
+situation("float().double()")(lambda run: run.model.float().double())
+situation("channels_last", dict.fromkeys(ZERO, CONVERTED))(
+    lambda run: run.model.to(memory_format=torch.channels_last)
+)
+
+
+@situation("load_state_dict(assign=True)", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
+    state = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    run.model.load_state_dict(state, assign=True)
+
+
+@situation("another parameter", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
+    run.net.head.weight = nn.Parameter(run.net.head.weight.detach().clone())
+
+
+@situation("another module", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
+    run.net.head = nn.Linear(12, 4).double()
+
+
+@situation("tied weights", dict.fromkeys(MODULES, REPLACED))
+def _(run: Run) -> None:
+    run.net.same.weight = run.net.body.weight
+
+
+situation(
+    "weight_norm",
+    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "from an instance of type Piece"},
+)(lambda run: parametrizations.weight_norm(run.net.head))
+situation("prune", {"fsdp": REPLACED})(
+    lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)
+)
+situation("unfrozen")(lambda run: run.net.late.requires_grad_(True))
+
+
+@situation("frozen, and unfrozen again")
+def _(run: Run) -> None:
+    run.net.body.requires_grad_(False)
+    run.step()
+    run.net.body.requires_grad_(True)
+    run.net.head.requires_grad_(False)
+
+
+@situation("a copy", dict.fromkeys(ZERO, NONE))
+def _(run: Run) -> None:
+    twin = copy.deepcopy(run.model)
+    run.step()
+    run.evaluate(twin)
+    before = run.model, run.optimizer
+    run.model, run.optimizer = twin, torch.optim.SGD(twin.parameters(), lr=0.1)
+    run.step()
+    run.evaluate()
+    run.model, run.optimizer = before
+
+
+situation(
+    "a block used twice, checkpointed", dict.fromkeys(("ddp", "sharded"), "rank .* a second time")
+)(lambda run: run.step(twice=True))
+
+
+def halve(param: Tensor) -> None:
+    assert param.grad is not None
+    param.grad.mul_(0.5)
+
+
+@situation("a hook on a gradient, before", before=True)
+def _(run: Run) -> None:
+    mask = torch.arange(48.0).view(4, 12).double() / 48
+    run.net.head.weight.register_hook(lambda gradient: gradient * mask)
+
+
+situation("a hook on a gradient, after")(
+    lambda run: run.net.head.weight.register_hook(lambda gradient: gradient * 0.5)
+)
+situation("a hook on a sum, before", {"fsdp": "'head.weight' has a hook"}, before=True)(
+    lambda run: run.net.head.weight.register_post_accumulate_grad_hook(halve)
+)
+situation("a hook on a sum, after")(
+    lambda run: run.net.head.weight.register_post_accumulate_grad_hook(halve)
+)
+
+
+@situation("a failed backward", {"ddp": "rank .* did not end"})
+def _(run: Run) -> None:
+    def interrupt(_: Tensor) -> None:
+        raise KeyError
+
+    handle = run.net.body.register_forward_hook(lambda *io: io[2].register_hook(interrupt) and None)
+    with contextlib.suppress(KeyError):
+        run.backward()
+    handle.remove()
+
+
+def train(wrapper: str | None, name: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+    run, (change, before, _) = Run(wrapper), SITUATIONS[name]
+    if before:
+        change(run)
+    run.wrap()
+    run.step()
+    if not before:
+        change(run)
+    run.evaluate()
+    run.step()
+    run.step()
+    return run.weights(), run.seen
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("wrapper", ["ddp", *ZERO, "fsdp"])
+@pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
+def test_as_in_one_process_or_an_error(ranks_of, on, k, wrapper, name):
+    error = SITUATIONS[name][2].get(wrapper)
+    if error == NONE:
+        return
+    if error:
+        with pytest.raises(RankError, match=error):
+            ranks_of(on, k).run(train, wrapper, name)
+        return
+    expected, outputs = train(None, name)
+    tolerance = 1e-5 if name == "float()" else 1e-10
+    for state, seen in ranks_of(on, k).run(train, wrapper, name):
+        for key, value in expected.items():
+            torch.testing.assert_close(state[key], value, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(seen, outputs, rtol=tolerance, atol=tolerance)
