@@ -25,7 +25,9 @@ from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.sandbox_processes import processes
 from tests.helpers.solutions import checks_of, hidden_of
 
-SETUP = "import ctypes, fcntl, gc, mmap, os, sys, time, torch, torch.distributed as dist"
+SETUP = (
+    "import ctypes, fcntl, gc, mmap, os, subprocess, sys, time, torch, torch.distributed as dist"
+)
 
 
 def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
@@ -125,10 +127,18 @@ def f(number):
         lambda: libc.inotify_init(), lambda: libc.inotify_init1(0), lambda: os.memfd_create("x"),
         lambda: libc.shmget(0, 4096, 0o1600), lambda: libc.semget(0, 1, 0o1600),
         lambda: libc.msgget(0, 0o1600), lambda: libc.mq_open(b"/x", 66, 0o600, None),
-        lambda: libc.socket(40, 1, 0), lambda: libc.socket(38, 5, 0),
+        lambda: libc.socket(40, 1, 0), lambda: libc.socket(38, 5, 0), lambda: libc.socket(2, 1, 0),
         lambda: libc.mincore(ctypes.c_void_p(at), 4096, bytes(1)), lambda: libc.sysinfo(bytes(200)),
         lambda: libc.syscall(202, ctypes.c_void_p(at), 1, 1, None, None, 0),
         lambda: os.preadv(file.fileno(), [bytearray(9)], 0, os.RWF_NOWAIT),
+        lambda: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
+        lambda: libc.readahead(file.fileno(), ctypes.c_long(0), 4096), lambda: page.madvise(20),
+        lambda: page.madvise(21),
+        lambda: libc.syscall(239, bytes(4), None, 0, ctypes.c_void_p(at), 3),
+        lambda: libc.syscall(279, 0, 1, ctypes.byref(ctypes.c_void_p(at)), None, bytes(4), 0),
+        lambda: subprocess.run(["true"], start_new_session=True),
+        lambda: libc.syscall(206, 1, bytes(8)), lambda: libc.syscall(425, 1, bytes(120)),
+        lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 4096),
     ]
     return {"refused": [tried(call) for call in calls], "still": still()}
 
@@ -143,7 +153,7 @@ SHARED = task(
     "f",
     inputs=numbers,
     program=lambda f, mine, given: f(mine["number"]),
-    judges=[equals(lambda case, inputs, me: {"refused": [True] * 19, "still": True})],
+    judges=[equals(lambda case, inputs, me: {"refused": [True] * 30, "still": True})],
     cases=[Case("1 rank", 1, {"below": 9})],
 )
 
