@@ -155,11 +155,12 @@ class Sandbox:
         *,
         gpu: bool = False,
         locks: bool = False,
+        tcp: bool = False,
     ) -> Cell:
         """Start a process that runs the function ``module:name`` in a new cell.
 
         `gpu` means that it uses CUDA, which reserves more addresses than any limit on them allows.
-        `locks` means that it may lock files; see `seccomp_filter`.
+        `locks` and `tcp` are what else it may use; see `seccomp_filter`.
 
         Raises:
             MachineFailure: there is no sandbox to start it in.
@@ -170,7 +171,7 @@ class Sandbox:
         assert self._server is not None
         with contextlib.ExitStack() as kept:
             uid = kept.enter_context(own_uid())
-            calls = seccomp_filter(locks=locks)
+            calls = seccomp_filter(locks=locks, tcp=tcp)
             limits = self._limits.of_a_cell(gpu)
             cell = {
                 **{"run": run, "uid": uid, "root": is_root(), "seccomp": calls, "limits": limits},

@@ -139,8 +139,8 @@ processes of a user have together (F_SETPIPE_SZ)."""
 _FORGETTING = (20, 21)
 """MADV_COLD and MADV_PAGEOUT, which take a file's pages out of the page cache."""
 _FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains. Without
-locks only the first: how much memory TCP has is one number for all cells (/proc/net/sockstat)."""
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains. A rank of a
+case needs only the first. TCP's memory is one number for all cells (/proc/net/sockstat)."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
@@ -150,7 +150,11 @@ class UnknownArchitecture(RuntimeError):
 
 
 def seccomp_filter(
-    machine: str | None = None, *, namespaces: bool = False, locks: bool = False
+    machine: str | None = None,
+    *,
+    namespaces: bool = False,
+    locks: bool = False,
+    tcp: bool = False,
 ) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes per instruction.
 
@@ -159,9 +163,10 @@ def seccomp_filter(
         namespaces: whether the process may make namespaces and change mounts. Our own process
             may, because it gives every student process its own namespaces. It then applies the
             filter that does not allow this.
-        locks: whether the process may use ``flock``, futexes that processes share, sessions and
-            TCP. The ranks that a notebook starts need them. A rank of a case may not: it has
-            secret inputs.
+        locks: whether the process may use ``flock``, sessions, and futexes that processes share.
+            The ranks that a notebook starts need them. A rank of a case may not: it has secret
+            inputs.
+        tcp: whether the process may make sockets of other families than AF_UNIX.
 
     Raises:
         UnknownArchitecture: the machine is neither of them.
@@ -195,7 +200,7 @@ def seccomp_filter(
         code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
         code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
         code += _allows_only(
-            number["socket"], _FIRST_ARGUMENT, _FAMILIES if locks else _FAMILIES[:1]
+            number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1]
         )
         code += _allows_only(number["madvise"], _FIRST_ARGUMENT + 16, _FORGETTING, but=True)
         if not locks:
