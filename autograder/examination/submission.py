@@ -207,7 +207,7 @@ class Submission:
         with theirs:
             try:
                 run = "autograder.inside.examinee:serve_notebook"
-                cell = self._sandbox.cell(run, {}, [theirs.fileno()], locks=True, tcp=True)
+                cell = self._sandbox.cell(run, {}, [theirs.fileno()], locks=True, own_ranks=True)
             except BaseException:
                 ours.close()
                 raise

@@ -139,8 +139,8 @@ processes of a user have together (F_SETPIPE_SZ)."""
 _FORGETTING = (20, 21)
 """MADV_COLD and MADV_PAGEOUT, which take a file's pages out of the page cache."""
 _FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains. A rank of a
-case needs only the first. TCP's memory is one number for all cells (/proc/net/sockstat)."""
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains. A rank of
+a case needs only the first. TCP's memory is one number for all cells (/proc/net/sockstat)."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
@@ -199,9 +199,7 @@ def seccomp_filter(
             code += _ends_itself(number[call], which)
         code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
         code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
-        code += _allows_only(
-            number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1]
-        )
+        code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1])
         code += _allows_only(number["madvise"], _FIRST_ARGUMENT + 16, _FORGETTING, but=True)
         if not locks:
             code += _private_futexes(number["futex"])
