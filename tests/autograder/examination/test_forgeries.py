@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from autograder.examination.case import CaseRanks
 from autograder.examination.submission import Submission, examine
 from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
+from autograder.sandbox.memory import descendants
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, CheckReport, equals, sends_at_most, task, time_within
 from course_lib.checking.on_ranks.given import Given
@@ -176,6 +178,27 @@ def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.M
     source = "import subprocess\nsubprocess.Popen(['sleep', '99'])\ndef f():\n    pass"
     assert examined(place, TIMED, source).passed
     assert cells == [2] * len(TIMED.cases)
+
+
+def test_what_a_rank_leaves_ends_before_the_case(
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others on this machine need the cores: those that are graded at the same time, and next."""
+    running: list[int] = []
+    close = CaseRanks.__exit__
+
+    def counted(self: CaseRanks, *error: object) -> None:
+        assert place._process is not None
+        below = descendants(place._process.pid)
+        running.append(sum(Path(f"/proc/{n}/cmdline").read_bytes() != b"" for n in below))
+        close(self, *error)
+
+    monkeypatch.setattr(CaseRanks, "__exit__", counted)
+    body = "for _ in range({} - 9 * dist.get_rank()):\n  if os.fork() == 0: time.sleep(99)\n "
+    assert examined(place, TIMED, f"def f():\n {body.format(9)}").passed
+    assert running == [4]  # bubblewrap's, the fork server, and two ranks
+    many = examined(place, TIMED, f"def f():\n {body.format(60)}")
+    assert "Resource temporarily unavailable" in many.reason
 
 
 EXCHANGED = task(
