@@ -211,6 +211,7 @@ class Check:
         withheld: keys of the input that only `answers` sees, and no student's code in a sandbox.
         only_on: the ranks whose program calls the student's function; empty: all ranks. In the
             grader, no code of the student is on the others.
+        only_form: whether this check looks only at the form of an answer, which the grader judges.
 
     """
 
@@ -227,6 +228,7 @@ class Check:
     answers: Callable[[Any, Any], tuple[Plain, float]] | None = None
     withheld: tuple[str, ...] = ()
     only_on: tuple[int, ...] = ()
+    only_form: bool = False
 
     def case_seconds(self, default: float = CASE_SECONDS) -> float:
         """Return the time limit of one case; `default` if the check has no limit of its own."""
