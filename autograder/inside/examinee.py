@@ -216,6 +216,9 @@ def _end_processes_left() -> None:
     if os.getpid() == 1:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # all processes of the cell but this one
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()  # they need a core to end; process 1 is the parent of all that is left
 
 
 def _hide_our_code() -> None:

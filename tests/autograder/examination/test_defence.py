@@ -38,18 +38,6 @@ def defend_ring_all_reduce():
     return 1, [0, 0, 0]
 """
 
-IMPORTS = """
-def defend_ring_all_reduce():
-    import importlib
-    for name in ("course_lib.checking.defence", "autograder.examination.defence"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-        return 1, [0, 0, 0]
-    raise AssertionError("nothing to read")
-"""
-
 LIES = """
 honest = ring_all_reduce
 def ring_all_reduce(tensor, group=None):
@@ -115,9 +103,8 @@ def test_answers_to_ones_own_questions_earn_the_points(
     assert verdict.score == 2, verdict.cases
 
 
-@pytest.mark.parametrize("source", [LOOKS_AROUND, IMPORTS], ids=["looks around", "imports"])
-def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox, source: str) -> None:
-    verdict = graded(place, source)
+def test_the_answers_are_nowhere_in_the_sandbox(place: Sandbox) -> None:
+    verdict = graded(place, LOOKS_AROUND)
     assert verdict.score == 0
     assert "nothing to read" in verdict.reason
 
