@@ -124,7 +124,7 @@ class CaseRanks:
             "environment": chosen.environment,
         }
         run = "autograder.inside.node:serve_node"
-        return self._sandbox.cell(run, config, ends, gpu=on == "gpu")
+        return self._sandbox.cell(run, config, ends, gpu=on == "gpu", own_ranks=True)
 
     def _send(self, rank: int, kind: str, value: Any) -> None:
         if self._channels[rank].socket.fileno() >= 0:

@@ -1,21 +1,38 @@
-"""Questions on a student's own run: made here from the submitted code and the student's id."""
+"""Questions on a student's own run: made here from the submitted code and the student's id.
+
+The right answers are computed here, outside the sandbox, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autograder.errors import SandboxUnavailable
 from autograder.examination.submission import Submission, Taken
 from autograder.sandbox.sandbox import MachineFailure
+from course_lib.checking.asking import agrees, shown
 from course_lib.checking.cases import AuthorError, Case, Check, Observed, Wrong
-from course_lib.checking.defence import Defence
+from course_lib.checking.defence import (
+    QUESTIONS,
+    SETS,
+    Defence,
+    Question,
+    answers_to,
+    calls_of,
+    lines_in,
+    named,
+    numbers_of,
+    parts_of,
+)
 from course_lib.ranks.explain.errors import RanksError
 from course_lib.ranks.trace.trace import Trace
 
+NEARLY = 0.02
+"""Relative error up to which an answer in microseconds is right."""
 _DEF = re.compile(r"\bdef\s+(\w+)")
 
 
@@ -54,7 +71,8 @@ def asked(
         return replace(observed, trace=_believed(observed.trace, submission.sources))
 
     try:
-        return defence.asked(about, run, student)
+        sets = [defence.questions(about, run, student, number)[1:] for number in SETS]
+        return with_questions(defence, sets)
     except Wrong as wrong:
         return _none(defence, wrong.message)
     except RanksError as error:
@@ -66,6 +84,69 @@ def asked(
     except Exception:
         trace = traceback.format_exc()[-3500:]
         raise AuthorError(f"the questions on {defence.of} could not be made: {trace}") from None
+
+
+def with_questions(defence: Defence, sets: Sequence[tuple[Trace, Sequence[Question]]]) -> Check:
+    """Return a check whose cases are these sets of questions, each on its trace."""
+    cases = []
+    for i in range(QUESTIONS):
+        asked_by_set = [
+            (questions[i], *answer_to(questions[i], trace)) for trace, questions in sets
+        ]
+        for part, most in zip(parts_of(i), (SETS[-1], SETS[0]), strict=True):
+            parameters = {"number": i, "asked": asked_by_set, "most": most}
+            cases.append(Case(part, 1, parameters, decides=(part,)))
+    return answers_to(defence.of, _judge, cases)
+
+
+def answer_to(question: Question, trace: Trace) -> tuple[list[float], str]:
+    """Return the numbers of the right answer, and in words which calls they come from."""
+    calls, about = calls_of(trace, question.rank), question.about
+    match question.asks:
+        case "after":
+            ends = [calls[int(i)].end for i in about]
+            meant = [next(call for call in calls if call.start >= end) for end in ends]
+        case "before":
+            meant = [[call for call in calls if call.start < time][-1] for time in about]
+        case _:
+            meant = [calls[int(i)] for i in about]
+    right: list[float]
+    match question.asks:
+        case "bytes":
+            right = [call.bytes for call in meant]
+        case "end":
+            right = [1e6 * call.end for call in meant]
+        case _:
+            right = [line for call in meant for line in lines_in(call, question.functions)]
+    return right, f"The calls are: {'; '.join(map(named, meant))}."
+
+
+def is_right(question: Question, right: Sequence[float], answer: Sequence[float]) -> bool:
+    """Return whether these numbers answer the question."""
+    near = NEARLY if question.asks == "end" else 1e-9
+    return len(answer) == len(right) and all(
+        agrees(float(number), wanted, near) for number, wanted in zip(answer, right, strict=True)
+    )
+
+
+def _judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    number, answers = values[0]
+    i = case.parameters["number"]
+    question, right, shows = case.parameters["asked"][number - 1]
+    if answers[i] is None:
+        raise Wrong(f"question {i + 1} has no answer")
+    answer = numbers_of(answers[i])
+    if not is_right(question, right, answer):
+        raise Wrong(
+            f"you answer {_shown(answer)}, but your own run shows {_shown(right)}. "
+            f"The question: {question.text} {shows}"
+        )
+    if number > case.parameters["most"]:
+        raise Wrong("the answer is right, and it is in the second set: half of the points")
+
+
+def _shown(numbers: Iterable[float]) -> str:
+    return ", ".join(map(shown, numbers))
 
 
 def _believed(trace: Trace, sources: Sequence[str]) -> Trace:
@@ -92,4 +173,5 @@ def _none(defence: Defence, why: str) -> Check:
     def refuse(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         raise Wrong(why)
 
-    return replace(defence, cases=(Case("your questions", 1),), judge=refuse)
+    cases = (Case("your questions", 1),)
+    return replace(defence, cases=cases, judge=refuse, only_form=False)

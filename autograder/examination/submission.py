@@ -206,9 +206,8 @@ class Submission:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                cell = self._sandbox.cell(
-                    "autograder.inside.examinee:serve_notebook", {}, [theirs.fileno()], locks=True
-                )
+                run = "autograder.inside.examinee:serve_notebook"
+                cell = self._sandbox.cell(run, {}, [theirs.fileno()], locks=True, own_ranks=True)
             except BaseException:
                 ours.close()
                 raise

@@ -20,6 +20,8 @@ import contextlib
 import functools
 import json
 import os
+import platform
+import re
 import select
 import shutil
 import signal
@@ -316,6 +318,8 @@ class HardLimits:
     Attributes:
         processes: number of processes and threads together. Before Linux 5.14, if an ordinary user
             opens the sandbox, that user's other processes count too.
+        of_a_rank: the same for one rank of a case, which needs few: many busy ones would take the
+            machine from other submissions. On those older systems it is not lower than `processes`.
         address_space: bytes of virtual memory of each process, far more than it uses. CUDA
             reserves all available addresses, so there it is not limited.
         file_size: bytes of the largest file that a process may write.
@@ -326,6 +330,7 @@ class HardLimits:
     """
 
     processes: int = 256
+    of_a_rank: int = 16
     address_space: int = 8 * 2**30
     file_size: int = 64 * 2**20
     open_files: int = 1024
@@ -333,12 +338,18 @@ class HardLimits:
     shm: int = 64 * 2**20
     memory: int = int(Settings.memory_gib * 2**30)
 
-    def of_a_cell(self, gpu: bool = False) -> dict[str, int]:
+    def of_a_cell(self, gpu: bool = False, own_ranks: bool = False) -> dict[str, int]:
         """Return the limits of each process in a cell, by their names in `resource`."""
+        one_rank = not own_ranks and (is_root() or _counts_by_namespace())
         return {
             **({} if gpu else {"as": self.address_space}),
-            "nproc": self.processes,
+            "nproc": min(self.processes, self.of_a_rank) if one_rank else self.processes,
             "fsize": self.file_size,
             "nofile": self.open_files,
             "core": 0,
         }
+
+
+def _counts_by_namespace() -> bool:
+    """Return whether Linux counts a user's processes in each user namespace separately."""
+    return tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14)

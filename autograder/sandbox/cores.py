@@ -41,14 +41,14 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
             # The command's name, in parentheses, may itself contain spaces and parentheses.
             state, *fields = stat.rpartition(")")[2].split()
             user, system = fields[10:12]
-            stopped = state == "T" and _is_first(pid)
+            stopped = state == "T" and is_first(pid)
         except (OSError, ValueError, IndexError):
             continue
         found[pid] = Cores((int(user) + int(system)) * _TICK, waited, stopped)
     return found
 
 
-def _is_first(pid: int) -> bool:
+def is_first(pid: int) -> bool:
     """Return whether this process is number 1 of its pid namespace, and not of ours."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("NSpid:"):

@@ -13,8 +13,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from autograder.sandbox.cores import is_first
+
 _GROUPS = Path("/sys/fs/cgroup")
 _count = itertools.count(1)
+_SOCKET = 212_992
+"""Bytes that Linux lets a socket send before they are read, net.core.wmem_default."""
+_DESCRIPTOR = 4096
+"""Bytes for each end of a pipe, of which Linux gives two pages to a user who has many."""
 
 
 class MemoryGroup:
@@ -158,9 +164,10 @@ def available_memory() -> int:
 def held_memory(pid: int) -> int:
     """Return the bytes of this process's memory that no file backs; 0 if the process is gone.
 
-    Memory that processes share counts for each of them, see `exact_memory`.
+    Its page tables are included. Memory that processes share counts for each of them, see
+    `exact_memory`.
     """
-    return _sum_of(f"/proc/{pid}/status", ("RssAnon", "RssShmem"))
+    return _sum_of(f"/proc/{pid}/status", ("RssAnon", "RssShmem", "VmPTE"))
 
 
 def exact_memory(pid: int) -> int:
@@ -168,7 +175,29 @@ def exact_memory(pid: int) -> int:
 
     Where only root may ask for it, the result is that of `held_memory`.
     """
-    return _sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem")) or held_memory(pid)
+    exact = _sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
+    return exact + _sum_of(f"/proc/{pid}/status", ("VmPTE",)) if exact else held_memory(pid)
+
+
+def unmapped_memory(pids: Sequence[int], exact: bool = False) -> int:
+    """Return the bytes that the cells of these processes hold without any process showing them.
+
+    These are files in memory, and what the buffers of all sockets and pipes may hold: Linux does
+    not say how full they are. If `exact`, files that processes have mapped are left out.
+    """
+    files = buffers = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            buffers += _DESCRIPTOR * len(os.listdir(f"/proc/{pid}/fd"))
+            if is_first(pid):
+                for folder in ("tmp", "dev/shm"):
+                    disk = os.statvfs(f"/proc/{pid}/root/{folder}")
+                    files += (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+                sockets = Path(f"/proc/{pid}/net/sockstat").read_text().split()[2]
+                buffers += _SOCKET * int(sockets)
+    if exact and files:
+        files -= sum(_sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Shmem",)) for pid in pids)
+    return max(0, files) + buffers
 
 
 def _sum_of(path: str, names: Sequence[str]) -> int:

@@ -36,6 +36,7 @@ from autograder.sandbox.memory import (
     exact_memory,
     held_memory,
     killed_for_memory,
+    unmapped_memory,
 )
 from autograder.sandbox.mounts import Mount, beside_packages, course_package, python_mounts
 from autograder.sandbox.seccomp import seccomp_filter
@@ -155,11 +156,13 @@ class Sandbox:
         *,
         gpu: bool = False,
         locks: bool = False,
+        own_ranks: bool = False,
     ) -> Cell:
         """Start a process that runs the function ``module:name`` in a new cell.
 
         `gpu` means that it uses CUDA, which reserves more addresses than any limit on them allows.
-        `locks` means that it may lock files; see `seccomp_filter`.
+        `locks` means that it may lock files; see `seccomp_filter`. `own_ranks` means that it may
+        have ranks of its own, which need TCP and many processes.
 
         Raises:
             MachineFailure: there is no sandbox to start it in.
@@ -170,8 +173,8 @@ class Sandbox:
         assert self._server is not None
         with contextlib.ExitStack() as kept:
             uid = kept.enter_context(own_uid())
-            calls = seccomp_filter(locks=locks)
-            limits = self._limits.of_a_cell(gpu)
+            calls = seccomp_filter(locks=locks, tcp=own_ranks)
+            limits = self._limits.of_a_cell(gpu, own_ranks)
             cell = {
                 **{"run": run, "uid": uid, "root": is_root(), "seccomp": calls, "limits": limits},
                 **{"tmp": self._limits.tmp, "shm": self._limits.shm, **config},
@@ -370,9 +373,11 @@ class Sandbox:
             if self._most_free - now < self._limits.memory / 2 and now:
                 return ""
             below = descendants(self._process.pid)
-            own = (held_memory(pid) - self._ours for pid in below)
-            over = sum(bytes_ for bytes_ in own if bytes_ > 0) > self._limits.memory
-            over = over and sum(map(exact_memory, below)) - self._ours > self._limits.memory
+            own = sum(max(0, held_memory(pid) - self._ours) for pid in below)
+            over = own + unmapped_memory(below) > self._limits.memory
+            if over:
+                own = sum(map(exact_memory, below)) - self._ours
+                over = own + unmapped_memory(below, exact=True) > self._limits.memory
         limit = self._limits.memory / 2**30
         self._over = f"the submission's processes took more than {limit:g} GiB of memory" * over
         return self._over

@@ -6,7 +6,8 @@ other processes use. See seccomp(2), and ``linux/seccomp.h`` for `struct seccomp
 
 Cells must not reach one another, but they see the same read-only files. So the filter also refuses
 whatever passes a state on through a file that a process can only read: locks, leases, watches, the
-page cache, shared futexes. And it refuses memory that no process appears to hold.
+page cache, shared futexes. It refuses to change numbers of the whole machine that other cells can
+read. And it refuses memory that no process appears to hold.
 
 The filter answers EPERM, as a kernel answers a caller without the right. To ``clone3`` it answers
 ENOSYS, because a filter cannot see its flags; libraries then fall back to ``clone``.
@@ -94,6 +95,11 @@ OTHER_CELLS = {
     "mincore": (27, 232),
     "cachestat": (451, 451),
     "preadv2": (327, 286),  # its flag RWF_NOWAIT tells what the page cache has
+    "fadvise64": (221, 223),  # takes a file out of the page cache; a timed read tells that
+    "readahead": (187, 213),
+    "move_pages": (279, 239),  # tells on which memory node a page of a file is
+    "get_mempolicy": (239, 236),
+    "io_setup": (206, 0),  # of all io_setup together, the machine allows fs.aio-max-nr
     "sysinfo": (99, 179),
     "sched_rr_get_interval": (148, 127),
 }
@@ -108,6 +114,7 @@ HIDDEN_MEMORY = {
 }
 LOCKS = {
     "flock": (73, 32),
+    "setsid": (112, 157),  # /proc/self/autogroup has its number, which counts those of all cells
     "futex_waitv": (449, 449),
     "futex_wake": (454, 454),
     "futex_wait": (455, 455),
@@ -119,16 +126,21 @@ BY_ARGUMENTS = {
     "fcntl": (72, 25),
     "futex": (202, 98),
     "kill": (62, 129),
+    "madvise": (28, 233),
     "prlimit64": (302, 261),
     "setrlimit": (160, 164),
     "socket": (41, 198),
     "tgkill": (234, 131),
 }
 _INOTIFY_INIT = 253  # on x86_64 only
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 1030, 1031, 1032)
-"""Commands on descriptors, pipes and signals. All others, such as locks, concern the file."""
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 1030, 1032)
+"""Commands on descriptors, pipes and signals. Others, such as locks, concern the file, or what all
+processes of a user have together (F_SETPIPE_SZ)."""
+_FORGETTING = (20, 21)
+"""MADV_COLD and MADV_PAGEOUT, which take a file's pages out of the page cache."""
 _FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains."""
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of which the cell's namespace contains. A rank of
+a case needs only the first. TCP's memory is one number for all cells (/proc/net/sockstat)."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 
@@ -138,7 +150,11 @@ class UnknownArchitecture(RuntimeError):
 
 
 def seccomp_filter(
-    machine: str | None = None, *, namespaces: bool = False, locks: bool = False
+    machine: str | None = None,
+    *,
+    namespaces: bool = False,
+    locks: bool = False,
+    tcp: bool = False,
 ) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes per instruction.
 
@@ -147,8 +163,10 @@ def seccomp_filter(
         namespaces: whether the process may make namespaces and change mounts. Our own process
             may, because it gives every student process its own namespaces. It then applies the
             filter that does not allow this.
-        locks: whether the process may use ``flock``, and futexes that processes share. The ranks
-            that a notebook starts need both. A rank of a case may not: it has secret inputs.
+        locks: whether the process may use ``flock``, sessions, and futexes that processes share.
+            The ranks that a notebook starts need them. A rank of a case may not: it has secret
+            inputs.
+        tcp: whether the process may make sockets of other families than AF_UNIX.
 
     Raises:
         UnknownArchitecture: the machine is neither of them.
@@ -181,7 +199,8 @@ def seccomp_filter(
             code += _ends_itself(number[call], which)
         code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
         code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
-        code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES)
+        code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1])
+        code += _allows_only(number["madvise"], _FIRST_ARGUMENT + 16, _FORGETTING, but=True)
         if not locks:
             code += _private_futexes(number["futex"])
         code += [_instruction(_EQUAL, number["clone3"], no=1), _refuse(errno.ENOSYS)]
@@ -241,13 +260,22 @@ def _limits_no_processor_time(setrlimit: int, prlimit: int) -> list[bytes]:
     ]
 
 
-def _allows_only(number: int, argument: int, values: Sequence[int]) -> list[bytes]:
-    """Return code that refuses a call unless its argument is one of these values."""
+def _allows_only(
+    number: int, argument: int, values: Sequence[int], *, but: bool = False
+) -> list[bytes]:
+    """Return code that refuses a call unless its argument is one of these values; `but`: if it is.
+
+    Each comparison that holds jumps behind the refusal, or with `but` to it. The last one that does
+    not hold must then jump over it.
+    """
     few = len(values)
     return [
         _instruction(_EQUAL, number, no=few + 3),
         _instruction(_LOAD, argument),
-        *(_instruction(_EQUAL, value, yes=few - i) for i, value in enumerate(values)),
+        *(
+            _instruction(_EQUAL, value, yes=few - i - but, no=but and i == few - 1)
+            for i, value in enumerate(values)
+        ),
         _refuse(errno.EPERM),
         _instruction(_LOAD, _NUMBER),
     ]

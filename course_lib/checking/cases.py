@@ -220,6 +220,7 @@ class Check:
             right there, and raises `AuthorError` if it cannot.
         hidden: ``hidden(secret)`` draws the cases that a class's secret gives.
         drawn: ``drawn(seed)`` draws the case of a seed; None if cases are listed.
+        only_form: whether this check looks only at the form of an answer, which the grader judges.
 
     """
 
@@ -239,6 +240,7 @@ class Check:
     prepare: Callable[[Case, Sequence[Any]], Any] = lambda *_: None
     hidden: Callable[[str], tuple[Case, ...]] = lambda _: ()
     drawn: Callable[[int], Case] | None = None
+    only_form: bool = False
 
     def case_seconds(self, default: float = CASE_SECONDS) -> float:
         """Return the time limit of one case; `default` if the check has no limit of its own."""

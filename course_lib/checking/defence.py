@@ -2,13 +2,14 @@
 
 The questions are about the trace of the student's solution in a case that is drawn for this
 student. The grader draws the same case from the student's id, runs the submitted code and computes
-the right answers from what it carried itself. Nothing that the notebook says counts.
+the right answers from what it carried itself. Nothing that the notebook says counts, and nothing
+here knows an answer: `autograder.examination.defence` does, where no student's code is.
 
 An author writes which task is asked about, and how a case is drawn:
 
     "defend_data_parallel": defence("data_parallel", drawn_chain)
 
-A kind of question is a function of a `Trace`, so a new one takes ten lines.
+A kind of question is a function of a `Trace`, so a new one takes ten lines, and one for its answer.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
-from course_lib.checking.answers import NUMBER, Kind, sees
-from course_lib.checking.asking import agrees, shown
+from course_lib.checking.answers import NUMBER, Kind, Test, sees
 from course_lib.checking.cases import Case, Check, Observed, Wrong, case_generator
 from course_lib.checking.expectations import operations
 from course_lib.checking.loading import find_check
@@ -37,26 +37,28 @@ SETS = (1, 2)
 """A student answers the first set, or the second one for half of the points."""
 _AT_ONCE = 3
 """For how many calls a question asks: one line alone would be easy to guess or to copy."""
-NEARLY = 0.02
-"""Relative error up to which an answer in microseconds is right."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question whose answer is a number, or a few of them.
+    """A question whose answer is a number, or a few of them; what its text says, and no more.
 
     Attributes:
         text: the question, with the unit of its answer.
-        right: the numbers of the answer.
-        shows: what in the trace it comes from, for a student who was wrong.
-        within: relative error up to which an answer is right.
+        asks: what is asked of each of the calls: its ``bytes``, its ``end``, the ``lines`` that
+            make it, or those of the first call ``after`` its end, or of the last one ``before`` a
+            time.
+        rank: whose calls.
+        about: the calls, counted from 0 as in `calls_of`; for ``before``, the times in seconds.
+        functions: the functions whose lines are asked for.
 
     """
 
     text: str
-    right: tuple[float, ...]
-    shows: str
-    within: float = 0.0
+    asks: Literal["bytes", "end", "lines", "after", "before"]
+    rank: int
+    about: tuple[float, ...]
+    functions: tuple[str, ...] = ()
 
 
 Asks = Callable[[Trace, torch.Generator], Question]
@@ -77,13 +79,13 @@ class Defence(Check):
 
     def questions(
         self, about: Check, run: Runner, student: str, number: int
-    ) -> tuple[Case, list[Question]]:
-        """Run the student's solution in the student's case, and return the case and the questions.
+    ) -> tuple[Case, Trace, list[Question]]:
+        """Run the student's solution in the student's case; return case, trace and questions.
 
         Args:
             about: the check of the task `of`.
             run: runs its cases with the student's solution.
-            student: the student's id.
+            student: the student's id; empty: for practice.
             number: which set.
 
         Raises:
@@ -92,6 +94,7 @@ class Defence(Check):
 
         """
         seed = f"{unicodedata.normalize('NFC', student).strip().casefold()}, set {number}"
+        seed = seed if student else f"practice {number}"  # no id gives this seed
         generator = case_generator(seed, self.function, Case(self.of, 1))
         drawn = self.draw(generator)
         if isinstance(drawn, Case):
@@ -103,12 +106,7 @@ class Defence(Check):
         assert isinstance(observed, Observed) and observed.trace is not None
         kinds = kinds_for(observed.trace)
         order = torch.randperm(QUESTIONS, generator=generator).tolist()
-        return case, [kinds[i](observed.trace, generator) for i in order]
-
-    def asked(self, about: Check, run: Runner, student: str) -> Check:
-        """Return the check with the student's questions as its cases."""
-        sets = [self.questions(about, run, student, number)[1] for number in SETS]
-        return replace(self, cases=tuple(_cases(sets)))
+        return case, observed.trace, [kinds[i](observed.trace, generator) for i in order]
 
 
 def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
@@ -117,28 +115,26 @@ def defence(of: str, draw: Callable[[torch.Generator], Case]) -> Defence:
     The student's function is ``defend_…()``. It returns the number of the set, 1 or 2, and a list
     of three answers: numbers, or lists of them.
     """
-    check = task(
+    form = Case("the form of the answers", 1)
+    check = answers_to(of, _all_written, [form])
+    return Defence(**{**vars(check), "only_form": True}, of=of, draw=draw)
+
+
+def answers_to(of: str, judge: Test, cases: Sequence[Case]) -> Check:
+    """Return the check of the answers about `of`; the judge sees them in the form `ANSWERS`."""
+    return task(
         f"defend_{of}",
         inputs=lambda case, generator: [{}],
         program=_answer,
-        judges=[_right_answers],
-        cases=[Case("the form of the answers; the grader judges the numbers", 1)],
-        worth={part: 1.0 for i in range(QUESTIONS) for part in _parts(i)},
+        judges=[sees(ANSWERS)(judge)],
+        cases=cases,
+        worth={part: 1.0 for i in range(QUESTIONS) for part in parts_of(i)},
     )
-    return Defence(**vars(check), of=of, draw=draw)
 
 
-def _parts(i: int) -> tuple[str, str]:
+def parts_of(i: int) -> tuple[str, str]:
+    """Return the parts of the points that the answer to question `i`, from 0, earns."""
     return f"question {i + 1}", f"question {i + 1} in set 1"
-
-
-def _cases(sets: Sequence[Sequence[Question]]) -> list[Case]:
-    cases = []
-    for i, questions in enumerate(zip(*sets, strict=True)):
-        for part, most in zip(_parts(i), (SETS[-1], SETS[0]), strict=True):
-            asked = {"number": i, "questions": questions, "most": most}
-            cases.append(Case(part, 1, asked, decides=(part,)))
-    return cases
 
 
 def _answer(answers: Callable[[], Any], own: Any, given: Given) -> Any:
@@ -148,12 +144,12 @@ def _answer(answers: Callable[[], Any], own: Any, given: Given) -> Any:
 def _is_answers(value: Any) -> bool:
     match value:
         case [int() as number, [*answers]]:
-            written = all(map(NUMBER.test, itertools.chain(*map(_numbers, answers))))
+            written = all(map(NUMBER.test, itertools.chain(*map(numbers_of, answers))))
             return number in SETS and len(answers) == QUESTIONS and written
     return False
 
 
-def _numbers(answer: Any) -> list[Any]:
+def numbers_of(answer: Any) -> list[Any]:
     """Return the numbers of an answer: none if it is not written yet."""
     match answer:
         case None:
@@ -163,41 +159,15 @@ def _numbers(answer: Any) -> list[Any]:
     return [answer]
 
 
-def _shown(numbers: Iterable[float]) -> str:
-    return ", ".join(map(shown, numbers))
-
-
-_ANSWERS = Kind(
+ANSWERS = Kind(
     "the set, 1 or 2, and a list of three answers: (1, [[4, 4, 9], [7, 3], 12.5])", _is_answers
 )
 
 
-@sees(_ANSWERS)
-def _right_answers(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    number, answers = values[0]
-    if not case.parameters:
-        if None in answers:
-            raise Wrong(f"answer {answers.index(None) + 1} is not written yet")
-        return
-    i = case.parameters["number"]
-    question, answer = case.parameters["questions"][number - 1], _numbers(answers[i])
-    if answers[i] is None:
-        raise Wrong(f"question {i + 1} has no answer")
-    if not is_right(question, answer):
-        raise Wrong(
-            f"you answer {_shown(answer)}, but your own run shows {_shown(question.right)}. "
-            f"The question: {question.text} {question.shows}"
-        )
-    if number > case.parameters["most"]:
-        raise Wrong("the answer is right, and it is in the second set: half of the points")
-
-
-def is_right(question: Question, answer: Sequence[float]) -> bool:
-    """Return whether these numbers answer the question."""
-    near = max(question.within, 1e-9)
-    return len(answer) == len(question.right) and all(
-        agrees(float(each), right, near) for each, right in zip(answer, question.right, strict=True)
-    )
+def _all_written(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+    _, answers = values[0]
+    if None in answers:
+        raise Wrong(f"answer {answers.index(None) + 1} is not written yet")
 
 
 def defend(
@@ -209,7 +179,7 @@ def defend(
         name: the task, for example ``05_bucketing_and_overlap/data_parallel``.
         function: your solution; it should pass its check.
         student: your id, as your course knows it: the grader asks the same questions. Without an
-            id the questions are for practice, and their answers are printed below them.
+            id the questions are for practice, and the run that answers them is printed below.
         draw: the set: 1, or 2 for half of the points. For practice, any number.
 
     Raises:
@@ -225,14 +195,15 @@ def defend(
     if student is not None and draw not in SETS:
         raise ValueError(f"there are sets {SETS[0]} and {SETS[-1]}, got draw={draw}")
     with LocalRunner(function, "simulated", echo=None) as run:
-        case, questions = check.questions(about, run, student or "practice", draw)
+        case, trace, questions = check.questions(about, run, student or "", draw)
     print(f"Questions for {student or 'practice'}, set {draw}, on your {short}:")
     print(f"{case.name}\n{WORDS}")
     for i, question in enumerate(questions, 1):
         print(f"{i}. {question.text}")
-    if student is None:
-        for i, question in enumerate(questions, 1):
-            print(f"   answer {i}: {_shown(question.right)}. {question.shows}")
+    for rank in sorted({each.rank for each in questions}) if student is None else ():
+        print(f"The answers are in the calls of rank {rank} in this run:")
+        for i, call in enumerate(calls_of(trace, rank), 1):
+            print(f"   {i}. {named(call)}")
 
 
 # Kinds of questions -----------------------------------------------------------------------------
@@ -262,7 +233,7 @@ def lines_of_calls(trace: Trace, generator: torch.Generator) -> Question:
     rank, calls = _drawn(trace, generator)
     functions, chosen = _chosen(calls, generator)
     which = f"{_in_words(f'call {i + 1}' for i in chosen)} of rank {rank}"
-    return _on_lines(functions, which, [calls[i] for i in chosen])
+    return _on_lines(functions, which, "lines", rank, chosen)
 
 
 def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
@@ -279,7 +250,7 @@ def lines_after_calls(trace: Trace, generator: torch.Generator) -> Question:
     ended = [list(after)[i] for i in chosen]
     ends = _in_words(f"of call {i + 1}" for i in ended)
     which = f"the first call that rank {rank} starts after the end {ends}"
-    return _on_lines(functions, which, [after[i] for i in ended])
+    return _on_lines(functions, which, "after", rank, ended)
 
 
 def lines_before(trace: Trace, generator: torch.Generator) -> Question:
@@ -290,10 +261,10 @@ def lines_before(trace: Trace, generator: torch.Generator) -> Question:
     if _alike(calls[i] for i in last):
         return lines_of_calls(trace, generator)
     functions, chosen = _chosen([calls[i] for i in last], generator)
-    latest = [last[i] for i in chosen]
-    times = _in_words(f"before {1e6 * (calls[i].start + until[i]) / 2:.4g} µs" for i in latest)
-    which = f"the last call that rank {rank} starts {times}, from the first start on"
-    return _on_lines(functions, which, [calls[i] for i in latest])
+    times = [(calls[last[i]].start + until[last[i]]) / 2 for i in chosen]
+    limits = _in_words(f"before {1e6 * time:.4g} µs" for time in times)
+    which = f"the last call that rank {rank} starts {limits}, from the first start on"
+    return _on_lines(functions, which, "before", rank, times)
 
 
 def _alike(calls: Iterable[Event]) -> bool:
@@ -311,7 +282,7 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     depth = min(len(call.lines) for call in calls)
     groups: set[tuple[str, ...]] = {(name,) for call in calls for name, _ in call.lines}
     groups |= {tuple(sorted({call.lines[i][0] for call in calls})) for i in range(-depth, depth)}
-    lines = {group: [_lines_in(call, group) for call in calls] for group in sorted(groups)}
+    lines = {group: [lines_in(call, group) for call in calls] for group in sorted(groups)}
     clear = [group for group in lines if all(len(each) < 2 for each in lines[group])]
     differing = [group for group in clear if len({*itertools.chain(*lines[group])}) > 1]
     group = one_of(generator, *(differing or clear))
@@ -320,17 +291,21 @@ def _chosen(calls: Sequence[Event], generator: torch.Generator) -> tuple[Sequenc
     return group, [places[i] for i in order[:_AT_ONCE]]
 
 
-def _lines_in(call: Event, functions: Collection[str]) -> list[int]:
+def lines_in(call: Event, functions: Collection[str]) -> list[int]:
+    """Return the lines of these functions that make a call."""
     return [line for name, line in call.lines if name in functions]
 
 
-def _on_lines(functions: Collection[str], which: str, calls: Sequence[Event]) -> Question:
+def _on_lines(
+    functions: Sequence[str],
+    which: str,
+    asks: Literal["lines", "after", "before"],
+    rank: int,
+    about: Sequence[float],
+) -> Question:
     names = " or ".join(f"`{name}`" for name in functions)
-    return Question(
-        f"Which lines of {names} make {which}?",
-        tuple(line for call in calls for line in _lines_in(call, functions)),
-        f"The calls are: {'; '.join(map(_named, calls))}.",
-    )
+    text = f"Which lines of {names} make {which}?"
+    return Question(text, asks, rank, tuple(about), tuple(functions))
 
 
 def _in_words(each: Iterable[str]) -> str:
@@ -344,8 +319,9 @@ def bytes_of_call(trace: Trace, generator: torch.Generator) -> Question:
     i = _number(len(calls), generator)
     return Question(
         f"How many bytes has call {i + 1} of rank {rank}? A recv has those that it receives.",
-        (calls[i].bytes,),
-        f"The call is {_named(calls[i])}.",
+        "bytes",
+        rank,
+        (i,),
     )
 
 
@@ -355,26 +331,35 @@ def end_of_call(trace: Trace, generator: torch.Generator) -> Question:
     i = _number(len(calls), generator)
     return Question(
         f"When does call {i + 1} of rank {rank} end, in µs from the first start?",
-        (1e6 * calls[i].end,),
-        f"The call is {_named(calls[i])}.",
-        NEARLY,
+        "end",
+        rank,
+        (i,),
     )
 
 
 def _drawn(trace: Trace, generator: torch.Generator) -> tuple[int, list[Event]]:
     """Draw a rank, and return its calls that functions of the student make, as launched."""
     rank = _number(trace.world_size, generator)
-    calls = [event for event in operations(trace, rank) if event.lines]
+    calls = calls_of(trace, rank)
     if not calls:
         raise Wrong(
             f"rank {rank} makes no call of torch.distributed in a function that a cell of your "
             "notebook defines with def, so there is nothing to ask"
         )
-    return rank, sorted(calls, key=lambda call: (call.start, call.turn))
+    return rank, calls
 
 
-def _named(call: Event) -> str:
-    return f"{call.kind}, {call.bytes} B, from {1e6 * call.start:.4g} µs on ({call.where})"
+def calls_of(trace: Trace, rank: int) -> list[Event]:
+    """Return a rank's calls that functions of the student make, as launched."""
+    calls = (event for event in operations(trace, rank) if event.lines)
+    return sorted(calls, key=lambda call: (call.start, call.turn))
+
+
+def named(call: Event) -> str:
+    """Return a call in words."""
+    lines = ", ".join(f"line {line} of {name}" for name, line in call.lines)
+    times = f"from {1e6 * call.start:.4g} to {1e6 * call.end:.4g} µs"
+    return f"{call.kind}, {call.bytes} B, {times} ({lines})"
 
 
 def drawn_network(generator: torch.Generator) -> tuple[Network, str]:

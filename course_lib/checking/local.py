@@ -95,11 +95,11 @@ def check(
             runners[WORDS[kind]] = stack.enter_context(runner)
             runner.start(found)  # real ranks start on a core that simulated ranks leave idle
         report = run_on_each(name, found, runners, seed="public")
-        report = replace(report, alone=case is not None)
+        report = replace(report, alone=case is not None, only_form=found.only_form)
         shown.report(report)
     if case is None:
         entry = {"checked": name, "fraction": report.fraction, "all": report.passed}
-        diary.keep(diary.CHECKS, entry)
+        diary.keep(diary.CHECKS, entry | ({"open": True} if report.undecided else {}))
     if not report.passed:
         raise CheckFailed(report)
     return report

@@ -70,6 +70,7 @@ class CheckReport:
         function: name of the student's function.
         alone: whether only one case of the check was requested.
         common: what all visible failed cases have and no passed case has; or empty.
+        only_form: whether the check looked only at the form of an answer, which the grader judges.
 
     """
 
@@ -82,6 +83,12 @@ class CheckReport:
     function: str = field(default="", compare=False, repr=False)
     alone: bool = False
     common: str = ""
+    only_form: bool = False
+
+    @property
+    def undecided(self) -> str:
+        """What is left to the grader, if only the form was checked and is right; else empty."""
+        return "form ✓; the grader judges the numbers" if self.only_form and self.passed else ""
 
     @property
     def passed(self) -> bool:
@@ -123,6 +130,8 @@ class CheckReport:
     @property
     def heading(self) -> str:
         """The first line: how many cases passed, and where they ran."""
+        if self.undecided:
+            return f"{self.name}: {self.undecided}"
         good = sum(result.passed for result in self.results)
         where = f", on {' and on '.join(self.places)}" if self.places else ""
         alone = " (only this case was run)" if self.alone else ""
@@ -159,7 +168,9 @@ class CheckReport:
 
     @property
     def fraction(self) -> float:
-        """The share of the task's points that is earned, from 0 to 1."""
+        """The share of the task's points that is earned, from 0 to 1; 0 while `undecided`."""
+        if self.undecided:
+            return 0.0
         if self.passed or not self.worth:
             return float(self.passed)
         earned = sum(self.worth[part] for part, passed in self.parts.items() if passed)
@@ -186,6 +197,8 @@ class CheckReport:
             return None
 
     def __str__(self) -> str:
+        if self.undecided:
+            return self.heading
         lines = [self.heading]
         lines += [f"  ✓ {self.title_of(result)}" for result in self.results if result.passed]
         explained = False
@@ -241,6 +254,7 @@ div.course-report { --line: var(--jp-border-color2, #8886); --box: #8882;
   line-height: 1.45; overflow-wrap: break-word; }
 div.course-report p { margin: .3em 0; max-width: 70em; }
 div.course-report .good { color: var(--jp-success-color1, #388e3c); font-weight: bold; }
+div.course-report .open { color: var(--jp-info-color1, #1e88d2); font-weight: bold; }
 div.course-report .bad { color: var(--jp-error-color1, #e04848); font-weight: bold; }
 div.course-report summary { cursor: pointer; margin: .3em 0; }
 div.course-report details.case { border-left: 3px solid var(--line); margin: .5em 0;
@@ -263,8 +277,11 @@ def html_of(report: CheckReport, picture: tuple[bytes, str] | None = None) -> st
         picture: a PNG of what the ranks did in the case `report.traced`, and its description.
 
     """
-    good = [result for result in report.results if result.passed]
-    parts = [f"<p>{_mark(report.passed)} <strong>{_text(report.heading)}</strong></p>"]
+    good = [result for result in report.results if result.passed and not report.undecided]
+    heading = f"<strong>{_text(report.heading)}</strong>"
+    parts = [f"<p>{_mark(report.passed)} {heading}</p>"]
+    if report.undecided:
+        parts = [f'<p class="open">○ {heading}</p>']
     if good:
         count = f"{counted(len(good), 'case')} passed"
         names = _list(_text(report.title_of(result)) for result in good)

@@ -108,7 +108,8 @@ def _be_quiet_about_failed_checks(shell: Any) -> None:
 
 def _outcome(report: Any, error: BaseException | None, failed: list[Failed]) -> dict[str, Any]:
     if hasattr(report, "fraction"):
-        return {"fraction": report.fraction, "reason": report.reason}
+        undecided = getattr(report, "undecided", "")
+        return {"fraction": report.fraction, "reason": report.reason, "undecided": undecided}
     if error is not None:
         return {"fraction": 0.0, "reason": _said(error, failed)}
     return {"fraction": 0.0, "reason": "the cell of this check does not call check any more"}

@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(summary(name, tasks, outcomes))
     for note in notes:
         print(f"  Note: {note}.")
-    return int(any(outcome["fraction"] < 1 for outcome in outcomes.values()))
+    decided = [outcome for outcome in outcomes.values() if not outcome.get("undecided")]
+    return int(any(outcome["fraction"] < 1 for outcome in decided))
 
 
 def check_notebook(
@@ -263,7 +264,9 @@ def summary(name: str, tasks: list[Task], outcomes: dict[str, Any]) -> str:
     lines, earned, most = [name], 0.0, 0.0
     for task in tasks:
         outcome = outcomes.get(task.name)
-        if outcome is not None:
+        if outcome is not None and (undecided := outcome.get("undecided")):
+            lines.append(f"  {task.name:{width}}     – of {task.points:<3g} {undecided}")
+        elif outcome is not None:
             points = task.points * outcome["fraction"]
             earned, most = earned + points, most + task.points
             lines.append(f"  {task.name:{width}}  {points:4g} of {task.points:<3g} {_cut(outcome)}")

@@ -19,7 +19,7 @@ DESCRIPTION = (
 )
 _EXPLAINED = (
     "Points are those of the last run of each check. They do not include a grader's hidden cases, "
-    "nor answers that a person reads. A check that a lecture calls gives no points."
+    "nor answers that a person or the grader judges. A check that a lecture calls gives no points."
 )
 
 
@@ -52,6 +52,7 @@ def table(course: Path, checks: list[Any], predictions: list[Any]) -> list[str]:
     earned_of_all, most_of_all = 0.0, 0.0
     for title in titles:
         tasks = [t for t in _course.tasks(course, title) if t.checked] if title in names else []
+        tasks = [t for t in tasks if not last.get(f"{title}/{t.name}", {}).get("open")]
         found = [(t, last[f"{title}/{t.name}"]) for t in tasks if f"{title}/{t.name}" in last]
         earned = sum(task.points * float(entry["fraction"]) for task, entry in found)
         most = sum(task.points for task in tasks)

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from autograder.examination.defence import asked
+from autograder.examination.defence import answer_to, asked
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_cells
@@ -33,7 +33,7 @@ def defend_ring_all_reduce():
     import gc, os, sys
     objects = [*os.environ.values(), *gc.get_objects()]
     texts = [str(x) for x in objects if isinstance(x, (str, dict))]
-    seen = [t for t in texts if "'right':" in t]
+    seen = [t for t in texts if "'asked':" in t or "'about':" in t]
     assert seen, 'nothing to read'
     return 1, [0, 0, 0]
 """
@@ -80,8 +80,8 @@ def right_answers(student: str, number: int = 1, folder: Path = FOLDER, of: str 
     check = checks[f"defend_{of}"]
     assert isinstance(check, Defence)
     with LocalRunner(solution_of(folder, of), "simulated", echo=None) as run:
-        questions = check.questions(checks[of], run, student, number)[1]
-    answers = [question.right for question in questions]
+        _, trace, questions = check.questions(checks[of], run, student, number)
+    answers = [answer_to(question, trace)[0] for question in questions]
     return f"def {check.function}():\n    return {number}, {answers}"
 
 

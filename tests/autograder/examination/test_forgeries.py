@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from autograder.examination.case import CaseRanks
 from autograder.examination.submission import Submission, examine
 from autograder.examination.verdict import notes_on
 from autograder.passes.examine import masked_from
+from autograder.sandbox.memory import descendants
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, CheckReport, equals, sends_at_most, task, time_within
 from course_lib.checking.on_ranks.given import Given
@@ -25,7 +27,9 @@ from tests.helpers.course_folders import SOURCES, needs_sources
 from tests.helpers.sandbox_processes import processes
 from tests.helpers.solutions import checks_of, hidden_of
 
-SETUP = "import ctypes, fcntl, gc, mmap, os, sys, time, torch, torch.distributed as dist"
+SETUP = (
+    "import ctypes, fcntl, gc, mmap, os, subprocess, sys, time, torch, torch.distributed as dist"
+)
 
 
 def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
@@ -125,10 +129,18 @@ def f(number):
         lambda: libc.inotify_init(), lambda: libc.inotify_init1(0), lambda: os.memfd_create("x"),
         lambda: libc.shmget(0, 4096, 0o1600), lambda: libc.semget(0, 1, 0o1600),
         lambda: libc.msgget(0, 0o1600), lambda: libc.mq_open(b"/x", 66, 0o600, None),
-        lambda: libc.socket(40, 1, 0), lambda: libc.socket(38, 5, 0),
+        lambda: libc.socket(40, 1, 0), lambda: libc.socket(38, 5, 0), lambda: libc.socket(2, 1, 0),
         lambda: libc.mincore(ctypes.c_void_p(at), 4096, bytes(1)), lambda: libc.sysinfo(bytes(200)),
         lambda: libc.syscall(202, ctypes.c_void_p(at), 1, 1, None, None, 0),
         lambda: os.preadv(file.fileno(), [bytearray(9)], 0, os.RWF_NOWAIT),
+        lambda: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
+        lambda: libc.readahead(file.fileno(), ctypes.c_long(0), 4096), lambda: page.madvise(20),
+        lambda: page.madvise(21),
+        lambda: libc.syscall(239, bytes(4), None, 0, ctypes.c_void_p(at), 3),
+        lambda: libc.syscall(279, 0, 1, ctypes.byref(ctypes.c_void_p(at)), None, bytes(4), 0),
+        lambda: subprocess.run(["true"], start_new_session=True),
+        lambda: libc.syscall(206, 1, bytes(8)), lambda: libc.syscall(425, 1, bytes(120)),
+        lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 4096),
     ]
     return {"refused": [tried(call) for call in calls], "still": still()}
 
@@ -143,7 +155,7 @@ SHARED = task(
     "f",
     inputs=numbers,
     program=lambda f, mine, given: f(mine["number"]),
-    judges=[equals(lambda case, inputs, me: {"refused": [True] * 19, "still": True})],
+    judges=[equals(lambda case, inputs, me: {"refused": [True] * 30, "still": True})],
     cases=[Case("1 rank", 1, {"below": 9})],
 )
 
@@ -166,6 +178,27 @@ def test_ranks_have_no_notebook_to_talk_to(place: Sandbox, monkeypatch: pytest.M
     source = "import subprocess\nsubprocess.Popen(['sleep', '99'])\ndef f():\n    pass"
     assert examined(place, TIMED, source).passed
     assert cells == [2] * len(TIMED.cases)
+
+
+def test_what_a_rank_leaves_ends_before_the_case(
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others on this machine need the cores: those that are graded at the same time, and next."""
+    running: list[int] = []
+    close = CaseRanks.__exit__
+
+    def counted(self: CaseRanks, *error: object) -> None:
+        assert place._process is not None
+        below = descendants(place._process.pid)
+        running.append(sum(Path(f"/proc/{n}/cmdline").read_bytes() != b"" for n in below))
+        close(self, *error)
+
+    monkeypatch.setattr(CaseRanks, "__exit__", counted)
+    body = "for _ in range({} - 9 * dist.get_rank()):\n  if os.fork() == 0: time.sleep(99)\n "
+    assert examined(place, TIMED, f"def f():\n {body.format(9)}").passed
+    assert running == [4]  # bubblewrap's, the fork server, and two ranks
+    many = examined(place, TIMED, f"def f():\n {body.format(60)}")
+    assert "Resource temporarily unavailable" in many.reason
 
 
 EXCHANGED = task(

@@ -20,7 +20,7 @@ from autograder.errors import SandboxUnavailable
 from autograder.examination.submission import Submission
 from autograder.sandbox import user
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess, probe
-from autograder.sandbox.memory import descendants
+from autograder.sandbox.memory import MemoryGroup, descendants
 from autograder.sandbox.mounts import Mount, python_mounts
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers import ROOT
@@ -211,6 +211,47 @@ def test_files_memory_processes_and_descriptors_are_limited_for_good() -> None:
         assert 20 < int(forked) <= 30
         left = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())]
         assert not any(b"sleep" in line for line in left)
+
+
+HOLDS = {
+    "files": """
+for path in ("/tmp/a", "/dev/shm/a"):
+    with open(path, "wb") as file:
+        for _ in range(60): file.write(bytes(2**20))
+""",
+    "sockets": """
+import socket
+kept = [s for _ in range(400) for s in socket.socketpair()]
+for s in kept:
+    s.setblocking(False)
+    try:
+        while True: s.send(bytes(2**16))
+    except BlockingIOError: pass
+""",
+    "page tables": """
+import mmap, os
+for _ in range(20):
+    if os.fork() == 0:
+        m = mmap.mmap(-1, 7 * 2**30, flags=0x4022)  # MAP_NORESERVE; its pages stay unwritten
+        sum(m[at] for at in range(0, 7 * 2**30, 2**21)), time.sleep(99)
+""",
+}
+
+
+def test_memory_that_no_process_shows_is_limited_without_a_control_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemoryGroup, "make", lambda *_: None)
+    mapped = "import numpy\nx = numpy.memmap('/tmp/a', mode='w+', shape=50 << 20)\nx[:] = 1\n"
+    ends = {}
+    with Sandbox(limits=HardLimits(memory=80 * 2**20)) as place:
+        place.make_ready()
+        place._most_free = 2**50  # as if the machine had lost much memory since
+        for name, code in {**HOLDS, "honest": mapped}.items():
+            with Submission(place) as submission:
+                rest = "time.sleep(2)" if name == "honest" else "time.sleep(25)"
+                ends[name] = submission.run_cell(f"import time\n{code}{rest}").limit
+    assert ends == {**dict.fromkeys(HOLDS, "memory"), "honest": ""}
 
 
 def processes_named(token: str) -> list[int]:

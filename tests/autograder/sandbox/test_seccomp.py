@@ -52,14 +52,19 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
         # Arguments that are good for socket (AF_UNIX), fcntl (F_GETFD) and futex (private wait).
         good = (1, 1) if number != futex else (1, 128)
         assert run(program, number, architecture, *good) == wanted, number
-    for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1036):  # locks, a lease, a watch, a hint
+    for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1031, 1036):  # locks, lease, watch, pipe, hint
         assert run(program, fcntl, architecture, 3, command) == REFUSED
-    for family in (17, 38, 40):  # raw packets, cryptography, AF_VSOCK
+    madvise = seccomp.BY_ARGUMENTS["madvise"][column]
+    for advice in range(26):  # MADV_COLD, MADV_PAGEOUT
+        wanted = REFUSED if advice in (20, 21) else ALLOWED
+        assert run(program, madvise, architecture, 4096, 4096, advice) == wanted
+    for family in (2, 10, 16, 17, 38, 40):  # TCP, netlink, raw packets, cryptography, AF_VSOCK
         assert run(program, socket, architecture, family, 1) == REFUSED
     assert run(program, futex, architecture, 7, 0) == 0x00050000 | errno.EAGAIN
     assert run(program, futex, architecture, 7, 1) == 0x00050000 | errno.EINVAL
     with_locks = seccomp_filter(machine, locks=True)
     assert run(with_locks, futex, architecture, 7, 1) == ALLOWED
+    assert run(seccomp_filter(machine, tcp=True), socket, architecture, 2, 1) == ALLOWED
     for name, numbers in TABLES.items():
         answer = ALLOWED if name in OF_RANKS else REFUSED
         assert run(with_locks, numbers[column], architecture) == answer, name

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib.checking import Case, CheckReport, Wrong, defence, run_check
-from course_lib.checking.defence import Defence, Question, defend, is_right
+from autograder.examination.defence import answer_to, is_right, with_questions
+from course_lib.checking import Case, CheckReport, Wrong, defence, local, run_check
+from course_lib.checking.defence import SETS, Defence, Question, defend
 from course_lib.checking.local import LocalRunner
 from course_lib.ranks import Trace
 from course_lib.ranks.trace.event import Event
@@ -32,25 +33,34 @@ each_task = pytest.mark.parametrize(
 )
 
 
+FORM = "form ✓; the grader judges the numbers"
+
+Asked = list[tuple[Question, list[float]]]
+"""Questions with their right answers."""
+
+
 def questions(
     folder: Path, check: Defence, student: str, number: int = 1, solution: Any = None
-) -> list[Question]:
+) -> Asked:
     solution = solution or solution_of(folder, check.of)
     with LocalRunner(solution, "simulated", echo=None) as run:
-        return check.questions(checks_of(folder)[check.of], run, student, number)[1]
+        _, trace, asked = check.questions(checks_of(folder)[check.of], run, student, number)
+    return [(question, answer_to(question, trace)[0]) for question in asked]
 
 
-def share(asked: Sequence[Question], answers: Sequence[Sequence[float]]) -> float:
+def share(asked: Asked, answers: Sequence[Sequence[float]]) -> float:
     """Return the share of the questions that these answers are right for."""
-    return sum(map(is_right, asked, answers)) / len(asked)
+    pairs = zip(asked, answers, strict=True)
+    return sum(is_right(*question, answer) for question, answer in pairs) / len(asked)
 
 
 def answered(folder: Path, check: Defence, student: str, answers: Callable[[], Any]) -> CheckReport:
     """Return the report as the grader's: of the questions, with these answers."""
     with LocalRunner(solution_of(folder, check.of), "simulated", echo=None) as run:
-        made = check.asked(checks_of(folder)[check.of], run, student)
+        about = checks_of(folder)[check.of]
+        sets = [check.questions(about, run, student, number)[1:] for number in SETS]
     with LocalRunner(answers, "simulated", echo=None) as run:
-        return run_check("check", made, run, seed="any")
+        return run_check("check", with_questions(check, sets), run, seed="any")
 
 
 @pytest.mark.every_case
@@ -59,7 +69,7 @@ def test_right_answers_earn_all_points_or_in_the_second_set_half(
     folder: Path, check: Defence
 ) -> None:
     for number, share in ((1, 1.0), (2, 0.5)):
-        right = [question.right for question in questions(folder, check, "ada", number)]
+        right = [right for _, right in questions(folder, check, "ada", number)]
         report = answered(folder, check, "ada", lambda n=number, r=right: (n, r))
         assert report.fraction == pytest.approx(share), report
 
@@ -69,11 +79,11 @@ def test_a_wrong_answer_costs_a_third_and_is_told_what_the_run_shows(
     folder: Path, check: Defence
 ) -> None:
     asked = questions(folder, check, "ada")
-    right = [question.right for question in asked]
+    right = [each for _, each in asked]
     wrong = [1.1 * each + 1 for each in right[1]]
     report = answered(folder, check, "Ada ", lambda: (1, [right[0], wrong, right[2]]))
     assert report.fraction == pytest.approx(2 / 3)
-    assert asked[1].text in report.reason and "your own run shows" in report.reason
+    assert asked[1][0].text in report.reason and "your own run shows" in report.reason
 
 
 @pytest.mark.large
@@ -87,8 +97,8 @@ def test_a_neighbours_answers_and_guesses_earn_little() -> None:
         asked = [questions(folder, check, student) for student in students]
         theirs = [questions(folder, check, each, solution=other) for each in students]
         for i, mine in enumerate(asked):
-            copied.append(share(mine, [q.right for q in asked[i - 1]]))
-            guessed += [share(mine, [q.right for q in theirs[i - 1]]), share(mine, [[5, 5, 6]] * 3)]
+            copied.append(share(mine, [q[1] for q in asked[i - 1]]))
+            guessed += [share(mine, [q[1] for q in theirs[i - 1]]), share(mine, [[5, 5, 6]] * 3)]
     assert mean(copied) <= 1 / 3 and mean(guessed) <= 1 / 5
 
 
@@ -109,10 +119,10 @@ def test_the_questions_are_printed_and_answers_only_for_practice(
     solution = solution_of(folder, check.of)
     defend(f"{folder.name}/{check.of}", solution, "ada")
     told = capsys.readouterr().out
-    assert all(question.text in told for question in questions(folder, check, "ada"))
-    assert "answer 1" not in told
+    assert all(question.text in told for question, _ in questions(folder, check, "ada"))
+    assert "The answers" not in told
     defend(f"{folder.name}/{check.of}", solution)
-    assert "answer 3" in capsys.readouterr().out
+    assert "The answers are in the calls of rank" in capsys.readouterr().out
     with pytest.raises(ValueError, match="sets 1 and 2"):
         defend(f"{folder.name}/{check.of}", solution, "ada", draw=3)
 
@@ -134,6 +144,29 @@ def test_a_notebook_looks_only_at_the_form_of_the_answers(answers: Any, says: st
     with LocalRunner(lambda: answers, "simulated", echo=None) as run:
         report = run_check("check", check, run, seed="any")
     assert report.passed == (not says) and says in report.reason
+
+
+def test_wrong_answers_in_the_right_form_are_open_and_not_passed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, one = DEFENCES[0]
+    name = f"{folder.name}/{one.function}"
+    report = local.check(name, lambda: (1, [0, 0, 0]), on="simulated")
+    assert capsys.readouterr().out.splitlines()[-1] == f"{name}: {FORM}"
+    html = report._repr_html_()
+    assert 'class="open"' in html and 'class="good"' not in html and "passed" not in html
+    assert report.fraction == 0
+
+
+@each_task
+def test_what_students_have_knows_no_answer(folder: Path, check: Defence) -> None:
+    """A question has what its text says, and only the grader's package knows more."""
+    for question, right in questions(folder, check, "ada"):
+        unit = 1e-6 if question.asks == "before" else 1
+        said = {*map(float, re.findall(r"\d[\d.e+]*", question.text))}
+        shift = question.asks != "before"
+        assert {float(f"{n / unit + shift:.4g}") for n in question.about} <= said
+        assert right and vars(question).keys() == {"text", "asks", "rank", "about", "functions"}
 
 
 def call(turn: int, size: int, start: float, end: float, outer: int, inner: int) -> Event:
@@ -161,8 +194,9 @@ def asked_by(kind: Any) -> set[tuple[Any, ...]]:
     for question in asked:
         names = re.findall(r"`(.+)`", question.text)
         numbers = re.findall(r"\d[\d.e+]*", question.text.replace("rank 0", ""))
-        assert len(numbers) == len(question.right) <= 3
-        found |= {(*names, float(n), each) for n, each in zip(numbers, question.right, strict=True)}
+        right, _ = answer_to(question, BY_HAND)
+        assert len(numbers) == len(right) <= 3
+        found |= {(*names, float(n), each) for n, each in zip(numbers, right, strict=True)}
     return found
 
 

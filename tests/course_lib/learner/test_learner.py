@@ -119,6 +119,22 @@ def test_check_counts_the_points_and_notes_them(
     assert "0/3" in capfd.readouterr().out
 
 
+def test_what_the_grader_judges_is_open(course: Path, mine: Path, capfd: Any) -> None:
+    file = course / f"assignments/{NAME}/checks.py"
+    only = (
+        "from dataclasses import replace\nCHECKS['rank'] = replace(CHECKS['rank'], only_form=True)"
+    )
+    file.write_text(f"{file.read_text()}\n{only}\n")
+    main(["start", NAME])
+    write(mine, assignment(RIGHT))
+    assert main(["check", NAME]) == 0
+    told = capfd.readouterr().out
+    assert "  rank     – of 3   form ✓; the grader judges the numbers" in told
+    assert re.search("from checks +0 of 0", told)
+    assert main(["progress"]) == 0
+    assert "3" not in capfd.readouterr().out.partition("together")[2].splitlines()[0]
+
+
 def test_check_says_what_is_missing(course: Path, mine: Path, capsys: Any) -> None:
     assert main(["check", NAME]) == 2
     assert f"course start {NAME}" in capsys.readouterr().err
