@@ -21,6 +21,7 @@ from course_lib.ranks._torch.collective_table import (
     Collective,
     pieces,
 )
+from course_lib.ranks._torch.compiler import untraced
 from course_lib.ranks._torch.process_world import is_registered
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
@@ -46,6 +47,7 @@ class PythonGroup(dist.ProcessGroup):
         # Releases from 2.15 on attach PyTorch's recorder to each group. It needs one from C++.
         not_attached: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
         not_attached.add(cls.registered)
+        untraced(cls)
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
@@ -235,3 +237,4 @@ for _each in COLLECTIVES:
     setattr(PythonGroup, _each.method, _method(_each))
     if _each.old_method:
         setattr(PythonGroup, _each.old_method, _method(_each))
+untraced(PythonGroup)

@@ -118,6 +118,7 @@ def thread_worlds() -> Iterator[None]:
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
             stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
+        stack.enter_context(_replaced(torch._C, "_ForceDispatchKeyGuard", _dispatch_key_guard))
         isolate(True)
         try:
             yield
@@ -328,6 +329,21 @@ def _run_backward(before: Any) -> Any:
                 _local.context.handles.resume()
 
     return run_backward
+
+
+def _dispatch_key_guard(before: Any) -> Any:
+    """Wrap the guard around compiled code: after it, the rank's handles are watched again."""
+
+    @contextmanager
+    def guard(*keys: Any) -> Iterator[None]:
+        try:
+            with before(*keys):
+                yield
+        finally:
+            if _local.context is not None:
+                _local.context.handles.resume()
+
+    return guard
 
 
 def current() -> RankContext | None:
