@@ -47,7 +47,7 @@ from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse
-from course_lib.ranks.simulated.personal import Worlds
+from course_lib.ranks.simulated.personal import Worlds, functions_of_rank
 from course_lib.ranks.simulated.threads import (
     Computation,
     Job,
@@ -326,7 +326,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
     redirect_output(named["output"])
     faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
-    become_main()
+    become_main(functions_of_rank)
     _hide_stopped()
     inbox: queue.SimpleQueue[list[Read]] = queue.SimpleQueue()
     halt = threading.Event()

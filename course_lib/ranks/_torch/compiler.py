@@ -1,4 +1,4 @@
-"""Classes that `torch.compile` does not trace, as it does not trace PyTorch's own in C++."""
+"""What `torch.compile` must know of ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TypeVar
 
 from torch._C._dynamo import eval_frame
 
+Traced = TypeVar("Traced", bound=object)
 
-Owner = TypeVar("Owner", bound=type)
 
+def untraced(owner: Traced) -> Traced:
+    """Let compiled code call a function, or all methods of a class, and not look inside.
 
-def untraced(owner: Owner) -> Owner:
-    """Let compiled functions call the methods of a class; the compiler does not look inside."""
-    skip = eval_frame._FrameAction.SKIP  # the method itself, and what it calls
-    for method in vars(owner).values():
-        if isinstance(method, FunctionType):
-            strategy = eval_frame._FrameExecStrategy(skip, skip)
-            eval_frame.set_code_exec_strategy(method.__code__, strategy)
-            method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    The compiler does not trace PyTorch's own groups either, because they are in C++.
+    """
+    skip = eval_frame._FrameAction.SKIP  # the function itself, and all that it calls
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    for function in vars(owner).values() if isinstance(owner, type) else [owner]:
+        if isinstance(function, FunctionType):
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return owner

@@ -179,6 +179,7 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
 def _get_backend(before: Any) -> Any:
     """Wrap ``get_backend``: for this package's groups it returns `PythonGroup.backend`."""
 
+    @untraced
     @functools.wraps(before)
     def get_backend(group: Any = None) -> Any:
         name = before(group)
@@ -191,6 +192,7 @@ def _get_backend(before: Any) -> Any:
 def _get_backend_config(before: Any) -> Any:
     """Wrap ``get_backend_config`` in the same way; it returns the backend of each device."""
 
+    @untraced
     @functools.wraps(before)
     def get_backend_config(group: Any = None) -> Any:
         name = before(group)
@@ -206,6 +208,7 @@ def _get_backend_config(before: Any) -> Any:
 def _monitored_barrier(before: Any) -> Any:
     """Wrap ``monitored_barrier``, which PyTorch has only for gloo, to accept a `PythonGroup`."""
 
+    @untraced
     @functools.wraps(before)
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
@@ -119,6 +120,7 @@ def thread_worlds() -> Iterator[None]:
         for module in (torch.autograd, torch.autograd.graph):
             stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
         stack.enter_context(_replaced(torch._C, "_ForceDispatchKeyGuard", _dispatch_key_guard))
+        stack.enter_context(_replaced(torch, "compile", _compile))
         isolate(True)
         try:
             yield
@@ -329,6 +331,21 @@ def _run_backward(before: Any) -> Any:
                 _local.context.handles.resume()
 
     return run_backward
+
+
+def _compile(before: Any) -> Any:
+    """Wrap ``torch.compile``: ranks share code, but compiled code has a rank's number inside.
+
+    Releases before 2.13 cannot keep it apart. There, only functions of cells are a rank's own.
+    """
+
+    @functools.wraps(before)
+    def compile(*args: Any, **named: Any) -> Any:
+        if _local.context is not None and "isolate_recompiles" in signature(before).parameters:
+            named.setdefault("isolate_recompiles", True)
+        return before(*args, **named)
+
+    return compile
 
 
 def _dispatch_key_guard(before: Any) -> Any:
