@@ -123,17 +123,21 @@ class PythonGroup(dist.ProcessGroup):
     # Point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        _check_contiguous("send", tensors)
         return self._launch_message("send", tensors, self._peer("send to", peer), tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        _check_contiguous("recv", tensors)
         return self._launch_message("recv", tensors, self._peer("recv from", peer), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
         return self._launch_message("recv", tensors, None, tag)
 
     def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        _check_contiguous(kind, tensors)
+        if peer == self._members[self.rank()]:
+            raise ValueError(
+                f"{kind} on rank {peer} names rank {peer}: a message goes to another rank. A rank "
+                "gives itself a tensor with y.copy_(x)"
+            )
         if tag < 0:
             raise ValueError(f"tag must be 0 or more, got {tag}")
         return self._message(kind, tensors, peer, tag)
