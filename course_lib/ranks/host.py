@@ -67,6 +67,7 @@ _LOOK_EVERY = 0.1
 _GRACE = 5.0
 """Seconds that the host has to end a call, after the time limit or a request."""
 _one_at_a_time = threading.Lock()
+_starting = threading.Lock()
 _is_host = False
 """Whether this process is a host."""
 
@@ -308,11 +309,12 @@ _current: Host | None = None
 def _host() -> Host:
     """Return the host of this process; start it on first use, and again if it has ended."""
     global _current
-    if _current is None or not _current.usable():
-        if _current is not None:
-            _current.end()
-        _current = Host()
-    return _current
+    with _starting:
+        if _current is None or not _current.usable():
+            if _current is not None:
+                _current.end()
+            _current = Host()
+        return _current
 
 
 # In the host ------------------------------------------------------------------------------------

@@ -203,10 +203,11 @@ class Watch:
     # What all do ------------------------------------------------------------------------------
 
     def _look_on(self, heard: int) -> None:
+        poll = select.poll()
+        poll.register(heard, select.POLLIN)
         with suppress(RuntimeError):  # the store is gone, because the job ends
             while True:
-                ready, _, _ = select.select([heard], [], [], _EVERY)
-                news = os.read(heard, 64) if ready else b""
+                news = os.read(heard, 64) if poll.poll(1000 * _EVERY) else b""
                 if signal.SIGTERM in news:
                     self._stop()
                 if _LEAVE in news:

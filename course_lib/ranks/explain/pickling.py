@@ -100,6 +100,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             )
         if isinstance(obj, _Cached):
             return _cached(obj)
+        if type(obj).__module__ == "IPython.core.autocall":  # a notebook's exit() would end it
+            return getattr, (sys, "exit")
         if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
             compiler = inspect.getclosurevars(obj).nonlocals["self"]
             return _compiled_anew, (compiler, obj._torchdynamo_orig_callable)
