@@ -360,12 +360,16 @@ MONITORED_BARRIER = replace(COLLECTIVES[-1], variant="monitored")
 def check_tensors(name: str, puts: Tensors, gets: Tensors, k: int, here: bool) -> None:
     """Check that an operation of `k` ranks has the tensors that its kind needs, in the right sizes.
 
-    `here`: whether this rank is the root.
+    `here`: whether this rank is the root, or the other side of its own message.
 
     Raises:
         ValueError: it does not; the message says what is wrong.
 
     """
+    if here and name in ("send", "recv"):
+        raise ValueError(
+            f"{name} needs another rank: within a rank, copy the tensor with y.copy_(x)"
+        )
     if len({t.dtype for t in (*puts, *gets)}) > 1:
         raise ValueError(f"all tensors of one {name} must have the same dtype")
     if len({t.is_meta for t in (*puts, *gets)}) > 1:

@@ -133,11 +133,6 @@ class PythonGroup(dist.ProcessGroup):
 
     def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         _check_contiguous(kind, tensors)
-        if peer == self._members[self.rank()]:
-            raise ValueError(
-                f"{kind} on rank {peer} names rank {peer}: a message goes to another rank. A rank "
-                "gives itself a tensor with y.copy_(x)"
-            )
         if tag < 0:
             raise ValueError(f"tag must be 0 or more, got {tag}")
         return self._message(kind, tensors, peer, tag)

@@ -341,8 +341,11 @@ def _compile(before: Any) -> Any:
 
     @functools.wraps(before)
     def compile(*args: Any, **named: Any) -> Any:
-        if _local.context is not None and "isolate_recompiles" in signature(before).parameters:
-            named.setdefault("isolate_recompiles", True)
+        if _local.context is not None:
+            if torch._C._len_torch_dispatch_stack():  # as operators are counted, each one must run
+                named["disable"] = True
+            if "isolate_recompiles" in signature(before).parameters:
+                named.setdefault("isolate_recompiles", True)
         return before(*args, **named)
 
     return compile

@@ -157,6 +157,8 @@ class MeteredProcessGroup(PythonGroup):
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         if not 0 <= tag <= MessageChannel.MAX_TAG:
             raise ValueError(f"tag must be 0 to {MessageChannel.MAX_TAG}, got {tag}")
+        puts, gets = (tensors, []) if kind == "send" else ([], tensors)
+        check_tensors(kind, puts, gets, self.size(), peer == self._recorder.rank)
         self._recorder.slot(self.key, self._members)
         if peer is None:
             return self._from_anyone(tensors, tag)

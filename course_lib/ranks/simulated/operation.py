@@ -152,9 +152,8 @@ def check_operation(operation: Operation) -> None:
         known = not why_not(operation.op, operation.sizing[0].dtype) if operation.sizing else False
     else:
         known = operation.op in _VARIANTS
-    to_itself = kind.name in ("send", "recv") and peer == operation.rank
     to_nobody = peer is None and (kind.to_one or kind.name == "send")
-    if not known or to_itself or to_nobody:
+    if not known or to_nobody:
         raise ValueError("the arguments of an operation do not fit together")
 
 

@@ -427,7 +427,7 @@ RAISE: list[tuple[Callable[[], Any], type[RanksError], str, tuple[str, ...]]] = 
     (swallows_splits_that_do_not_match, MismatchError, "rank 1 sends 2 elements to rank 0", ()),
     (lists_that_do_not_match, MismatchError, "rank 2 sends 2 elements to rank 1, but", ()),
     (a_list_of_unequal_pieces, RankError, "3 input tensors of the same size", ()),
-    (a_message_to_itself, RankError, "a message goes to another rank", ()),
+    (a_message_to_itself, RankError, "needs another rank: within a rank, copy", ()),
     (receives_columns_from_anyone, RankError, "receive into a new tensor y", FROM_ONE),
     (broadcasts_from_nobody, RankError, "broadcast with root rank 3", ()),
     (nobody_sends_to_one_who_receives_from_anyone, DeadlockError, "recv from any rank", FROM_ONE),
