@@ -142,7 +142,7 @@ def _reduce_scatter(
 
 
 def _all_to_all(
-    inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], result: Any
+    inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], result: Any = None
 ) -> ComposedWork:
     """Exchange all pieces as one tensor, which gloo splits by given sizes."""
     sends = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
