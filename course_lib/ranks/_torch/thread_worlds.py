@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._guards import TracingContext
 from torch.distributed import distributed_c10d
 
 from course_lib.ranks._torch.process_world import refuse_other_numbers
@@ -360,7 +361,8 @@ def _dispatch_key_guard(before: Any) -> Any:
             with before(*keys):
                 yield
         finally:
-            if _local.context is not None:
+            # While the compiler traces, PyTorch itself puts the modes back.
+            if _local.context is not None and TracingContext.try_get() is None:
                 _local.context.handles.resume()
 
     return guard
