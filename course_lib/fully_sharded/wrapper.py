@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
 from course_lib.collectives import Group, place_in
@@ -112,6 +113,7 @@ class FullyShardedDataParallel(nn.Module):
             self._after(self._root, outputs)
         return outputs
 
+    @_disable_dynamo  # torch.compile sees only the module
     def _before(self, unit: Unit) -> None:
         """Gather `unit` before its forward, and begin to gather the next one."""
         unit.start_gathering()
@@ -121,6 +123,7 @@ class FullyShardedDataParallel(nn.Module):
             self._fetch(self._order.index(unit) + 1)
         unit.use()
 
+    @_disable_dynamo
     def _after(self, unit: Unit, outputs: Any) -> None:
         """Free `unit` after its forward, and register a hook for its backward."""
         if self._in_backward:
