@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from course_lib.ranks._torch.collective_table import Collective
 
@@ -111,7 +111,7 @@ def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], optio
     alike = collective.in_place or len({tensor.shape for tensor in tensors}) < 2
     if alike and all(map(_in_order, tensors)):
         return method(*arguments, options)
-    in_order = tree_map_only(torch.Tensor, lambda t: t.detach().contiguous().view(-1), arguments)
+    in_order = [_flat(argument) for argument in arguments]
 
     def write_back() -> None:
         for target, came in zip(tree_leaves(arguments[0]), tree_leaves(in_order[0]), strict=True):
@@ -124,6 +124,13 @@ def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], optio
 def _in_order(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements are in memory in their order; gloo reads only memory."""
     return tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
+def _flat(part: Any) -> Any:
+    """Return a tensor, or each tensor of lists, as one row in order: its memory, or a copy."""
+    if isinstance(part, torch.Tensor):
+        return part.detach().contiguous().view(-1)
+    return [_flat(inner) for inner in part]
 
 
 def _reduce_scatter(
