@@ -233,7 +233,9 @@ class _Worker:
                 self.process.stdin.write(json.dumps(path).encode() + b"\n")
                 self.process.stdin.flush()
         why = "the worker process gave no answer within its time limit"
-        if select.select([self._answers], [], [], self._patience)[0]:
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if poll.poll(1000 * self._patience):
             try:
                 return Outcome(**json.loads(self._answers.readline()))
             except ValueError:  # it ended, perhaps within a line

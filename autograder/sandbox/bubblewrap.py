@@ -147,7 +147,7 @@ class SandboxedProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
             # It becomes readable when process 1 is dead. All the others are dead before that.
-            select.select([self._first], [], [], START_SECONDS)
+            _readable(self._first, START_SECONDS)
             os.close(self._first)
             self._first = None
         self._process.kill()
@@ -285,7 +285,7 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
 
 def _reported_pid(info: IO[bytes]) -> int:
     said, deadline = b"", time.monotonic() + START_SECONDS
-    while select.select([info], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while _readable(info, deadline - time.monotonic()):
         piece = info.read(4096)
         if not piece:
             raise OSError("it ended at once; its output says why")
@@ -293,6 +293,13 @@ def _reported_pid(info: IO[bytes]) -> int:
         with contextlib.suppress(ValueError):
             return int(json.loads(said)["child-pid"])
     raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
+
+
+def _readable(file: IO[bytes] | int, seconds: float) -> bool:
+    """Wait until a file can be read, or has ended; return whether it can within `seconds`."""
+    poll = select.poll()  # select.select() knows only the first 1024 descriptors
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, 1000 * seconds)))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -176,6 +177,7 @@ class FullyShardedDataParallel(nn.Module):
                 unit.verify_pieces()
                 unit.follow_pieces()
 
+    @_disable_dynamo  # torch.compile sees only the module
     def _before(self, unit: Unit, *_: Any) -> None:
         """Gather `unit` before its forward, and begin to gather the next one."""
         in_backward = self._end.requested
@@ -188,6 +190,7 @@ class FullyShardedDataParallel(nn.Module):
             self._fetch(self._order.index(unit) + 1)
         unit.use()
 
+    @_disable_dynamo
     def _after(self, unit: Unit, _: nn.Module, __: Any, outputs: Any) -> None:
         """Free `unit` after its forward, and register a hook for its backward."""
         if self._end.requested:

@@ -49,7 +49,7 @@ from course_lib.ranks.processes.surroundings import Surroundings, enter
 from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
-from course_lib.ranks.simulated.personal import Worlds
+from course_lib.ranks.simulated.personal import Worlds, functions_of_rank
 from course_lib.ranks.simulated.threads import (
     Computation,
     Job,
@@ -69,6 +69,7 @@ _LOOK_EVERY = 0.1
 _GRACE = 5.0
 """Seconds that the host has to end a call, after the time limit or a request."""
 _one_at_a_time = threading.Lock()
+_starting = threading.Lock()
 _is_host = False
 """Whether this process is a host."""
 
@@ -318,11 +319,12 @@ _current: Host | None = None
 def _host() -> Host:
     """Return the host of this process; start it on first use, and again if it has ended."""
     global _current
-    if _current is None or not _current.usable():
-        if _current is not None:
-            _current.end()
-        _current = Host()
-    return _current
+    with _starting:
+        if _current is None or not _current.usable():
+            if _current is not None:
+                _current.end()
+            _current = Host()
+        return _current
 
 
 # In the host ------------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     redirect_output(named["output"])
     refuse_questions()
     faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
-    become_main()
+    become_main(functions_of_rank)
     # What a thread shows that a rank has started; the ranks' own displays go with their lines.
     send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))
     _hide_stopped()

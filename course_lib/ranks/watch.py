@@ -81,6 +81,8 @@ _NCCL_LIMIT = timedelta(minutes=10)
 """PyTorch's own default for NCCL; for gloo it is half an hour."""
 _LEAVE = b"\0"
 """The byte that ends the watch's thread. The other bytes are numbers of signals, from 1."""
+_WAITS = "course_lib.ranks.watch waits"
+"""The key that a rank sets in the job's store when it calls ``init_process_group``."""
 _ENDED = (RankPhase.FINISHED, RankPhase.RAISED)
 
 
@@ -203,10 +205,11 @@ class Watch:
     # What all do ------------------------------------------------------------------------------
 
     def _look_on(self, heard: int) -> None:
+        poll = select.poll()
+        poll.register(heard, select.POLLIN)
         with suppress(RuntimeError):  # the store is gone, because the job ends
             while True:
-                ready, _, _ = select.select([heard], [], [], _EVERY)
-                news = os.read(heard, 64) if ready else b""
+                news = os.read(heard, 64) if poll.poll(1000 * _EVERY) else b""
                 if signal.SIGTERM in news:
                     self._stop()
                 if _LEAVE in news:
@@ -327,11 +330,7 @@ class Watch:
         report = "\n\n".join(
             filter(None, [error.summary, RanksError("", states).args[0], error.detail])
         )
-        kind = "Note" if type(error) is RanksError else type(error).__name__
-        text = f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n"
-        stream = sys.__stderr__ or sys.stderr
-        stream.write(text)  # in one piece, because all ranks write to one terminal
-        stream.flush()
+        _tell("Note" if type(error) is RanksError else type(error).__name__, report)
 
     # Ends -------------------------------------------------------------------------------------
 
@@ -418,6 +417,37 @@ class Watch:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _tell(kind: str, report: str) -> None:
+    stream = sys.__stderr__ or sys.stderr
+    # In one piece, because all ranks write to one terminal.
+    stream.write(f"\n{kind}, reported by course_lib.ranks.watch: {report}\n\n")
+    stream.flush()
+
+
+_joins = threading.Event()
+"""Set when this rank calls ``init_process_group``."""
+
+
+def _look_for_join() -> None:
+    """Report, once, that another rank waits in ``init_process_group`` and this one is elsewhere."""
+    store, looks = None, 0
+    with suppress(RuntimeError):  # the store is gone, because the job ends
+        while not _joins.wait(_LONG / 2):
+            if store is None:
+                store, rank, _ = next(rendezvous("env://"))
+            looks += store.check([_WAITS])
+            if looks > 2:
+                where = line_of_thread(threading.main_thread().ident, {})
+                _tell(
+                    "Note",
+                    f"Rank {rank} has not called dist.init_process_group, where another rank has "
+                    f"waited for {_LONG:g} s. Rank {rank} runs {where}. If that only takes long, "
+                    "this is no error. Otherwise this line shows what is waited for: a file lock, "
+                    "a download, a loop without an end.",
+                )
+                return
+
+
 def _can_watch(world_size: int) -> bool:
     """Return whether the ranks can share a board: they are on one machine that has ``/proc``."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -433,6 +463,7 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
 
     def init_process_group(*given: Any, **named: Any) -> None:
         global _watch
+        _joins.set()
         bound = signature.bind(*given, **named)
         asked = bound.arguments
         backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -450,6 +481,7 @@ def _watched(init: Callable[..., None]) -> Callable[..., None]:
             meeting = rendezvous(url, rank, size, timeout=asked["timeout"])
             whole, asked["rank"], asked["world_size"] = next(meeting)
             whole.set_timeout(asked["timeout"])
+            whole.set(_WAITS, "")
             asked["store"] = dist.PrefixStore("default_pg", whole)  # type: ignore[attr-defined]
         if not _can_watch(asked["world_size"]):
             if asked["rank"] == 0:
@@ -508,4 +540,6 @@ if __name__ == "__main__":
 
     run(sys.argv[1:])
 else:
+    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:  # the store is there before any rank
+        threading.Thread(target=_look_for_join, name="join", daemon=True).start()
     dist.init_process_group = c10d.init_process_group = _watched(c10d.init_process_group)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from course_lib.ranks.explain.mismatch import Splits
 from course_lib.ranks.explain.words import counted
 
 Tensors = list[torch.Tensor]
@@ -356,12 +357,51 @@ MONITORED_BARRIER = replace(COLLECTIVES[-1], variant="monitored")
 """A barrier in which ranks that call ``barrier`` do not take part, as with gloo."""
 
 
+def check_tensors(name: str, puts: Tensors, gets: Tensors, k: int, here: bool) -> None:
+    """Check that an operation of `k` ranks has the tensors that its kind needs, in the right sizes.
+
+    `here`: whether this rank is the root, or the other side of its own message.
+
+    Raises:
+        ValueError: it does not; the message says what is wrong.
+
+    """
+    if here and name in ("send", "recv"):
+        raise ValueError(
+            f"{name} needs another rank: within a rank, copy the tensor with y.copy_(x)"
+        )
+    if len({t.dtype for t in (*puts, *gets)}) > 1:
+        raise ValueError(f"all tensors of one {name} must have the same dtype")
+    if len({t.is_meta for t in (*puts, *gets)}) > 1:
+        raise ValueError(f"some tensors of one {name} are on the device meta and have no values")
+    sent, received = [t.numel() for t in puts], [t.numel() for t in gets]
+    if not KINDS[name].fits(sent, received, k, here):
+        needs = KINDS[name].needs.format(k=k)
+        raise ValueError(
+            f"{name} on {counted(k, 'rank')} needs {needs}; on this rank the input tensors have "
+            f"{sent} elements and the output tensors {received}"
+        )
+
+
+def is_uneven(kind: str) -> bool:
+    """Return whether pieces of an operation may differ in size: whether it is an all-to-all."""
+    return kind in KINDS and KINDS[kind].uneven
+
+
+def splits_of(members: Sequence[int], puts: Tensors, gets: Tensors) -> Splits:
+    """Return what a rank of an all-to-all sends to and expects from each member, in elements."""
+    return (
+        {to: piece.numel() for to, piece in zip(members, puts, strict=True)},
+        {source: piece.numel() for source, piece in zip(members, gets, strict=True)},
+    )
+
+
 def sent_to_others(kind: str, puts: Sequence[torch.Tensor], me: int) -> int | None:
     """Return the bytes for other ranks if pieces may differ in size (all-to-all), else ``None``.
 
     `me`: the rank's position in the group.
     """
-    if kind not in KINDS or not KINDS[kind].uneven:
+    if not is_uneven(kind):
         return None
     return sum(piece.nbytes for to, piece in enumerate(puts) if to != me)
 
@@ -373,6 +413,8 @@ def pieces(tensor: torch.Tensor, count: int, splits: Sequence[int] | None = None
         ValueError: the tensor cannot be cut in this way.
 
     """
+    if not splits and not tensor.is_contiguous():  # only its rows are views of it
+        splits = [tensor.size(0) // count] * count
     if splits:
         if len(splits) != count or sum(splits) != tensor.size(0):
             raise ValueError(

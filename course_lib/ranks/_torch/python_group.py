@@ -21,6 +21,7 @@ from course_lib.ranks._torch.collective_table import (
     Collective,
     pieces,
 )
+from course_lib.ranks._torch.compiler import untraced
 from course_lib.ranks._torch.process_world import is_registered
 from course_lib.ranks.explain.words import in_short
 from course_lib.ranks.trace.event import group_called
@@ -46,6 +47,7 @@ class PythonGroup(dist.ProcessGroup):
         # Releases from 2.15 on attach PyTorch's recorder to each group. It needs one from C++.
         not_attached: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
         not_attached.add(cls.registered)
+        untraced(cls)
 
     def __init__(self, rank: int, members: tuple[int, ...], name: str) -> None:
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
@@ -121,17 +123,16 @@ class PythonGroup(dist.ProcessGroup):
     # Point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        _check_contiguous("send", tensors)
         return self._launch_message("send", tensors, self._peer("send to", peer), tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        _check_contiguous("recv", tensors)
         return self._launch_message("recv", tensors, self._peer("recv from", peer), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
         return self._launch_message("recv", tensors, None, tag)
 
     def _launch_message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
+        _check_contiguous(kind, tensors)
         if tag < 0:
             raise ValueError(f"tag must be 0 or more, got {tag}")
         return self._message(kind, tensors, peer, tag)
@@ -177,6 +178,7 @@ def _method(collective: Collective) -> Callable[..., dist.Work]:
 def _get_backend(before: Any) -> Any:
     """Wrap ``get_backend``: for this package's groups it returns `PythonGroup.backend`."""
 
+    @untraced
     @functools.wraps(before)
     def get_backend(group: Any = None) -> Any:
         name = before(group)
@@ -189,6 +191,7 @@ def _get_backend(before: Any) -> Any:
 def _get_backend_config(before: Any) -> Any:
     """Wrap ``get_backend_config`` in the same way; it returns the backend of each device."""
 
+    @untraced
     @functools.wraps(before)
     def get_backend_config(group: Any = None) -> Any:
         name = before(group)
@@ -204,6 +207,7 @@ def _get_backend_config(before: Any) -> Any:
 def _monitored_barrier(before: Any) -> Any:
     """Wrap ``monitored_barrier``, which PyTorch has only for gloo, to accept a `PythonGroup`."""
 
+    @untraced
     @functools.wraps(before)
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
@@ -235,3 +239,4 @@ for _each in COLLECTIVES:
     setattr(PythonGroup, _each.method, _method(_each))
     if _each.old_method:
         setattr(PythonGroup, _each.old_method, _method(_each))
+untraced(PythonGroup)

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._guards import TracingContext
 from torch.autograd import profiler
 from torch.distributed import distributed_c10d
 
@@ -128,6 +130,8 @@ def thread_worlds() -> Iterator[None]:
         stack.enter_context(_replaced(torch._C.Future, "wait", _wait_for_future))
         for module in (torch.autograd, torch.autograd.graph):
             stack.enter_context(_replaced(module, "_engine_run_backward", _run_backward))
+        stack.enter_context(_replaced(torch._C, "_ForceDispatchKeyGuard", _dispatch_key_guard))
+        stack.enter_context(_replaced(torch, "compile", _compile))
         isolate(True)
         try:
             yield
@@ -376,6 +380,40 @@ def _run_backward(before: Any) -> Any:
                 _local.context.handles.resume()
 
     return run_backward
+
+
+def _compile(before: Any) -> Any:
+    """Wrap ``torch.compile``: ranks share code, but compiled code has a rank's number inside.
+
+    Releases before 2.13 cannot keep it apart. There, only functions of cells are a rank's own.
+    """
+
+    @functools.wraps(before)
+    def compile(*args: Any, **named: Any) -> Any:
+        if _local.context is not None:
+            if torch._C._len_torch_dispatch_stack():  # as operators are counted, each one must run
+                named["disable"] = True
+            if "isolate_recompiles" in signature(before).parameters:
+                named.setdefault("isolate_recompiles", True)
+        return before(*args, **named)
+
+    return compile
+
+
+def _dispatch_key_guard(before: Any) -> Any:
+    """Wrap the guard around compiled code: after it, the rank's handles are watched again."""
+
+    @contextmanager
+    def guard(*keys: Any) -> Iterator[None]:
+        try:
+            with before(*keys):
+                yield
+        finally:
+            # While the compiler traces, PyTorch itself puts the modes back.
+            if _local.context is not None and TracingContext.try_get() is None:
+                _local.context.handles.resume()
+
+    return guard
 
 
 def current() -> RankContext | None:

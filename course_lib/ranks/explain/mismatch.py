@@ -12,6 +12,9 @@ from course_lib.ranks.explain.errors import DeadlockError, MismatchError, RankSt
 from course_lib.ranks.explain.waiting import Skipped, Unmatched, first_few
 from course_lib.ranks.explain.words import counted, names_inside, one_or_many
 
+Splits = tuple[dict[int, int], dict[int, int]]
+"""Of a rank in an all-to-all: the elements that it sends to each rank, and expects from each."""
+
 
 def unfinished(
     unmatched: Sequence[Unmatched],
@@ -63,10 +66,12 @@ def collective_mismatch(
     members: Collection[int],
     states: Sequence[RankState],
     noun: str = "collective",
+    splits: str = "",
 ) -> MismatchError:
     """Return the error for ranks that disagree about collective `seq` of a group.
 
-    `entered`: rank → (signature, line), for the ranks that have entered it.
+    `entered`: rank → (signature, line), for the ranks that have entered it. `splits`: in words, how
+    ranks disagree about the splits of an all-to-all.
     """
     rows = []
     for state in states:
@@ -75,6 +80,8 @@ def collective_mismatch(
         else:
             there = state.rank in members
             rows.append(RankState(state.rank, f"has not called this {noun}") if there else state)
+    if splits:
+        return MismatchError(f"{splits}.", rows, SPLITS)
     if noun == "new_group":
         return MismatchError(
             f"The ranks disagree about new_group #{seq}.",
@@ -88,6 +95,26 @@ def collective_mismatch(
         "All ranks of a group must call the same collectives in the same order, with the same"
         " number of elements, dtype and root.",
     )
+
+
+SPLITS = (
+    "Rank j must expect from rank i what rank i sends to rank j: the input splits of rank i, at j, "
+    "equal the output splits of rank j, at i."
+)
+"""What to know if ranks disagree about the splits of an all-to-all."""
+
+
+def differing_splits(splits: Mapping[int, Splits]) -> str:
+    """Return in words where two of the ranks that entered an all-to-all disagree, or nothing."""
+    for sender, (puts, _) in splits.items():
+        for receiver, (_, gets) in splits.items():
+            sent, expected = puts[receiver], gets[sender]
+            if sent != expected:
+                return (
+                    f"In all_to_all, rank {sender} sends {counted(sent, 'element')} to rank "
+                    f"{receiver}, but rank {receiver} expects {expected}"
+                )
+    return ""
 
 
 PIECES = (

@@ -3,7 +3,8 @@
 An exception arrives as it was raised, for any signature of its ``__init__``. Python's own way calls
 the class with ``error.args``. These are only the message if ``__init__`` took something else, and
 the call then fails. A function with ``@lru_cache`` arrives with an empty cache. The handle of an
-operation and a function of ``torch.compile`` cannot be sent; the error says what to do instead.
+operation cannot be sent; the error says what to do instead. A function of ``torch.compile`` is sent
+uncompiled, and compiled anew on the rank, in the same way.
 
 Code keeps the name of its file, as a report needs it to name a line. cloudpickle 3.1.3 drops it.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import sys
 import types
 import weakref
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -50,6 +52,10 @@ def _cached(cached: Any) -> Any:
 
 def _cache_anew(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _compiled_anew(compiler: Callable[[Any], Any], function: Any) -> Any:
+    return compiler(function)
 
 
 def _cached_property(prop: functools.cached_property[Any]) -> Any:
@@ -95,11 +101,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             )
         if isinstance(obj, _Cached):
             return _cached(obj)
+        if type(obj).__module__ == "IPython.core.autocall":  # a notebook's exit() would end it
+            return getattr, (sys, "exit")
         if isinstance(obj, types.FunctionType) and hasattr(obj, "_torchdynamo_orig_callable"):
-            raise TypeError(
-                f"compiled code stays in its process: send {obj.__name__} without torch.compile, "
-                "and call torch.compile in the function that runs on the ranks"
-            )
+            compiler = inspect.getclosurevars(obj).nonlocals["self"]
+            return _compiled_anew, (compiler, obj._torchdynamo_orig_callable)
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
             return importlib.import_module, (obj.__name__,)  # such as torch.backends.cudnn
         if not isinstance(obj, BaseException):

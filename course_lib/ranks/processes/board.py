@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
+from course_lib.ranks.explain.mismatch import Splits
 from course_lib.ranks.memory import anonymous_file
 from course_lib.ranks.processes.board_views import (
     GroupView,
@@ -52,9 +53,10 @@ class _Channel(ctypes.Structure):
 
 
 class _Entry(ctypes.Structure):
-    """One collective that a rank has entered."""
+    """One collective that a rank has entered; of an all-to-all, the elements to and from each."""
 
     _fields_: ClassVar = [
+        *[(name, _Word * MAX_BOARD_RANKS) for name in ("puts", "gets")],
         ("signature", ctypes.c_char * SIGNATURE),
         ("where", ctypes.c_char * WHERE),
     ]
@@ -238,11 +240,17 @@ class Board:
             "make the groups once and keep them, instead of making new groups in every step"
         )
 
-    def enter_collective(self, rank: int, slot: int, signature: str, where: str) -> int:
+    def enter_collective(
+        self, rank: int, slot: int, signature: str, where: str, splits: Splits = ({}, {})
+    ) -> int:
         """Show that `rank` enters its next collective of a group; return its number, from 1."""
         group = self._parts[rank].groups[slot]
         seq: int = group.entered + 1
-        _write(group.latest[seq % RING], signature=signature, where=where)
+        entry = group.latest[seq % RING]
+        _write(entry, signature=signature, where=where)
+        for place, counts in zip((entry.puts, entry.gets), splits, strict=True):
+            for other, count in counts.items():
+                place[other] = count
         group.entered = seq
         return seq
 
@@ -290,6 +298,10 @@ class Board:
         if group is None or not 0 <= group.entered - seq < RING:
             return None
         return _entry(group, seq)
+
+    def splits(self, rank: int, key: int, seq: int) -> Splits:
+        """Return the splits of a group's all-to-all `seq` on `rank`, which the board shows."""
+        return _splits(self._group(rank, key), seq)
 
     def collectives_entered(self, rank: int, key: int) -> int:
         """Return how many collectives of a group `rank` has entered."""
@@ -342,6 +354,7 @@ class Board:
                     members=tuple(r for r in range(self.world_size) if group.members >> r & 1),
                     entered=group.entered,
                     read_latest=partial(_collectives, group, group.entered),
+                    read_splits=partial(_splits, group),
                 )
                 for group in _used(part.groups)
             },
@@ -385,3 +398,8 @@ def _collectives(group: Any, entered: int) -> dict[int, tuple[str, str]]:
 def _entry(group: Any, seq: int) -> tuple[str, str]:
     entry = group.latest[seq % RING]
     return _text(entry.signature), _text(entry.where)
+
+
+def _splits(group: Any, seq: int) -> Splits:
+    entry = group.latest[seq % RING]
+    return dict(enumerate(entry.puts)), dict(enumerate(entry.gets))

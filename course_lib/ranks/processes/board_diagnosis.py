@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from course_lib.ranks._torch.collective_table import is_uneven
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
@@ -18,7 +19,12 @@ from course_lib.ranks.explain.errors import (
     RankState,
 )
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
-from course_lib.ranks.explain.mismatch import collective_mismatch, message_mismatch, unfinished
+from course_lib.ranks.explain.mismatch import (
+    collective_mismatch,
+    differing_splits,
+    message_mismatch,
+    unfinished,
+)
 from course_lib.ranks.explain.waiting import (
     Skipped,
     Unmatched,
@@ -164,10 +170,16 @@ def find_mismatch(ranks: Sequence[RankView]) -> MismatchError | None:
                 members.update(rank.groups[key].members)
                 for seq, entry in rank.groups[key].latest.items():
                     seen.setdefault(seq, {})[rank.rank] = entry
-        for seq in sorted(seen):
-            if len({signature for signature, _ in seen[seq].values()}) > 1:
-                noun = _noun(key)
-                return collective_mismatch(seq, seen[seq], members, board_states(ranks), noun)
+        for seq, entered in sorted(seen.items()):
+            signature, *others = {signature for signature, _ in entered.values()}
+            splits = ""
+            if not others and is_uneven(signature.split(" ")[0]):
+                splits = differing_splits(
+                    {rank: ranks[rank].groups[key].read_splits(seq) for rank in entered}
+                )
+            if others or splits:
+                states, noun = board_states(ranks), _noun(key)
+                return collective_mismatch(seq, entered, members, states, noun, splits)
     return _mismatched_message(ranks)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from course_lib.ranks.explain.mismatch import Splits
+
 NEW_GROUPS = (1 << 33) - 1
 """Key of a pseudo group, whose collectives are the calls of ``dist.new_group``: no rank waits for
 them, but all ranks must make the same calls."""
@@ -41,6 +43,8 @@ class GroupView:
     members: tuple[int, ...]
     entered: int
     read_latest: Callable[[], dict[int, tuple[str, str]]] = dict
+    read_splits: Callable[[int], Splits] = lambda seq: ({}, {})
+    """Returns the splits of the all-to-all with this number."""
 
     @cached_property
     def latest(self) -> dict[int, tuple[str, str]]:

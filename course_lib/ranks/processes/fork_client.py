@@ -242,7 +242,7 @@ class ForkServer:
             if self.socket.fileno() < 0:
                 raise ForkServerError("the process that starts the ranks was closed")
             patience = max(0.0, deadline - time.monotonic())
-            if not select.select([self.socket], [], [], patience)[0]:
+            if not self._news.poll(1000 * patience):
                 raise ForkServerError(
                     "the process that starts the ranks did not answer in time. Try again; if it "
                     "happens again, restart the kernel"

@@ -226,9 +226,11 @@ def main() -> None:
     _start_tracker()
     names = sys.argv[2:]
     border = names.index("--")
+    news = select.poll()
+    news.register(control, select.POLLIN)
     for name in names[:border]:
         _load(name)
-        if select.select([control], [], [], 0)[0]:  # no request can come yet: the parent has ended
+        if news.poll(0):  # no request can come yet: the parent has ended
             return
     serve(control, names[border + 1 :], gathers=True)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from course_lib.ranks._torch.collective_table import Collective
 
@@ -96,17 +97,40 @@ class ComposedWork(dist.Work):
 
 def launch(inner: Any, collective: Collective, arguments: tuple[Any, ...], options: Any) -> Any:
     """Launch a collective on gloo or NCCL; return its work."""
-    if isinstance(inner, dist.ProcessGroupGloo):
-        if collective.method == "reduce_scatter_single":
-            output, whole = arguments
-            return _reduce_scatter(inner, output, [whole], output, options)
-        if collective.method == "reduce_scatter":
-            (output,), (inputs,) = arguments
-            return _reduce_scatter(inner, output, inputs, arguments[0], options)
-        if collective.method == "alltoall" and _uneven(inner, *arguments):
-            return _all_to_all(inner, *arguments)
-    method = getattr(inner, collective.method, None) or getattr(inner, collective.old_method)
-    return method(*arguments, options)
+    old: Any = getattr(inner, collective.old_method, None)
+    method = getattr(inner, collective.method, old)
+    if not isinstance(inner, dist.ProcessGroupGloo):
+        return method(*arguments, options)
+    result = collective.result(arguments)
+    puts, gets = collective.operations(arguments, inner.size())[0]
+    if collective.kind == "reduce_scatter":
+        return _reduce_scatter(inner, gets[0], puts, result, options)
+    if collective.kind == "all_to_all":
+        return _all_to_all(inner, gets, puts, result)
+    tensors = [part for part in tree_leaves(arguments) if isinstance(part, torch.Tensor)]
+    alike = collective.in_place or len({tensor.shape for tensor in tensors}) < 2
+    if alike and all(map(_in_order, tensors)):
+        return method(*arguments, options)
+    in_order = [_flat(argument) for argument in arguments]
+
+    def write_back() -> None:
+        for target, came in zip(tree_leaves(arguments[0]), tree_leaves(in_order[0]), strict=True):
+            if not target.is_contiguous():  # else it has the same memory
+                target.copy_(came.view(target.shape))
+
+    return ComposedWork([method(*in_order, options)], write_back, result)
+
+
+def _in_order(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements are in memory in their order; gloo reads only memory."""
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
+def _flat(part: Any) -> Any:
+    """Return a tensor, or each tensor of lists, as one row in order: its memory, or a copy."""
+    if isinstance(part, torch.Tensor):
+        return part.detach().contiguous().view(-1)
+    return [_flat(inner) for inner in part]
 
 
 def _reduce_scatter(
@@ -124,15 +148,10 @@ def _reduce_scatter(
     )
 
 
-def _uneven(inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
-    sizes = {tensor.numel() for tensor in (*outputs, *inputs)}
-    return len(sizes) > 1 or not hasattr(inner, "alltoall")
-
-
 def _all_to_all(
-    inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
+    inner: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], result: Any = None
 ) -> ComposedWork:
-    """Exchange tensors of different sizes as one tensor, which gloo splits by given sizes."""
+    """Exchange all pieces as one tensor, which gloo splits by given sizes."""
     sends = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
     sizes = [tensor.numel() for tensor in outputs]
     came = torch.empty(sum(sizes), dtype=sends.dtype, device=sends.device)
@@ -143,4 +162,4 @@ def _all_to_all(
 
     method = getattr(inner, "all_to_all_single", None) or inner.alltoall_base
     work = method(came, sends, sizes, [tensor.numel() for tensor in inputs], dist.AllToAllOptions())
-    return ComposedWork([work], deal, outputs)
+    return ComposedWork([work], deal, result)

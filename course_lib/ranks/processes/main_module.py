@@ -17,6 +17,8 @@ import os
 import sys
 import types
 from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
@@ -28,10 +30,13 @@ from course_lib.ranks.explain.lines import may_be_edited
 from course_lib.ranks.explain.pickling import Pickler
 
 
-def become_main() -> None:
-    """Give this process a ``__main__`` that stands for the notebook's."""
+def become_main(functions: Callable[[], Mapping[str, Any]] = dict) -> None:
+    """Give this process a ``__main__`` that stands for the notebook's.
+
+    `functions` returns what code that runs on no thread of its own must find by name.
+    """
     main = types.ModuleType("__main__")
-    main.__getattr__ = _find  # type: ignore[method-assign]
+    main.__getattr__ = partial(_find, functions)  # type: ignore[method-assign]
     sys.modules["__main__"] = main
     # A rank sends objects of such classes to other ranks by value, as the notebook sent them.
     pickle_objects_with(Pickler)
@@ -63,17 +68,15 @@ def _spawned(kind: type[BaseProcess]) -> BaseProcess:
     return kind.__new__(kind)
 
 
-def _find(name: str) -> Any:
+def _find(functions: Callable[[], Mapping[str, Any]], name: str) -> Any:
     """Return what `name` means in the notebook's code that is running."""
     if not name.startswith("__"):
         # A pool pickles in its own thread, while the main thread waits in the notebook's code.
-        for stack in (sys._getframe(1), *sys._current_frames().values()):
-            frame: types.FrameType | None = stack
-            while frame is not None:
-                names = frame.f_globals
-                if names.get("__name__") == "__main__" and name in names:
-                    return names[name]
-                frame = frame.f_back
+        stacks = map(_globals_of_cells, sys._current_frames().values())
+        own = _globals_of_cells(sys._getframe(1))
+        for names in itertools.chain(own, [functions()], *stacks):
+            if name in names:
+                return names[name]
         for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
             if known.__module__ == "__main__" and known.__qualname__ == name:
                 return known
@@ -81,6 +84,13 @@ def _find(name: str) -> Any:
         f"the ranks do not know {name!r}: they get only the notebook's names that the function "
         f"given to run uses. Use {name} in that function"
     )
+
+
+def _globals_of_cells(frame: types.FrameType | None) -> Iterator[Mapping[str, Any]]:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__":
+            yield frame.f_globals
+        frame = frame.f_back
 
 
 _US = __name__.partition(".")[0]

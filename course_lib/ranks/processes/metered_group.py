@@ -29,9 +29,11 @@ import torch.distributed as dist
 from course_lib.ranks._torch.collective_table import (
     KINDS,
     Collective,
+    check_tensors,
     reduction_of,
     sent_to_others,
     signature_of,
+    splits_of,
 )
 from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks.processes.board_views import Message, MessageChannel, Wait
@@ -105,11 +107,14 @@ class MeteredProcessGroup(PythonGroup):
             for tensor in (gets if kind.sized_by_what_it_gets else puts)
         ]
         root = self._peer(f"{kind.name} with root", options.rootRank) if kind.to_one else None
+        for puts, gets in operations:
+            check_tensors(kind.name, puts, gets, self.size(), root == me.rank)
+        splits = splits_of(self._members, *operations[0]) if kind.uneven else None
         reduction = reduction_of(options.reduceOp) if kind.reduces else collective.variant
         signature = signature_of(kind.name, reduction, root, tensors)
         where = me.locate()
         limit = max(options.timeout, timedelta(0))
-        seq = me.enter(self.key, self._members, signature, where, bool(limit))
+        seq = me.enter(self.key, self._members, signature, where, bool(limit), splits)
         sent = sent_to_others(kind.name, _puts(operations), self.rank())
         event = self._event(kind.name, tensors, root, seq, where)._replace(sent=sent)
         operation = MeteredOperation(me, event, Wait.COLLECTIVE, self.key)
@@ -152,6 +157,8 @@ class MeteredProcessGroup(PythonGroup):
     def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> dist.Work:
         if not 0 <= tag <= MessageChannel.MAX_TAG:
             raise ValueError(f"tag must be 0 to {MessageChannel.MAX_TAG}, got {tag}")
+        puts, gets = (tensors, []) if kind == "send" else ([], tensors)
+        check_tensors(kind, puts, gets, self.size(), peer == self._recorder.rank)
         self._recorder.slot(self.key, self._members)
         if peer is None:
             return self._from_anyone(tensors, tag)

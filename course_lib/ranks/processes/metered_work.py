@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks._torch.compiler import untraced
 from course_lib.ranks.processes.emulated_network import Transfer
 from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
@@ -39,6 +40,7 @@ def _ask_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
     return over
 
 
+@untraced
 class MeteredWork(dist.Work):
     """A work of the inner group. The board shows waits for it, and the log records its end.
 
@@ -245,6 +247,7 @@ class MeteredWork(dist.Work):
         self._inner.synchronize()
 
 
+@untraced
 class AnySourceWork(dist.Work):
     """A receive from any source. It becomes an ordinary receive when a sender is known.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ranks.explain.errors import CollectiveMismatch
-from course_lib.ranks.explain.mismatch import differing
+from course_lib.ranks.explain.mismatch import Splits, differing, differing_splits
 from course_lib.ranks.explain.waiting import operation_in_words
 from course_lib.ranks.processes.board import SIGNATURE, Board
 from course_lib.ranks.processes.board_views import (
@@ -80,10 +80,12 @@ class RankRecorder:
         signature: str,
         where: str,
         limited: bool = False,
+        splits: Splits | None = None,
     ) -> int:
         """Show that this rank enters the next collective of a group; return its number, from 1.
 
         `limited`: whether it will go on by itself; that must be seen as early as the number.
+        `splits`: of an all-to-all.
 
         Raises:
             CollectiveMismatch: another member has entered something different under this number.
@@ -92,17 +94,26 @@ class RankRecorder:
         board, signature = self.board, signature[:SIGNATURE]
         if limited:
             board.set_state(self.rank, RankPhase.LIMITED)
-        seq = board.enter_collective(self.rank, self.slot(key, members), signature, where)
+        slot = self.slot(key, members)
+        seq = board.enter_collective(self.rank, slot, signature, where, splits or ({}, {}))
+        words, entered = "", {self.rank: splits} if splits else {}
         for other in members:
             entry = board.collective(other, key, seq) if other != self.rank else None
-            if entry is not None and entry[0] != signature:
-                board.see_mismatch(self.rank)
-                board.unblock(self.rank)
+            if entry is None:
+                continue
+            if entry[0] != signature:
                 call = f"collective #{seq} of this group"
-                raise CollectiveMismatch(
+                words = (
                     f"{f'new_group #{seq}' if key == NEW_GROUPS else call} is '{signature}' on "
                     f"rank {self.rank} but '{entry[0]}' on rank {other} ({entry[1]})"
                 )
+                break
+            if splits:
+                entered[other] = board.splits(other, key, seq)
+        if words := words or differing_splits(entered):
+            board.see_mismatch(self.rank)
+            board.unblock(self.rank)
+            raise CollectiveMismatch(words)
         return seq
 
     def start_message(self, channel: MessageChannel, what: Message) -> int:

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from course_lib.ranks._torch.compiler import untraced
 from course_lib.ranks._torch.process_world import (
     all_groups,
     group_names,
@@ -116,6 +117,7 @@ def _stand_in(name: str, function: Callable[..., Any]) -> None:
         setattr(module, name, function)
 
 
+@untraced
 def _start_batch(
     one_by_one: Callable[[Any], list[dist.Work]], p2p_op_list: list[Any]
 ) -> list[dist.Work]:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.ranks._torch.collective_table import KINDS
+from course_lib.ranks._torch.collective_table import KINDS, splits_of
 from course_lib.ranks.costs.collective_time import start_collective
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.streams import Running, Streams
-from course_lib.ranks.explain.words import counted
+from course_lib.ranks.explain.mismatch import differing_splits
 from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
 
 
@@ -65,8 +65,11 @@ class Collectives:
             for part in parts:
                 self._end(part, part.posted)
             return
-        if operation.kind == "all_to_all":
-            _check_splits(parts)
+        if KINDS[operation.kind].uneven:
+            members = operation.members
+            splits = {part.rank: splits_of(members, part.inputs, part.outputs) for part in parts}
+            if words := differing_splits(splits):
+                raise Mismatch(parts, words)
         root = 0 if operation.peer is None else operation.members.index(operation.peer)
         sizes = [[t.numel() * t.element_size() for t in part.inputs] for part in parts]
         itemsize = operation.nbytes // operation.numel if operation.numel else 1
@@ -88,15 +91,3 @@ class Collectives:
     def unserved(self) -> list[Operation]:
         """Return the operations whose collective is not complete."""
         return [operation for entered in self._open.values() for operation in entered.values()]
-
-
-def _check_splits(parts: list[Operation]) -> None:
-    for i, sender in enumerate(parts):
-        for j, receiver in enumerate(parts):
-            sent, got = sender.inputs[j].numel(), receiver.outputs[i].numel()
-            if sent != got:
-                raise Mismatch(
-                    parts,
-                    f"In all_to_all, rank {sender.rank} sends {counted(sent, 'element')} to rank "
-                    f"{receiver.rank}, but rank {receiver.rank} expects {got}.",
-                )

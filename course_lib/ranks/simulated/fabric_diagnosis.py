@@ -165,13 +165,9 @@ def _explain_mismatch(fabric: Fabric, mismatch: Mismatch) -> MismatchError:
     first = operations[0]
     if first.kind not in ("send", "recv"):
         entered = {each.rank: (each.signature(), each.where) for each in operations}
-        if not mismatch.summary:
-            return collective_mismatch(first.seq, entered, first.members, states, _noun(first))
-        rows = [
-            RankState(row.rank, *entered[row.rank]) if row.rank in entered else row
-            for row in states
-        ]
-        return MismatchError(mismatch.summary, rows)
+        return collective_mismatch(
+            first.seq, entered, first.members, states, _noun(first), mismatch.summary
+        )
     for each in operations:
         doing = f"{_in_words(fabric, each)} {counted(each.numel, 'element')}"
         states[each.rank] = RankState(each.rank, doing, each.where)

@@ -111,9 +111,14 @@ class Handles:
                 self._memory[buffer.memory].remove(buffer)
 
     def resume(self) -> None:
-        """Go on watching after backward, when PyTorch has restored the modes from before it."""
-        if self._open:
-            watch_with(self._mode)
+        """Go on watching after backward or compiled code: PyTorch has restored what was before.
+
+        It may have restored only one of two: the stack of modes, and whether there are any.
+        """
+        remove_mode(self._mode)
+        watch_with(self._mode)
+        if not self._open:
+            remove_mode(self._mode)
 
     def finish(self) -> None:
         """Note the operations that the rank, which has ended, never waited for."""

@@ -13,12 +13,12 @@ from course_lib.ranks._torch.collective_table import (
     COLLECTIVES,
     KINDS,
     MONITORED_BARRIER,
+    check_tensors,
     sent_to_others,
     signature_of,
     why_not,
 )
 from course_lib.ranks._torch.this_thread import unseen
-from course_lib.ranks.explain.words import counted
 from course_lib.ranks.trace.event import Event
 
 NEW_GROUP = "new_group"
@@ -87,6 +87,11 @@ class Operation:
         kind = KINDS.get(self.kind)
         return self.outputs if kind and kind.sized_by_what_it_gets else self.inputs
 
+    def check_tensors(self) -> None:
+        """Raise ValueError, in words, unless it has the tensors that its kind needs."""
+        k, here = len(self.members), self.peer == self.rank
+        check_tensors(self.kind, self.inputs, self.outputs, k, here)
+
     def write(self, values: Iterable[torch.Tensor]) -> None:
         """Write the results, flat, into the outputs; for the network, not for the rank."""
         with torch.no_grad(), unseen():
@@ -129,30 +134,6 @@ class Mismatch(Exception):
         self.summary = summary
 
 
-def check_tensors(operation: Operation) -> None:
-    """Check that an operation has the tensors that its kind needs, in the right sizes.
-
-    Raises:
-        ValueError: it does not; the message says what is wrong.
-
-    """
-    name, k = operation.kind, len(operation.members)
-    puts = [t.numel() for t in operation.inputs]
-    gets = [t.numel() for t in operation.outputs]
-    if len({t.dtype for t in (*operation.inputs, *operation.outputs)}) > 1:
-        raise ValueError(f"all tensors of one {name} must have the same dtype")
-    if len({t.is_meta for t in (*operation.inputs, *operation.outputs)}) > 1:
-        raise ValueError(f"some tensors of one {name} are on the device meta and have no values")
-    if name not in KINDS:
-        raise ValueError(f"there is no operation {name!r}")
-    if not KINDS[name].fits(puts, gets, k, operation.peer == operation.rank):
-        needs = KINDS[name].needs.format(k=k)
-        raise ValueError(
-            f"{name} on {counted(k, 'rank')} needs {needs}; on this rank the input tensors have "
-            f"{puts} elements and the output tensors {gets}"
-        )
-
-
 def check_operation(operation: Operation) -> None:
     """Check an operation that a rank which is not trusted has described.
 
@@ -163,15 +144,16 @@ def check_operation(operation: Operation) -> None:
     members, peer = operation.members, operation.peer
     if operation.rank not in members or (peer is not None and peer not in members):
         raise ValueError("an operation names a rank outside its group")
-    check_tensors(operation)
+    if operation.kind not in KINDS:
+        raise ValueError(f"there is no operation {operation.kind!r}")
     kind = KINDS[operation.kind]
+    operation.check_tensors()
     if kind.reduces:
         known = not why_not(operation.op, operation.sizing[0].dtype) if operation.sizing else False
     else:
         known = operation.op in _VARIANTS
-    to_itself = kind.name in ("send", "recv") and peer == operation.rank
     to_nobody = peer is None and (kind.to_one or kind.name == "send")
-    if not known or to_itself or to_nobody:
+    if not known or to_nobody:
         raise ValueError("the arguments of an operation do not fit together")
 
 

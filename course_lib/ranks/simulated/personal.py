@@ -24,37 +24,41 @@ _SEED = torch.Generator().initial_seed()
 
 
 class Classes:
-    """A rank's copies of the classes that exist only in the notebook, and its ``__main__``.
+    """A rank's copies of the classes that exist only in the notebook, and its call's functions.
 
     Pickle refers to a class of a cell by its name in ``__main__``. cloudpickle, which sends the
     class, gives it an identifier and remembers which class has which identifier. If the ranks had
     one such memory, they would share every class with one another and with the notebook.
+
+    The module ``__main__`` is one for all ranks: compiled code keeps it in PyTorch's own modules.
     """
 
     def __init__(self) -> None:
-        self.main = types.ModuleType("__main__")
+        self.functions: dict[str, Any] = {}
         self.by_class: Any = weakref.WeakKeyDictionary()
         self.by_name: Any = weakref.WeakValueDictionary()
 
     def give(self) -> None:
-        """Make these the classes and the ``__main__`` of the process."""
-        sys.modules["__main__"] = self.main
+        """Make these the classes and the functions of the process."""
+        global _functions
+        _functions = self.functions
         trackers._DYNAMIC_CLASS_TRACKER_BY_CLASS = self.by_class
         trackers._DYNAMIC_CLASS_TRACKER_BY_ID = self.by_name
 
     def publish(self, function: Any) -> None:
-        """Put what was sent from the notebook's ``__main__`` into this one, for pickle to find.
-
-        `function` is the function of the call. A pool finds it, and the functions that it uses, by
-        name.
-        """
+        """Let pickle find, on any thread, the call's function and the functions that it uses."""
         used = getattr(function, "__globals__", {})
         for each in (function, *used.values()) if used.get("__name__") == "__main__" else ():
             if isinstance(each, types.FunctionType) and each.__module__ == "__main__":
-                setattr(self.main, each.__name__, each)
-        for each in list(self.by_name.values()):
-            if each.__module__ == "__main__" and "." not in each.__qualname__:
-                setattr(self.main, each.__name__, each)
+                self.functions[each.__name__] = each
+
+
+_functions: dict[str, Any] = {}
+
+
+def functions_of_rank() -> dict[str, Any]:
+    """Return the functions of the call of the rank that runs now, by name."""
+    return _functions
 
 
 class PersonalState:

@@ -23,7 +23,7 @@ from course_lib.ranks._torch.thread_worlds import RankContext, here, is_known, s
 from course_lib.ranks.explain.lines import own_lines
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
-from course_lib.ranks.simulated.operation import NEW_GROUP, Operation, check_tensors
+from course_lib.ranks.simulated.operation import NEW_GROUP, Operation
 from course_lib.ranks.simulated.simulated_work import SimulatedWork, WorkQueue
 
 _GONE = (
@@ -184,7 +184,7 @@ class SimulatedProcessGroup(PythonGroup):
             lines=own_lines(context.labels),
             group_name=self.label,
         )
-        check_tensors(operation)
+        operation.check_tensors()
         context.endpoint.post(operation)
         return SimulatedWork(operation, context.endpoint, context.works, context.handles, result)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.ranks._torch.compiler import untraced
 from course_lib.ranks._torch.this_thread import at_end_of_backward, backward_id, in_final_callback
 from course_lib.ranks.explain.words import names_inside
 from course_lib.ranks.simulated.handles import Handles
@@ -105,6 +106,7 @@ class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
         return after
 
 
+@untraced
 class SimulatedWork(dist.Work):
     """The handle of one operation."""
 

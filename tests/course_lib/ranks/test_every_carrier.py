@@ -190,6 +190,47 @@ def groups_are_destroyed_and_made_again() -> float:
     return x.item()
 
 
+def columns_instead_of_rows() -> list[list[float]]:
+    """Every tensor has strides that no row has; `views` are all that an operation gets."""
+    rank, k = here()
+
+    def own(add: float = 0.0) -> torch.Tensor:
+        return (torch.arange(2.0 * k * k).view(2 * k, k) + 100 * rank + add)[::2].t()
+
+    def empty(*shape: int) -> torch.Tensor:
+        return (
+            torch.zeros(*shape, 2)[..., 0].t() if len(shape) > 1 else torch.zeros(*shape, 2)[:, 0]
+        )
+
+    views = [own(), own(), *(empty(k, k) for _ in range(5)), empty(k)]
+    dist.broadcast(views[0], 1)
+    dist.all_reduce(views[1])
+    rows, shapes = [empty(k) for _ in range(k)], [torch.zeros(k * k) for _ in range(k)]
+    dist.all_to_all(rows, list(own()))
+    dist.all_gather(shapes, own())
+    dist.all_to_all_single(views[2], own())
+    dist.all_to_all_single(views[3], own(), [1] * k, [1] * k)
+    dist.scatter(views[4], [own(r) for r in range(k)] if rank == 1 else None, src=1)
+    gathered = [empty(k, k) for _ in range(k)]
+    dist.gather(own(), gathered if rank == 1 else None, dst=1)
+    dist.reduce_scatter(views[5], [own(r) for r in range(k)])
+    dist.all_gather_into_tensor(views[6], own()[rank])
+    return [each.flatten().tolist() for each in (*views, *rows, *shapes, *gathered)]
+
+
+def in_order_of_columns(rank: int, k: int) -> list[list[float]]:
+    def of(other: int, add: float = 0.0) -> torch.Tensor:
+        return (torch.arange(2.0 * k * k).view(2 * k, k) + 100 * other + add)[::2].t().contiguous()
+
+    total = sum(map(of, range(k)), torch.zeros(k, k))
+    pieces = torch.stack([of(other)[rank] for other in range(k)])
+    results = [of(1), total, pieces, pieces, of(1, rank), total + k * rank]
+    results += [torch.stack([of(other)[other] for other in range(k)]), torch.zeros(k), *pieces]
+    results += [of(other) for other in range(k)]
+    results += [of(other) if rank == 1 else torch.zeros(k, k) for other in range(k)]
+    return [each.flatten().tolist() for each in results]
+
+
 def sum_of_chunks(rank: int, k: int) -> list[float]:
     total = k * torch.arange(2.0 * k) + k * (k - 1) / 2
     return total[2 * rank : 2 * rank + 2].tolist()
@@ -230,6 +271,7 @@ PROGRAMS = [
         lambda rank, k: ({"barrier": 1}, 0, set()),
         but=("sockets",),
     ),
+    Program(columns_instead_of_rows, in_order_of_columns, but=("nccl",)),  # it refuses them
     Program(groups_are_destroyed_and_made_again, lambda rank, k: float(k * k), but=("sockets",)),
 ]
 
@@ -316,6 +358,37 @@ def a_mismatch_that_was_not_waited_for() -> None:
     dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
 
 
+def splits_that_do_not_match() -> None:
+    rows = [2, 1, 1] if dist.get_rank() == 1 else [1, 1, 1]
+    dist.all_to_all_single(torch.zeros(3), torch.ones(sum(rows)), [1, 1, 1], rows)
+
+
+def swallows_splits_that_do_not_match() -> None:
+    with suppress(RuntimeError):
+        splits_that_do_not_match()
+    dist.barrier()
+
+
+def lists_that_do_not_match() -> None:
+    sizes = [1, 2, 3] if dist.get_rank() == 2 else [1, 1, 3]
+    pieces = [torch.ones(size) for size in sizes]
+    dist.all_to_all([torch.empty(sizes[dist.get_rank()]) for _ in sizes], pieces)
+
+
+def a_list_of_unequal_pieces() -> None:
+    dist.reduce_scatter(torch.zeros(2), [torch.ones(size) for size in (3, 2, 1)])
+
+
+def a_message_to_itself() -> None:
+    work = dist.irecv(torch.zeros(1), dist.get_rank())
+    dist.isend(torch.ones(1), dist.get_rank()).wait()
+    work.wait()
+
+
+def receives_columns_from_anyone() -> None:
+    dist.recv(torch.zeros(2, 2).t()[0])
+
+
 def broadcasts_from_nobody() -> None:
     dist.broadcast(torch.ones(1), src=3)
 
@@ -350,6 +423,12 @@ RAISE: list[tuple[Callable[[], Any], type[RanksError], str, tuple[str, ...]]] = 
     (a_message_that_nobody_waits_for_at_once, MismatchError, "sends 4 elements of float32", ()),
     (swallows, MismatchError, "collective #1", ()),
     (a_mismatch_that_was_not_waited_for, MismatchError, "3 elements", ()),
+    (splits_that_do_not_match, MismatchError, "rank 1 sends 2 elements to rank 0, but", ()),
+    (swallows_splits_that_do_not_match, MismatchError, "rank 1 sends 2 elements to rank 0", ()),
+    (lists_that_do_not_match, MismatchError, "rank 2 sends 2 elements to rank 1, but", ()),
+    (a_list_of_unequal_pieces, RankError, "3 input tensors of the same size", ()),
+    (a_message_to_itself, RankError, "needs another rank: within a rank, copy", ()),
+    (receives_columns_from_anyone, RankError, "receive into a new tensor y", FROM_ONE),
     (broadcasts_from_nobody, RankError, "broadcast with root rank 3", ()),
     (nobody_sends_to_one_who_receives_from_anyone, DeadlockError, "recv from any rank", FROM_ONE),
     (negative_tag, RankError, "tag must be 0 or more, got -1", ()),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from IPython.core.autocall import ExitAutocall, ZMQExitAutocall
 
 from course_lib.ranks import RankError, Ranks
 from course_lib.ranks.memory import pack
@@ -224,19 +225,22 @@ def test_the_variable_that_cannot_be_sent_is_named(ranks: Ranks) -> None:
     def deep() -> Any:
         return [Holder.lock for _ in held]
 
-    @torch.compile(backend="eager")
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return x
-
     for function, words in (
         (lambda: LOCK.locked(), r"it uses LOCK \(lock\)"),
         (lambda: next(GENERATOR), r"it uses GENERATOR \(generator\)"),
         (lambda: held, r"it uses held\['a'\]\[1\] \(generator\)"),
         (functools.partial(deep), r"it uses Holder\.lock \(lock\)"),
-        (lambda: compiled(torch.ones(1)), "it uses compiled .*call torch.compile in the function"),
     ):
         with pytest.raises(TypeError, match=f"the function cannot be sent.* {words}"):
             ranks.run(function)
+
+
+@pytest.mark.parametrize("make", [ExitAutocall, ZMQExitAutocall])
+def test_exit_of_a_notebook_ends_the_function(ranks: Ranks, make: Callable[..., Any]) -> None:
+    """It would end the kernel; it has a reference to all of IPython, which cannot be sent."""
+    leave = make(ip=LOCK)
+    with pytest.raises(RankError, match=r"raised SystemExit: 3"):
+        ranks.run(lambda: leave(3))
 
 
 def test_an_async_function_is_refused_in_words(ranks: Ranks) -> None:

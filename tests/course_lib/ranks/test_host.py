@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks import RankError, Ranks, RanksError, RankTimeout, per_rank
+from tests.helpers import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,53 @@ def test_all_ranks_of_a_notebook_share_the_host_and_it_forgets_those_that_are_go
     assert one.run(kept)[0] == before - 1
     one.close()
     assert Ranks(2, on="simulated").run(kept)[0] == before - 2
+
+
+THREADS = """
+import threading
+from course_lib.ranks import Ranks, host
+
+made = []
+
+class Counted(host.Host):
+    def __init__(self):
+        made.append(self)
+        super().__init__()
+
+host.Host = Counted
+started = [threading.Thread(target=Ranks(2, on="simulated").start) for _ in range(4)]
+for thread in started:
+    thread.start()
+for thread in started:
+    thread.join()
+print(len(made))
+"""
+MANY_FILES = """
+import os, resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+files = [open(os.devnull) for _ in range(1100)]
+from autograder.sandbox.bubblewrap import _readable
+from course_lib.ranks import Ranks
+
+for on in ("cpu", "simulated"):
+    with Ranks(2, on=on) as ranks:
+        print(*ranks.run(lambda: 1))
+read, write = os.pipe()
+os.write(write, b"1")
+print(_readable(read, 60), _readable(write, 0), read > 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"), [(THREADS, "1"), (MANY_FILES, "1 1\n1 1\nTrue False True")]
+)
+def test_many_threads_and_many_open_files(script: str, expected: str) -> None:
+    """Threads start one host together; descriptors above 1024 are as good as others."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_a_rank_cannot_run_other_simulated_ranks(ranks: Ranks) -> None:

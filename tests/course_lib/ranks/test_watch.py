@@ -88,7 +88,10 @@ def test_a_right_script_is_left_alone(tmp_path: Path) -> None:
     assert job.returncode == 0
 
 
-HURRIED = f"""import course_lib.ranks.watch as watch
+HURRIED = f"""import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+files = [open(os.devnull) for _ in range(1100)]  # the watch's own descriptors are above 1024
+import course_lib.ranks.watch as watch
 {JOIN}
 watch._EVERY = 0.0  # so that every rank ends while its watch is inside the store
 dist.init_process_group("gloo")
@@ -101,7 +104,7 @@ def test_the_watch_ends_before_python_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HURRIED)
     job = torchrun(tmp_path, "train.py", ranks=4)
     printed = output_of(job)
-    assert job.returncode == 0, printed
+    assert job.returncode == 0 and "Traceback" not in printed, printed
 
 
 KILLED = f"""{JOIN}
@@ -195,6 +198,25 @@ def test_a_rank_that_waits_outside_of_communication_is_named(tmp_path: Path) -> 
     assert "Rank 0 is in no communication" in report and report.startswith("Note")
     assert line_of(LOCKED, "rank 1 holds it") in report, report
     assert report.count("waits in barrier #2") == 2, report
+
+
+LATE = f"""{JOIN}
+import os, time
+while os.environ["RANK"] == "1":
+    time.sleep(1)  # for example, for a file that never comes
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_never_joins_is_named(late: int, tmp_path: Path) -> None:
+    script = LATE.replace('"1"', f'"{late}"')
+    (tmp_path / "train.py").write_text(script)
+    job = torchrun(tmp_path, "-m", "course_lib.ranks.watch", "train.py", ranks=3)
+    report = told_by(output_of(job, seconds=75))
+    assert f"Rank {late} has not called dist.init_process_group" in report, report
+    assert f"Rank {late} runs {line_of(script, 'time.sleep')}" in report, report
 
 
 WORKS = f"""{JOIN}
