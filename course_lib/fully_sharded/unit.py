@@ -23,17 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._pytree import tree_iter
 
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
+from course_lib.parts import Part, as_part
 from course_lib.sharded_optimizer import (
     FlatChunks,
-    GradientPiece,
-    PartialGradient,
     all_gather_chunks,
-    partial_gradient,
     start_all_gather,
     start_reduce_scatter,
 )
@@ -42,45 +39,21 @@ Place = tuple[nn.Module, str]
 """A module, and the name of one of its parameters."""
 
 
-_TURNED = (Tensor.t, Tensor.transpose, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
+class Piece(Part):
+    """The part of a parameter that this rank has, shape (stop - start,), which may be empty."""
+
+    what = (
+        "'{label}' is read outside the forward of its module, where this name holds only this "
+        "rank's piece, a vector of {count} elements"
+    )
+    instead = (
+        "Compute with it inside that forward, or share it: a parameter that several modules have "
+        "is whole during the whole forward of the FullyShardedDataParallel. For norms, on all "
+        "ranks, call whole_norms(parameters) of course_lib.parts"
+    )
 
 
-class Piece(nn.Parameter):
-    """The part of a parameter that this rank has, shape (stop - start,), which may be empty.
-
-    Attributes:
-        label: the module's type and the parameter's name.
-
-    """
-
-    label: str
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Compute as for any parameter; if that fails, say that this is only a piece."""
-        if any(issubclass(each, PartialGradient) for each in types):
-            return NotImplemented
-        piece = next(each for each in tree_iter((args, kwargs)) if isinstance(each, Piece))
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **(kwargs or {}))
-                if func in _TURNED:
-                    result = result.as_subclass(Piece)
-                    result.label = piece.label
-                return result
-        except Exception as error:
-            raise RuntimeError(
-                f"rank {dist.get_rank()}: {func.__name__}() failed. '{piece.label}' is read "
-                "outside the forward of its module, where this name holds only this rank's piece, "
-                f"a vector of {piece.numel()} elements. Compute with it inside that forward, or "
-                "share it: a parameter that several modules have is whole during the whole "
-                f"forward of the FullyShardedDataParallel. ({error})"
-            ) from error
-
-
-# As PyTorch does for DTensor: an optimizer takes all parameters at once only if it knows the type.
+# An optimizer takes all parameters at once only if it knows the type.
 _foreach_supported_types.append(Piece)
 
 
@@ -112,8 +85,8 @@ class Unit:
         self._like = [torch.empty_like(param, device="meta") for param in params]
         self._chunks = FlatChunks(params, everything, group)
         self.chunk = self._chunks.chunk().clone()
-        self.pieces = [
-            Piece(self._chunks.piece(i, self.chunk), requires_grad=param.requires_grad)
+        self.pieces: list[Any] = [
+            as_part(self._chunks.piece(i, self.chunk), Piece, param, group, _label(*places[i][-1]))
             for i, param in enumerate(params)
         ]
         self._whole = self._chunks.flat.to(compute_dtype or params[0].dtype)
@@ -126,7 +99,6 @@ class Unit:
         for index, leaf in enumerate(self._leaves):
             for module, name in places[index]:
                 module._parameters[name] = self.pieces[index]
-                self.pieces[index].label = f"{type(module).__name__}.{name}"
             if leaf.requires_grad:
                 leaf.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
         self.trained = sum(leaf.requires_grad for leaf in self._leaves)
@@ -233,7 +205,7 @@ class Unit:
                     gradient = self._chunks.piece(index, mine)
                     if piece.grad is not None:
                         gradient = gradient + piece.grad
-                    piece.grad = partial_gradient(GradientPiece, gradient, self._group)
+                    piece.grad = gradient
         self._reducing = []
 
     @torch.no_grad()
@@ -244,3 +216,7 @@ class Unit:
         all_gather_chunks(flat, self._group)
         views = [view.clone() for view in self._views(flat)]
         return list(zip(self._places, views, strict=True))
+
+
+def _label(module: nn.Module, name: str) -> str:
+    return f"{type(module).__name__}.{name}"

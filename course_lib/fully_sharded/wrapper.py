@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from course_lib.collectives import Group, place_in
 from course_lib.ddp import broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit
-from course_lib.sharded_optimizer import clip_by_norms, gradient_norms
+from course_lib.parts import clip_grad_norm_, gradient_norms
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -44,7 +44,7 @@ class FullyShardedDataParallel(nn.Module):
     the whole parameters. Make an optimizer for them *after* wrapping; it must treat each element by
     itself. All ranks must run the same layers in the same order. A rank has a piece of each
     gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
-    `GradScaler` works as usual (see `sharded_optimizer.partial_gradients`).
+    `GradScaler` works as usual (see `parts`).
 
     Args:
         module: any module except PyTorch's recurrent ones, which keep their weights elsewhere.
@@ -159,9 +159,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward and before the optimizer's step. The order is that of
         `parameters()`. A missing gradient counts as zero.
         """
-        pieces: list[nn.Parameter] = [piece for unit in self._units for piece in unit.pieces]
-        norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
-        return torch.stack([norms[param] for param in self.parameters()])
+        return gradient_norms(self.parameters(), norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
@@ -169,8 +167,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward (and `GradScaler.unscale_`) and before the optimizer's
         step. Returns the norm before.
         """
-        norms, params = self.gradient_norms(norm_type), list(self.parameters())
-        return clip_by_norms(params, norms, max_norm, norm_type)
+        return clip_grad_norm_(self, max_norm, norm_type)
 
     @property
     def bytes_held(self) -> int:

@@ -25,7 +25,7 @@ times (K-1)/K. An all-reduce sends every gradient to every rank, but a rank read
 them. So half of the all-reduce is not needed here, and "local" leaves that half out.
 
 With "local" and "sharded" no rank has the whole mean gradient. So clip with the optimizer's own
-`clip_grad_norm_`; PyTorch's raises an error. A `GradScaler` works as usual (`partial_gradients`).
+`clip_grad_norm_`; PyTorch's raises an error. A `GradScaler` works as usual (`parts`).
 
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
@@ -34,23 +34,22 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
-from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
-from course_lib.sharded_optimizer.partial_gradients import (
+from course_lib.parts import (
     GradientElsewhere,
-    GradientPiece,
-    LocalGradient,
-    clip_by_norms,
+    Part,
+    as_part,
+    clip_grad_norm_,
     gradient_elsewhere,
     gradient_norms,
-    local_norms,
-    partial_gradient,
+    local_gradient,
 )
+from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
 from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     all_gather_chunks,
@@ -121,11 +120,14 @@ class ShardedOptimizer(Optimizer):
         order = [i for i in range(len(self._params) - 1, -1, -1) if self._trained[i]]
         buckets = assign_buckets(self._params, cap, cap, order)
         self._chunks = [FlatChunks(self._params, indices, group) for indices in buckets]
-        self._pieces = [nn.Parameter(param.new_empty(0)) for param in self._params]
+        self._pieces = [
+            as_part(param.new_empty(0), Part, param, group, f"parameter {index}")
+            for index, param in enumerate(self._params)
+        ]
         for chunks in self._chunks:
             for index, view in zip(chunks.indices, chunks.bucket.views, strict=True):
                 self._params[index].data = view
-                self._pieces[index] = nn.Parameter(chunks.piece(index, chunks.chunk()))
+                self._pieces[index].data = chunks.piece(index, chunks.chunk())
         # One piece for each parameter, so that groups and numbers are the same as in one process.
         pieces = iter(self._pieces)
         groups = [
@@ -204,8 +206,7 @@ class ShardedOptimizer(Optimizer):
             mine = reduce_scatter_chunks(flat, self.group)
             for index in chunks.indices:
                 if self._pieces[index].numel():
-                    gradient = chunks.piece(index, mine)
-                    self._pieces[index].grad = partial_gradient(GradientPiece, gradient, self.group)
+                    self._pieces[index].grad = chunks.piece(index, mine)
 
     def _before_gradient(self, index: int) -> None:
         if isinstance(self._params[index].grad, GradientElsewhere):
@@ -218,8 +219,8 @@ class ShardedOptimizer(Optimizer):
         gradient = self._params[index].grad
         assert gradient is not None
         verify_first_order(gradient)
-        if type(gradient) is Tensor and not gradient.is_sparse:
-            self._params[index].grad = partial_gradient(LocalGradient, gradient, self.group)
+        if not gradient.is_sparse:
+            local_gradient(self._params[index], self.group, self.averaged_parameters)
 
     def _forget_means(self) -> None:
         self._local.zero_grad()
@@ -240,7 +241,7 @@ class ShardedOptimizer(Optimizer):
         self._average()
         for index, param in enumerate(self._params):
             if self._trained[index]:
-                param.grad = gradient_elsewhere(param, self._pieces[index], self.group)
+                param.grad = gradient_elsewhere(param, self._pieces[index])
         return list(self._pieces)
 
     def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
@@ -248,10 +249,7 @@ class ShardedOptimizer(Optimizer):
 
         All ranks must call, after backward and before step. A missing gradient counts as zero.
         """
-        params = self.averaged_parameters()
-        if self.gradients == "averaged":
-            return local_norms(params, norm_type)
-        return gradient_norms(params, self.group, norm_type)
+        return gradient_norms(self.averaged_parameters(), norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the mean gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
@@ -259,9 +257,7 @@ class ShardedOptimizer(Optimizer):
         All ranks must call, after backward (and `GradScaler.unscale_`) and before step. Returns the
         norm before.
         """
-        norms = self.gradient_norms(norm_type)
-        params = self.averaged_parameters()
-        return clip_by_norms(params, norms, max_norm, norm_type)
+        return clip_grad_norm_(self.averaged_parameters(), max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the parameters and of this rank's pieces."""
