@@ -11,6 +11,7 @@
 - `guard`: whether parameters are still what they were when a wrapper took them
 - `ddp`: DistributedDataParallel, with buckets that are sent during backward
 - `compression`: gradients in fewer bytes, and what that costs
+- `parts`: tensors that know that other ranks hold the rest, and norms over all of them
 - `sharded_optimizer`: ZeRO-1 and 2, in which each rank updates one K-th of the parameters
 - `fully_sharded`: ZeRO-3, in which a rank holds all weights of a layer only while the layer runs
 - `rematerialize`: activations that are computed again instead of kept
@@ -38,7 +39,7 @@ from typing import Any
 
 READING_ORDER = (
     *("sgd", "sharding", "replicas", "cost_model", "collectives"),
-    *("bucketing", "gradient_sync", "guard", "ddp", "compression"),
+    *("bucketing", "gradient_sync", "guard", "ddp", "compression", "parts"),
     *(
         "sharded_optimizer",
         "fully_sharded",

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.collectives import Group, exchange, place_in, ring_all_reduce
+from course_lib.parts import mark_apart
 from course_lib.sharding import shard_bounds
 
 
@@ -131,7 +132,8 @@ class ExpertParallel(nn.Module):
         top_k: k, how many experts process a token.
         group: the ranks that share the experts. Each has different tokens, maybe more or fewer.
 
-    Every rank must call forward and backward, even without tokens: the others wait for it.
+    Every rank must call forward and backward, even without tokens: the others wait for it. Clip
+    with `clip_grad_norm_` of `parts`, which adds up over all experts; PyTorch's raises an error.
 
     Raises ValueError if there are fewer experts than ranks, or than `top_k`.
 
@@ -158,6 +160,7 @@ class ExpertParallel(nn.Module):
         self.router = router
         self.experts = nn.ModuleDict({str(e): experts[e] for e in range(*self._bounds[rank])})
         self.rank, self.group, self.top_k = rank, group, top_k
+        mark_apart(self.experts.named_parameters(), group, inner=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y for `x`, this rank's tokens; both have the shape (…, width)."""
@@ -167,7 +170,12 @@ class ExpertParallel(nn.Module):
         here = self._counts_for_me(routes.counts)
         received = [sum(counts) for counts in here]
         arrived = uneven_all_to_all(tokens[routes.tokens], sent, received, self.group)
-        answers = uneven_all_to_all(self._ask(arrived, here), received, sent, self.group)
+        answers = self._ask(arrived, here)
+        if answers.requires_grad:
+            # Between these two, backward computes for the mean of the ranks' losses.
+            answers.register_hook(lambda gradient: gradient / self.world_size)  # type: ignore[no-untyped-call]
+            arrived.register_hook(lambda gradient: gradient * self.world_size)  # type: ignore[no-untyped-call]
+        answers = uneven_all_to_all(answers, received, sent, self.group)
         return _weighted_sum(answers, routes, len(tokens)).view(x.shape)
 
     def _counts_for_me(self, counts: Tensor) -> list[list[int]]:
@@ -190,14 +198,12 @@ class ExpertParallel(nn.Module):
         return torch.cat(answers)
 
     def sync_gradients(self) -> None:
-        """Make all gradients those of the mean of the ranks' losses. Call it after each backward.
+        """Make all gradients those of the mean of the ranks' losses.
 
-        An expert's gradient is already the sum over the tokens of all ranks, so it is divided by K.
-        The router's gradient comes from this rank's tokens only, so it is averaged over the ranks.
+        Call it before the optimizer's step, after the last backward or after each. The router's
+        gradient comes from this rank's tokens only, so it is averaged over the ranks. That of an
+        expert is ready after backward: it comes from the tokens of all ranks, divided by K.
         """
-        for param in self.experts.parameters():
-            if param.grad is not None:
-                param.grad /= self.world_size
         for param in self.router.parameters():
             if param.requires_grad:
                 param.grad = torch.zeros_like(param) if param.grad is None else param.grad

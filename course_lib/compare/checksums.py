@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lib.compare.differences import named
-from course_lib.sharded_optimizer import GradientPiece, PartialGradient
+from course_lib.parts import GradientElsewhere, LocalGradient
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that have the same bits."""
@@ -125,7 +125,7 @@ def _replicated(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple
     """Yield the tensors that all replicas share, in the order in which a step computes them."""
     params = list(model.named_parameters())
     for name, param in params:
-        own = isinstance(param.grad, PartialGradient) and not isinstance(param.grad, GradientPiece)
+        own = isinstance(param.grad, LocalGradient | GradientElsewhere)
         if param.grad is not None and not own:  # a rank's own gradient is no replica
             yield f"gradient of {name}", param.grad
     for name, param in params:

@@ -37,8 +37,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
+from course_lib.parts import PartialGradient
 from course_lib.pipeline_parallel import Pipeline
-from course_lib.sharded_optimizer import PartialGradient
 
 _IN_FRONT = re.compile(r"^((module|_orig_mod|_fsdp_wrapped_module)(\.|$))+")
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")

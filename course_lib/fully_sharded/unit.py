@@ -27,18 +27,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._pytree import tree_iter
 
 from course_lib.bucketing import Bucket
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import form_of, rank_error, replaced, use_of, verify_form
+from course_lib.parts import Part, as_part
 from course_lib.sharded_optimizer import (
     FlatChunks,
-    GradientPiece,
-    PartialGradient,
     all_gather_chunks,
-    partial_gradient,
     start_all_gather,
     start_reduce_scatter,
 )
@@ -47,45 +44,21 @@ Place = tuple[nn.Module, str]
 """A module, and the name of one of its parameters."""
 
 
-_TURNED = (Tensor.t, Tensor.transpose, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
+class Piece(Part):
+    """The part of a parameter that this rank has, shape (stop - start,), which may be empty."""
+
+    what = (
+        "'{label}' is read outside the forward of its module, where this name holds only this "
+        "rank's piece, a vector of {count} elements"
+    )
+    instead = (
+        "Compute with it inside that forward, or share it: a parameter that several modules have "
+        "is whole during the whole forward of the FullyShardedDataParallel. For norms, on all "
+        "ranks, call whole_norms(parameters) of course_lib.parts"
+    )
 
 
-class Piece(nn.Parameter):
-    """The part of a parameter that this rank has, shape (stop - start,), which may be empty.
-
-    Attributes:
-        label: the module's type and the parameter's name.
-
-    """
-
-    label: str
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Compute as for any parameter; if that fails, say that this is only a piece."""
-        if any(issubclass(each, PartialGradient) for each in types):
-            return NotImplemented
-        piece = next(each for each in tree_iter((args, kwargs)) if isinstance(each, Piece))
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **(kwargs or {}))
-                if func in _TURNED:
-                    result = result.as_subclass(Piece)
-                    result.label = piece.label
-                return result
-        except Exception as error:
-            raise RuntimeError(
-                f"rank {dist.get_rank()}: {func.__name__}() failed. '{piece.label}' is read "
-                "outside the forward of its module, where this name holds only this rank's piece, "
-                f"a vector of {piece.numel()} elements. Compute with it inside that forward, or "
-                "share it: a parameter that several modules have is whole during the whole "
-                f"forward of the FullyShardedDataParallel. ({error})"
-            ) from error
-
-
-# As PyTorch does for DTensor: an optimizer takes all parameters at once only if it knows the type.
+# An optimizer takes all parameters at once only if it knows the type.
 _foreach_supported_types.append(Piece)
 
 
@@ -133,10 +106,9 @@ class Unit:
         chunk = self.chunks.chunk().clone()
         pieces: list[nn.Parameter] = []
         for index, param in enumerate(params):
-            piece = Piece(self.chunks.piece(index, chunk), requires_grad=param.requires_grad)
             module, name = self._places[index][-1]
-            piece.label = f"{type(module).__name__}.{name}"
-            pieces.append(piece)
+            part, label = self.chunks.piece(index, chunk), f"{type(module).__name__}.{name}"
+            pieces.append(as_part(part, Piece, param, self._group, label))
         return pieces
 
     def _allocate(self) -> None:
@@ -183,8 +155,6 @@ class Unit:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Unit":
         twin = memo[id(self)] = copy.copy(self)
         twin._places, twin.pieces = copy.deepcopy((self._places, self.pieces), memo)
-        for piece, original in zip(twin.pieces, self.pieces, strict=True):
-            piece.__dict__.update(original.__dict__)
         twin._allocate()
         return twin
 
@@ -200,7 +170,7 @@ class Unit:
 
     def _chunk(self) -> Tensor:
         """Return this rank's chunk, shape (c,), a copy of its pieces."""
-        chunk = torch.cat([piece.detach() for piece in self.pieces])
+        chunk = torch.cat([piece.detach().as_subclass(Tensor) for piece in self.pieces])
         return pad(chunk, (0, self._length - len(chunk)))
 
     @torch.no_grad()
@@ -292,8 +262,7 @@ class Unit:
                 self._add(piece, self._part(index, sum(reduced[1:], reduced[0])))
 
     def _part(self, index: int, own: Tensor) -> Tensor:
-        part = self.chunks.piece(index, own)
-        return partial_gradient(GradientPiece, part, self._group)
+        return self.chunks.piece(index, own)
 
     def _add(self, piece: nn.Parameter, gradient: Tensor) -> None:
         """Add to the gradient of a piece, and run the hooks set on it, as autograd does."""

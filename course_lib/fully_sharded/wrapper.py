@@ -38,11 +38,9 @@ from course_lib.collectives import Group, place_in
 from course_lib.ddp import EndOfBackward, broadcast_module_states, verify_same_model
 from course_lib.fully_sharded.unit import Place, Unit, WholeUnit
 from course_lib.guard import Guard, rank_error
+from course_lib.parts import clip_grad_norm_, gradient_norms
 from course_lib.sharded_optimizer import (
-    clip_by_norms,
     gather_states,
-    gradient_norms,
-    local_norms,
     pieces_of_states,
 )
 
@@ -55,7 +53,7 @@ class FullyShardedDataParallel(nn.Module):
     the whole parameters. Make an optimizer for them *after* wrapping; it must treat each element by
     itself. All ranks must run the same layers in the same order. A rank has a piece of each
     gradient: clip with `clip_grad_norm_` of the wrapper. PyTorch's function raises an error, and a
-    `GradScaler` works as usual (see `sharded_optimizer.partial_gradients`).
+    `GradScaler` works as usual (see `parts`).
 
     Parameters may be frozen and unfrozen, and get new values in any way. A hook that is set on a
     parameter before wrapping gets this rank's gradient of the whole parameter. One that is set
@@ -170,6 +168,7 @@ class FullyShardedDataParallel(nn.Module):
                 unit.free()  # one may have been gathered ahead, but not used
         return outputs
 
+    @_disable_dynamo  # torch.compile sees only the module
     def _follow_parameters(self) -> None:
         self._guard.verify()
         with torch._C.DisableTorchFunctionSubclass():  # else each look at a piece takes 5 µs
@@ -177,7 +176,7 @@ class FullyShardedDataParallel(nn.Module):
                 unit.verify_pieces()
                 unit.follow_pieces()
 
-    @_disable_dynamo  # torch.compile sees only the module
+    @_disable_dynamo
     def _before(self, unit: Unit, *_: Any) -> None:
         """Gather `unit` before its forward, and begin to gather the next one."""
         in_backward = self._end.requested
@@ -236,11 +235,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward and before the optimizer's step. The order is that of
         `parameters()`. A missing gradient counts as zero.
         """
-        pieces = [piece for unit in self._sharded for piece in unit.pieces]
-        norms = dict(zip(pieces, gradient_norms(pieces, self._group, norm_type), strict=True))
-        whole = [param for param in self.parameters() if param not in norms]
-        norms.update(zip(whole, local_norms(whole, norm_type), strict=True))
-        return torch.stack([norms[param] for param in self.parameters()])
+        return gradient_norms(self.parameters(), norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
@@ -248,8 +243,7 @@ class FullyShardedDataParallel(nn.Module):
         All ranks must call, after backward (and `GradScaler.unscale_`) and before the optimizer's
         step. Returns the norm before.
         """
-        norms, params = self.gradient_norms(norm_type), list(self.parameters())
-        return clip_by_norms(params, norms, max_norm, norm_type)
+        return clip_grad_norm_(self, max_norm, norm_type)
 
     @property
     def bytes_held(self) -> int:

@@ -15,8 +15,8 @@ Each line works alone and together with the others, because each axis keeps one 
 - *data*: the other axes use the batch of one rank, and never that of a different one.
 
 So D·X ranks hold a weight, and D ranks hold the weight of an expert. These ranks average its
-gradient. The gradient of an expert is already the sum over the batches of the X ranks that sent
-tokens to it, so dividing it by X gives their mean. With T·P·X·D ranks, a rank holds about
+gradient. The gradient of an expert is already the mean over the batches of the X ranks that sent
+tokens to it. With T·P·X·D ranks, a rank holds about
 
     Ψ / (T P)  of the dense weights          Ψ_experts / (T P X)  of the experts'
 
@@ -87,7 +87,7 @@ def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def average_gradients(model: nn.Module, mesh: Mesh) -> None:
-    """Average all gradients over all batches of the mesh. Call it after each backward.
+    """Average all gradients over all batches of the mesh. Call it after the last backward or each.
 
     It takes two all-reduces: one of the experts' gradients along data, and one of all other
     gradients along data×expert.
@@ -101,9 +101,6 @@ def average_gradients(model: nn.Module, mesh: Mesh) -> None:
     known = set(experts)
     sync_flat([param for param in model.parameters() if param not in known], mesh["data×expert"])
     sync_flat(experts, mesh["data"])
-    for param in experts:
-        if param.grad is not None:
-            param.grad /= mesh.sizes["expert"]
 
 
 def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.collectives import Group, place_in
+from course_lib.parts import mark_apart
 from course_lib.pipeline_parallel.messages import Mailbox, directions, incoming, outgoing
 from course_lib.pipeline_parallel.schedule import Schedule, Work
 from course_lib.pipeline_parallel.stage import Stage
@@ -42,7 +43,8 @@ class Pipeline(nn.Module):
         group: the ranks of the pipeline.
 
     The parameters are those of this rank's stages, named ``stages.1.…`` by their position in the
-    model. All ranks' `state_dict` together are that of the model.
+    model. All ranks' `state_dict` together are that of the model. Clip with `clip_grad_norm_` of
+    `parts`, which adds up over all stages; PyTorch's raises an error.
 
     Raises ValueError if stages, schedule and group differ in number or two ranks would train one
     parameter, and ScheduleError if the schedule cannot be executed.
@@ -70,6 +72,7 @@ class Pipeline(nn.Module):
         mine = range(rank, schedule.stages, world_size)
         self.stages = nn.ModuleDict({str(stage): stages[stage] for stage in mine})
         _refuse_shared(stages, schedule)
+        mark_apart(self.named_parameters(), group)
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._batch: dict[str, torch.Size] = {}
         self.peak_activations = 0

@@ -20,7 +20,8 @@ of Ψ parameters. But it is enough if one rank updates each parameter:
 - `optimizer`: each rank updates its pieces, then all ranks gather the weights
 - `states`: a state_dict as of one process, which can be loaded on a different number of ranks
 - `gradients`: stage 2, gradients that are reduce-scattered during backward
-- `partial_gradients`: clipping, norms and `GradScaler`, where no rank has the whole gradient
+
+`parts` says how to clip, and how a `GradScaler` works, where no rank has the whole gradient.
 
 S. Rajbhandari, J. Rasley, O. Ruwase and Y. He, "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC 2020.
@@ -33,14 +34,6 @@ from course_lib.sharded_optimizer.memory import model_state_bytes
 
 if TYPE_CHECKING:
     from course_lib.sharded_optimizer.optimizer import ShardedOptimizer
-    from course_lib.sharded_optimizer.partial_gradients import (
-        GradientPiece,
-        PartialGradient,
-        clip_by_norms,
-        gradient_norms,
-        local_norms,
-        partial_gradient,
-    )
     from course_lib.sharded_optimizer.partition import (
         FlatChunks,
         all_gather_chunks,
@@ -52,16 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FlatChunks",
-    "GradientPiece",
-    "PartialGradient",
     "ShardedOptimizer",
     "all_gather_chunks",
-    "clip_by_norms",
     "gather_states",
-    "gradient_norms",
-    "local_norms",
     "model_state_bytes",
-    "partial_gradient",
     "pieces_of_states",
     "reduce_scatter_chunks",
     "start_all_gather",
@@ -75,8 +62,6 @@ __getattr__ = later(
         "ShardedOptimizer": "optimizer",
         "FlatChunks all_gather_chunks reduce_scatter_chunks": "partition",
         "start_all_gather start_reduce_scatter": "partition",
-        "GradientPiece PartialGradient clip_by_norms gradient_norms": "partial_gradients",
-        "local_norms partial_gradient": "partial_gradients",
         "gather_states pieces_of_states": "states",
     },
 )

@@ -8,7 +8,7 @@ chunk, Ψ/K numbers in all, and frees the rest:
                        g₂ g₁ → bucket → reduce-scatter → my chunk of g₂ g₁
 
 After backward, `.grad` is a stand-in. `GradScaler` understands it, and code that looks for a whole
-gradient gets an error (`partial_gradients`). Clearing it clears the rank's piece.
+gradient gets an error (`parts`). Clearing it clears the rank's piece.
 
 Buckets are reduced in one order, the same on all ranks, because ranks match collectives by their
 order. On a GPU the reduce-scatter runs during backward. Over gloo it does not, because both need
@@ -30,12 +30,7 @@ from course_lib.collectives import Group, place_in
 from course_lib.ddp import EndOfBackward
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import rank_error
-from course_lib.sharded_optimizer.partial_gradients import (
-    GradientElsewhere,
-    GradientPiece,
-    gradient_elsewhere,
-    partial_gradient,
-)
+from course_lib.parts import GradientElsewhere, gradient_elsewhere
 from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     reduce_scatter_chunks,
@@ -147,8 +142,8 @@ class ShardedGradients:
                     kept = index in self._kept or isinstance(param.grad, GradientElsewhere)
                     if kept and piece.grad is not None:
                         gradient = gradient + piece.grad
-                    piece.grad = partial_gradient(GradientPiece, gradient, self._group)
-                param.grad = gradient_elsewhere(param, piece, self._group)
+                    piece.grad = gradient
+                param.grad = gradient_elsewhere(param, piece)
         self._works = []
         self._forget_backward()
 

@@ -25,7 +25,7 @@ times (K-1)/K. An all-reduce sends every gradient to every rank, but a rank read
 them. So half of the all-reduce is not needed here, and "local" leaves that half out.
 
 With "local" and "sharded" no rank has the whole mean gradient. So clip with the optimizer's own
-`clip_grad_norm_`; PyTorch's raises an error. A `GradScaler` works as usual (`partial_gradients`).
+`clip_grad_norm_`; PyTorch's raises an error. A `GradScaler` works as usual (`parts`).
 
 S. Rajbhandari et al., "ZeRO", SC 2020, sections 5.1 and 7.2.
 """
@@ -35,7 +35,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -43,17 +43,16 @@ from course_lib.bucketing import Bucket, assign_buckets
 from course_lib.collectives import Group, place_in
 from course_lib.gradient_sync import copy_scaled, verify_first_order
 from course_lib.guard import form_of, use_of, verify_form
-from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
-from course_lib.sharded_optimizer.partial_gradients import (
+from course_lib.parts import (
     GradientElsewhere,
-    GradientPiece,
-    LocalGradient,
-    clip_by_norms,
+    Part,
+    as_part,
+    clip_grad_norm_,
     gradient_elsewhere,
     gradient_norms,
-    local_norms,
-    partial_gradient,
+    local_gradient,
 )
+from course_lib.sharded_optimizer.gradients import ShardedGradients, hook_gradients
 from course_lib.sharded_optimizer.partition import (
     FlatChunks,
     all_gather_chunks,
@@ -131,7 +130,10 @@ class ShardedOptimizer(Optimizer):
         self._chunks: list[FlatChunks] = []
         self._forms: dict[int, Any] = {}  # of the parameters that are in a buffer
         self._gradients: list[Tensor] = []
-        self._pieces = [nn.Parameter(param.new_empty(0)) for param in self._params]
+        self._pieces = [
+            as_part(param.new_empty(0), Part, param, group, name.strip("'"))
+            for param, name in zip(self._params, self._names, strict=True)
+        ]
         self._during = ShardedGradients(
             self._params, self._names, self._chunks, self._pieces, group
         )
@@ -263,8 +265,7 @@ class ShardedOptimizer(Optimizer):
                 param = self._params[index]
                 not_frozen = param.requires_grad or param.grad is not None
                 if not_frozen and self._pieces[index].numel():
-                    gradient = chunks.piece(index, mine)
-                    self._pieces[index].grad = partial_gradient(GradientPiece, gradient, self.group)
+                    self._pieces[index].grad = chunks.piece(index, mine)
 
     def _before_gradient(self, index: int) -> None:
         if isinstance(self._params[index].grad, GradientElsewhere):
@@ -277,8 +278,8 @@ class ShardedOptimizer(Optimizer):
         gradient = self._params[index].grad
         assert gradient is not None
         verify_first_order(gradient)
-        if type(gradient) is Tensor and not gradient.is_sparse:
-            self._params[index].grad = partial_gradient(LocalGradient, gradient, self.group)
+        if not gradient.is_sparse:
+            local_gradient(self._params[index], self.group, self.averaged_parameters)
 
     def _forget_means(self) -> None:
         self._local.zero_grad()
@@ -299,7 +300,7 @@ class ShardedOptimizer(Optimizer):
         self._average()
         for index, param in enumerate(self._params):
             if param.requires_grad:
-                param.grad = gradient_elsewhere(param, self._pieces[index], self.group)
+                param.grad = gradient_elsewhere(param, self._pieces[index])
         return list(self._pieces)
 
     def gradient_norms(self, norm_type: float = 2.0) -> Tensor:
@@ -307,10 +308,7 @@ class ShardedOptimizer(Optimizer):
 
         All ranks must call, after backward and before step. A missing gradient counts as zero.
         """
-        params = self.averaged_parameters()
-        if self.gradients == "averaged":
-            return local_norms(params, norm_type)
-        return gradient_norms(params, self.group, norm_type)
+        return gradient_norms(self.averaged_parameters(), norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the mean gradient of all parameters, as `torch.nn.utils.clip_grad_norm_` would.
@@ -318,9 +316,7 @@ class ShardedOptimizer(Optimizer):
         All ranks must call, after backward (and `GradScaler.unscale_`) and before step. Returns the
         norm before.
         """
-        norms = self.gradient_norms(norm_type)
-        params = self.averaged_parameters()
-        return clip_by_norms(params, norms, max_norm, norm_type)
+        return clip_grad_norm_(self.averaged_parameters(), max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the parameters and of this rank's pieces."""

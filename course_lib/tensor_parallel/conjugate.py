@@ -20,12 +20,14 @@ between blocks each rank then holds 1/K of the tokens, so LayerNorm and dropout 
 of the activations.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from course_lib.collectives import Group, library_all_reduce, place_in
 from course_lib.gradient_sync import sync_flat
@@ -111,14 +113,35 @@ def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None
     """Sum the gradients of parameters that are equal on all ranks but saw 1/K of the tokens.
 
     With `sequence_parallel` these are the parameters of LayerNorms and the biases of
-    `RowParallelLinear`. Call it after backward, on every rank. One all-reduce sums all of them.
+    `RowParallelLinear`. Call it on every rank before the optimizer's step, after the last backward
+    or after each. One all-reduce sums all of them.
     """
     _, world_size = place_in(group)
     params = list(dict.fromkeys(param for param in params if param.requires_grad))
+    for param in params:
+        _divide_sum(param)
     sync_flat(params, group)  # the mean
     for param in params:
         assert param.grad is not None
         param.grad.mul_(world_size)
+        node = torch.autograd.graph.get_gradient_edge(param).node
+        own = weakref.ref(param)
+        hook = node.register_prehook(lambda _, own=own: _divide_sum(own()))
+        _SUMS[param] = world_size, node, hook
+
+
+_SUMS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameter whose gradient is a sum → K, the node that will add to it next, and a hook there."""
+
+
+def _divide_sum(param: Tensor | None) -> None:
+    """Make an earlier sum the mean, if there is one: the ranks' equal K-ths, which add up to it."""
+    if param is None or param not in _SUMS:
+        return
+    world_size, _, hook = _SUMS.pop(param)  # type: ignore[no-untyped-call]
+    hook.remove()
+    if param.grad is not None:
+        param.grad.div_(world_size)
 
 
 def _summed(x: Tensor, group: Group) -> Tensor:

@@ -19,11 +19,14 @@ need one all-reduce in forward and one in backward, and no rank ever holds the w
 M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from course_lib.collectives import Group, place_in
+from course_lib.parts import Block, as_part
 from course_lib.sharding import shard
 from course_lib.tensor_parallel.conjugate import (
     copy_to_ranks,
@@ -42,7 +45,8 @@ class ColumnParallelLinear(nn.Module):
     needs its length.
 
     Construct it with the same arguments and the same random numbers on all ranks: then its parts
-    together are one `nn.Linear`.
+    together are one `nn.Linear`. Its weights and their gradients know that they are parts: clip
+    with `clip_grad_norm_` of `parts`.
 
     Attributes:
         weight: shape (outputs of this rank, in_features).
@@ -86,13 +90,15 @@ class ColumnParallelLinear(nn.Module):
     def _take(self, whole: nn.Linear, blocks: int, together: int) -> None:
         rank, world_size = place_in(self.group)
 
-        def mine(tensor: Tensor) -> nn.Parameter:
+        def mine(tensor: Tensor, name: str) -> nn.Parameter:
             units = [_in_units(block, together) for block in tensor.detach().chunk(blocks)]
             parts = [shard(each, world_size, rank).flatten(0, 1) for each in units]
-            return nn.Parameter(torch.cat(parts), requires_grad=tensor.requires_grad)
+            return as_part(
+                torch.cat(parts), Block, tensor, self.group, f"{type(self).__name__}.{name}"
+            )
 
-        self.weight = mine(whole.weight)
-        self.bias = None if whole.bias is None else mine(whole.bias)
+        self.weight = mine(whole.weight, "weight")
+        self.bias = None if whole.bias is None else mine(whole.bias, "bias")
 
     def forward(self, x: Tensor, length: int | None = None) -> Tensor:
         """Return this rank's outputs; `length` is the number of tokens, along the sequence."""
@@ -149,11 +155,9 @@ class RowParallelLinear(nn.Module):
         rank, world_size = place_in(self.group)
         units = _in_units(whole.weight.detach().t(), together)
         columns = shard(units, world_size, rank).flatten(0, 1).t().contiguous()
-        self.weight = nn.Parameter(columns, requires_grad=whole.weight.requires_grad)
-        bias = whole.bias
-        self.bias = (
-            None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
-        )
+        label = f"{type(self).__name__}.weight"
+        self.weight = as_part(columns, Block, whole.weight, self.group, label)
+        self.bias = None if whole.bias is None else copy.deepcopy(whole.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs for all tokens or for this rank's tokens."""

@@ -202,9 +202,9 @@ def _(run: Run) -> None:
 
 situation(
     "weight_norm",
-    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "from an instance of type Piece"},
+    {"ddp": REPLACED, "local": NONE, "sharded": NONE, "fsdp": "would be wrong here"},
 )(lambda run: parametrizations.weight_norm(run.net.head))
-situation("prune", {"fsdp": REPLACED})(
+situation("prune", {"fsdp": "would be wrong here"})(
     lambda run: prune.l1_unstructured(run.net.head, "weight", 0.5)
 )
 situation("unfrozen")(lambda run: run.net.late.requires_grad_(True))

@@ -16,9 +16,10 @@ from course_lib.mesh import (
     next_word_loss,
     transformer,
 )
+from course_lib.parts import clip_grad_norm_
 from course_lib.pipeline_parallel import Pipeline, one_forward_one_backward, split_layers
 
-STEPS, BATCH = 5, 24
+STEPS, BATCH = 5, 48
 DENSE = Shape(words=11, length=5, width=10, heads=5, hidden=13, layers=2)
 """Four layers. Nothing divides heads, experts or hidden units, and three ranks not the layers."""
 KINDS = {
@@ -38,6 +39,9 @@ class Case(NamedTuple):
     kind: str = "dense"
     optimizer: str = "sgd"
     micro_batches: int = 2
+    passes: int = 1
+    """Backwards before a step, each of other rows, and after each the gradients are averaged."""
+    clip: float | None = None
 
 
 def whole_model(case: Case) -> nn.Sequential:
@@ -119,8 +123,11 @@ def train_on_mesh(
     losses = []
     for rows in batches(KINDS[case.kind]):
         optimizer.zero_grad()
-        loss = model.step(*in_and_out(batch_of(rows, mesh)))
-        average_gradients(model, mesh)
+        for part in rows.chunk(case.passes):
+            loss = model.step(*in_and_out(batch_of(part, mesh)))
+            average_gradients(model, mesh)
+        if case.clip is not None:
+            clip_grad_norm_(model, case.clip)
         optimizer.step()
         losses += [] if loss is None else [loss.item()]
     return [(number, where, param.detach()) for param, number, where in places], losses
@@ -134,8 +141,11 @@ def train_alone(case: Case) -> tuple[nn.Module, list[float]]:
     for rows in batches(KINDS[case.kind]):
         x, y = in_and_out(rows)
         optimizer.zero_grad()
-        loss = next_word_loss(model(x), y)
-        loss.backward()
+        for part in zip(x.chunk(case.passes), y.chunk(case.passes), strict=True):
+            loss = next_word_loss(model(part[0]), part[1])
+            loss.backward()
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
         optimizer.step()
         losses.append(loss.item())
     return model, losses

@@ -55,7 +55,7 @@ UP_TO_FOUR = [
 @pytest.mark.parametrize("sizes", UP_TO_FOUR, ids=named)
 def test_every_layout_of_up_to_four_ranks(ranks_of, sizes):
     k = math.prod(sizes.values())
-    case = Case("experts")
+    case = Case("experts", passes=2, clip=0.3)
     check(ranks_of("simulated", k).run(train_on_mesh, sizes, case), case)
 
 
@@ -110,7 +110,7 @@ def wrong(what):
     [
         ("axis", "axes must be among data, pipeline, expert, tensor"),
         ("product", "data 3 have the product 3, but there are 2 ranks"),
-        ("micro-batches", "12 inputs cannot be divided into 7"),
+        ("micro-batches", "24 inputs cannot be divided into 7"),
     ],
 )
 def test_errors_say_what_is_wrong(ranks_of, what, said):

@@ -90,15 +90,20 @@ def train(layer: Layer) -> tuple[Tensor, Tensor]:
     mine, target = part(x, k, rank).clone().requires_grad_(), part(y, k, rank)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     gradient = torch.empty(0)
+    shared: list[Tensor] = []
+    if layer.along_sequence:
+        shared = [*layer.norms.parameters(), *(block.leave.bias for block in layer.blocks)]
     for step in range(STEPS):
-        optimizer.zero_grad()
-        (mse_loss(layer(mine), target, reduction="sum") / y.numel()).backward()
+        optimizer.zero_grad(set_to_none=step < 2)
+        for factor in (0.25, 0.75):  # two backwards, and any number of sums after each
+            (factor * mse_loss(layer(mine), target, reduction="sum") / y.numel()).backward()
+            for _ in range(step if shared else 0):
+                sum_partial_gradients(shared)
+        if shared:
+            sum_partial_gradients(shared)
         if step == 0:
             assert mine.grad is not None
             gradient = mine.grad.clone()
-        if layer.along_sequence:
-            biases = [block.leave.bias for block in layer.blocks]
-            sum_partial_gradients([*layer.norms.parameters(), *biases])
         optimizer.step()
     return layer(mine).detach(), gradient
 

@@ -4,9 +4,10 @@ The oracle is one process that computes with all rows: PyTorch's own clipping an
 """
 
 import copy
+import io
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from course_lib.ddp import DistributedDataParallel
 from course_lib.fully_sharded import FullyShardedDataParallel
 from course_lib.gradient_sync import sync_flat
+from course_lib.parts import whole_norms
 from course_lib.ranks import RankError
 from course_lib.sharded_optimizer import ShardedOptimizer
+from course_lib.tensor_parallel import ParallelMLP
 from tests.helpers.zero_scenarios import Awkward, batches, groups_of, own
 
 KINDS = ["averaged", "local", "sharded", "fsdp"]
@@ -150,47 +153,6 @@ def test_own_gradients_are_not_clamped_before_they_are_averaged(ranks_of, kind):
             ranks_of("simulated", 2).run(clamp, foreach)
 
 
-class Overflowing(nn.Module):
-    """Ranks whose `large` is 3e38 overflow in b's gradient, as soon as the loss is scaled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
-
-    def forward(self, large: float) -> Tensor:
-        return (self.a.sum() + (self.b * large).sum()) / 2
-
-
-def scaled_steps(kind: str, bad: tuple[int, ...], value: float, clip: bool) -> Any:
-    net = Overflowing()
-    called, optimizer, clipper = wrap(kind, net)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for step in range(2):  # only the first overflows
-        large = value if step == 0 and dist.get_rank() in bad else 1.0
-        scaler.scale(called(large)).backward()
-        if clip:
-            scaler.unscale_(optimizer)
-            clipper.clip_grad_norm_(0.5)
-        scaler.step(optimizer)
-        scaler.update()
-        net.zero_grad() if step else optimizer.zero_grad()
-    return state_of(called, net), scaler.get_scale()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_all_ranks_skip_a_step_that_one_rank_must_skip(ranks_of, k, kind):
-    """The first step is skipped; the second is that of one process, whatever the scale."""
-    for clip in (False, True):
-        for bad, value in (((k - 1,), 3e38), (tuple(range(k)), 3e38), ((0,), math.nan)):
-            length = min(1.0, 0.5 / math.sqrt(8 * 0.25)) if clip else 1.0
-            stepped = torch.full((4,), 0.1 * 0.5 * length)
-            for state, scale in ranks_of("simulated", k).run(scaled_steps, kind, bad, value, clip):
-                assert scale == 4.0
-                torch.testing.assert_close(state["a"], torch.ones(4) - stepped)
-                torch.testing.assert_close(state["b"], -stepped)
-
-
 def test_clearing_gradients_of_the_module_clears_the_pieces(ranks_of):
     def twice(kind: str) -> Tensor:
         net = Awkward()
@@ -267,3 +229,52 @@ def test_a_weight_read_outside_its_forward_is_named(ranks_of, k):
 
     with pytest.raises(RankError, match=r"'Embedding\.weight' is read outside"):
         ranks_of("simulated", k).run(tied_by_hand)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "tensor"])
+def test_parts_are_copied_saved_and_shown_as_parameters(ranks_of, kind):
+    def handled() -> list[Any]:
+        net: Any = FullyShardedDataParallel(Awkward()) if kind == "fsdp" else ParallelMLP(4, 6)
+        params = list(net.parameters())
+        copies, again = copy.deepcopy(params), io.BytesIO()
+        assert all(isinstance(each, nn.Parameter) for each in [*params, *copies])
+        assert [type(each) for each in copies] == [type(each) for each in params]
+        torch.save(params, again)
+        saved = torch.load(io.BytesIO(again.getvalue()))
+        assert {type(each) for each in saved} == {nn.Parameter}
+        assert all(torch.equal(a, b) for a, b in zip(params, saved, strict=True))
+        assert "[" in repr(copies[0])
+        return [whole_norms(copies), saved]
+
+    results = ranks_of("cpu", 2).run(handled)
+    squares = [sum(each.square().sum() for each in saved) for _, saved in results]
+    if kind == "fsdp":  # with tensor parallelism, both ranks hold the last bias
+        for norms, _ in results:
+            torch.testing.assert_close(norms.square().sum(), torch.stack(squares).sum())
+
+
+def test_a_moment_of_a_piece_is_a_piece(ranks_of):
+    """Normalised momentum reads the norm of a state that began as zeros."""
+
+    class Normalised(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for param in self.param_groups[0]["params"]:
+                moment = self.state[param].setdefault("moment", torch.zeros_like(param))
+                moment.mul_(0.9).add_(param.grad)
+                param.sub_(moment / moment.norm())
+
+    def trained(kind: str) -> None:
+        net = nn.Linear(3, 3)
+        if kind == "fsdp":
+            called: nn.Module = FullyShardedDataParallel(net)
+            optimizer: Any = Normalised(called.parameters(), {})
+        else:
+            called, who = net, cast(Any, kind)
+            optimizer = ShardedOptimizer(net.parameters(), Normalised, gradients=who, defaults={})
+        called(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    for kind in KINDS:
+        with pytest.raises(RankError, match=r"norm\(\) of '.*would be wrong here"):
+            ranks_of("simulated", 2).run(trained, kind)
