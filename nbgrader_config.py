@@ -66,4 +66,5 @@ c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE\nraise NotImplementedE
 # Student text must not run in the browser of the instructor, nor in that of a student.
 c.HTMLExporter.sanitize_html = True
 c.HTMLExporter.filters = {"markdown2html": "autograder.passes.safe_markdown.markdown2html"}
+c.HTMLExporter.preprocessors = ["autograder.passes.page.PlainText"]
 c.GenerateFeedback.exporter_class = "autograder.passes.page.FeedbackPage"

@@ -7,11 +7,14 @@ import gc
 import importlib
 import sys
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TextIO, cast
 
 from autograder import gradebook
+from autograder.commands import PlainStream
 from autograder.course import find_course, load_config
 from autograder.errors import CommandFailed, SandboxUnavailable
 
@@ -36,7 +39,7 @@ The module defines DESCRIPTION, perhaps EXAMPLES, `add_options(parser)`, and
 
 
 _GRADEBOOK = {
-    **dict.fromkeys(("status", "export"), False),
+    **dict.fromkeys(("status", "export", "report"), False),
     **dict.fromkeys(("collect", "grade", "regrade", "release", "feedback"), True),
 }
 """The commands that open the gradebook of the course → whether they write to it."""
@@ -71,7 +74,14 @@ def _in_the_way() -> str:
 
 
 def main() -> int:
-    """Parse the command line and run the command; return the exit status."""
+    """Run the command line; return the exit status. No student's text controls the terminal."""
+    out, err = (cast(TextIO, PlainStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        return _run()
+
+
+def _run() -> int:
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(
         prog="autograder",
         description="Grade notebooks of data-parallel code, on several ranks, in a sandbox.",

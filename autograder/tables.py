@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 Row = Sequence[object]
-_STARTS_A_FORMULA = ("=", "+", "-", "@")
+_STARTS_A_FORMULA = "=+-@"
 _FEW = 3
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #6b6b6b; --line: #d5d5d5; }
@@ -87,12 +88,27 @@ def bar(share: float, width: int = 24) -> str:
 
 def printable(text: str) -> str:
     """Return text on one line, without characters that move the cursor or reverse other text."""
-    return "".join(c if _is_shown(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return plain_text(text).replace("\n", _INSTEAD).replace("\t", _INSTEAD)
 
 
-def _is_shown(character: str) -> bool:
+def plain_text(text: str) -> str:
+    """Return text in which only line ends and tabs move the cursor, and nothing turns other text.
+
+    Terminals' codes for colours are left out; other such characters are replaced, one by one.
+    """
+    return "".join(_INSTEAD if _acts(c) and c not in "\n\t" else c for c in _COLOUR.sub("", text))
+
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_INSTEAD = "\N{REPLACEMENT CHARACTER}"
+_JOINERS = "\u200c\u200d"  # Persian, Hindi and many emoji need them
+TURNS = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Marks that change the direction of writing, and so could make a text look like another text."""
+
+
+def _acts(character: str) -> bool:
     kind = unicodedata.category(character)
-    return kind[0] != "C" and kind not in ("Zl", "Zp")
+    return kind in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
 
 
 def safe_cell(value: object) -> str:
@@ -101,17 +117,19 @@ def safe_cell(value: object) -> str:
         return _text(value)
     text = "" if value is None else str(value)
     kinds = {"Cc": " ", "Cs": "?", "Zl": " ", "Zp": " "}  # keep the text on one line and encodable
-    text = "".join(kinds.get(unicodedata.category(c), c) for c in text)
+    text = "".join(kinds.get(unicodedata.category(c), c) for c in text if c not in TURNS)
     if text == "-":
         return text  # Moodle writes this if there is no value
-    is_formula = text.lstrip(" \u00a0\u3000").startswith(_STARTS_A_FORMULA)
-    return f"'{text}" if is_formula else text
+    # Some programs read a full-width ＝ as =, and skip blanks and invisible characters before it.
+    folded = unicodedata.normalize("NFKC", text)
+    first = next((c for c in folded if unicodedata.category(c)[0] not in "CZ"), "")
+    return f"'{text}" if first and first in _STARTS_A_FORMULA else text
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Row]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -> str:
     """Return a CSV; every cell except the header's is made safe."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(header)
     writer.writerows([safe_cell(cell) for cell in row] for row in rows)
     return text.getvalue()

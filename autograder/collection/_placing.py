@@ -20,6 +20,10 @@ from autograder.files import write_whole
 NEW, UNCHANGED, REPLACED, OLDER = "taken", "unchanged", "taken, newer", "kept aside, older"
 
 
+SECRET = "submission_secret.txt"
+"""The file by which ``nbgrader fetch_feedback`` finds a page; each submission has another one."""
+
+
 class Places:
     """The submissions of one assignment that were collected: their folders, and a record of them.
 
@@ -124,9 +128,11 @@ class Places:
 
 
 def digest_of(files: dict[str, bytes]) -> str:
-    """Return the SHA-256 of files and their names."""
+    """Return the SHA-256 of files and their names, without what ``nbgrader submit`` adds."""
     parts = [
-        f"{name}\0{hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(files.items())
+        f"{name}\0{hashlib.sha256(data).hexdigest()}\n"
+        for name, data in sorted(files.items())
+        if name != SECRET
     ]
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -18,7 +18,14 @@ from autograder.collection._placing import Places, digest_of
 from autograder.collection.extensions import read_extensions
 from autograder.collection.formats import EXCHANGE_FOLDER, Gathered, HandIn, Refused, gather
 from autograder.collection.listing import Entry, SourceError, list_source
-from autograder.collection.roster import Roster, Student, kept_roster, read_roster, student_id_of
+from autograder.collection.roster import (
+    Roster,
+    Student,
+    kept_roster,
+    read_roster,
+    student_id_of,
+    words_of,
+)
 from autograder.collection.times import (
     NoTimeZone,
     course_zone,
@@ -228,8 +235,10 @@ def _by_student(
     """Return the submissions by the course's student ids; add others to `refused`."""
     found: dict[str, list[HandIn]] = {}
     whose: dict[str, str] = {}
-    for hand_in in gathered.hand_ins:
-        known = students.find(hand_in.system_id, hand_in.name)
+    is_number = gathered.format in ("moodle", "canvas")
+    matches = [(h, students.find(h.system_id, h.name, is_number)) for h in gathered.hand_ins]
+    # First those who fit the class list best: a second one is somebody else.
+    for hand_in, known in sorted(matches, key=lambda match: _misfit(*match)):
         who = hand_in.name or hand_in.system_id
         if students and known is None:
             refused.append(Refused(who, "", "is not in the class list (see --roster)"))
@@ -238,14 +247,31 @@ def _by_student(
         if not student:
             refused.append(Refused(who, "", "has a name that cannot be a student id"))
             continue
-        if not known and whose.setdefault(student, hand_in.name) != hand_in.name:
+        identity = (known and hand_in.system_id) or hand_in.name
+        if whose.setdefault(student, identity) != identity:
             why = f"would have the student id {student}, as {whose[student]!r} has: rename one"
-            refused.append(Refused(who, "", why))
+            refused.append(Refused(who, "", f"{why}, or correct the class list"))
             continue
+        if known and _misfit(hand_in, known) > 1:
+            hand_in.notes.append(f"{who!r} counts as {known.name or student} of the class list")
         if not known and hand_in.name == hand_in.system_id != student:
             hand_in.notes.append(f"{who!r} cannot be a student id, so the id is {student}")
         found.setdefault(student, []).append(hand_in)
     return found
+
+
+def _misfit(hand_in: HandIn, student: Student | None) -> int:
+    """Return 0 if the class list has the id or number, 1 if it has the name or other letters' case.
+
+    A name in another order, and one that the list has with another number, return 2.
+    """
+    if student is None:
+        return 0
+    if hand_in.system_id and hand_in.system_id in (student.student_id, student.system_id):
+        return 0
+    same_id = hand_in.system_id.casefold() == student.student_id.casefold()
+    same_name = words_of(hand_in.name) == words_of(student.name)
+    return 1 if same_id or (same_name and not student.system_id) else 2
 
 
 def _by_our_id(refused: Refused, students: Roster) -> Refused:

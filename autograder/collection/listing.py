@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from autograder.errors import CommandFailed
+from autograder.tables import TURNS
 
 MAX_ENTRIES = 50_000
 """Largest number of files in one archive or folder: enough for three hundred students."""
@@ -30,8 +31,6 @@ _NOT_READ = (
     *(RuntimeError, NotImplementedError),  # encrypted, or compressed in a way that Python lacks
 )
 _HANZI = re.compile("[\u3400-\u9fff]{2}")
-_TURNS = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that change the direction of writing, and so could make a name look like another name."""
 
 
 class SourceError(CommandFailed):
@@ -201,7 +200,7 @@ def _name_refusal(path: str) -> str:
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or (len(path) > 1 and path[1] == ":"):
         return "has a path that leads out of the submission"
-    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS for c in path):
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in TURNS for c in path):
         return "has a name with control characters"
     if len(path.encode("utf-8", "replace")) > 1000 or any(
         len(part.encode("utf-8", "replace")) > 200 for part in parts

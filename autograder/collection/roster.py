@@ -14,7 +14,7 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -74,27 +74,32 @@ class Roster:
         for student in self.students.values():
             self._alike.setdefault(usable_id(student.student_id).casefold(), []).append(student)
         self._systems = {s.system_id: s for s in self.students.values() if s.system_id}
-        self._names: dict[str, list[Student]] = {}
+        self._names: dict[str, set[Student]] = {}
         for student in self.students.values():
-            for name in {student.name, f"{student.first_name} {student.last_name}"}:
-                if plain := plain_name(name):
-                    self._names.setdefault(plain, []).append(student)
+            for name in (student.name, f"{student.first_name} {student.last_name}"):
+                for written in _ways_to_write(words_of(name)):
+                    self._names.setdefault(written, set()).add(student)
 
     def __bool__(self) -> bool:
         return bool(self.students)
 
-    def find(self, system_id: str, name: str) -> Student | None:
-        """Return the student with this number of the system, id of the course, or unique name.
+    def find(self, system_id: str, name: str, is_number: bool = False) -> Student | None:
+        """Return the student with this id of the course, number of the system, or unique name.
 
         Ids may differ in case, and by what an id must not have, if only one student's then fits.
+        The given name may come first or last. If the id is certainly a system's number
+        (`is_number`), it fits no student of whom the list has another number.
         """
-        if found := self._systems.get(system_id) or self.students.get(system_id):
+        numbered, known = self._systems.get(system_id), self.students.get(system_id)
+        if is_number:
+            known = numbered or (None if known is None or known.system_id else known)
+        if found := known or numbered:
             return found
         alike = self._alike.get(usable_id(system_id).casefold(), [])
-        if len(alike) == 1:
+        if len(alike) == 1 and not is_number:
             return alike[0]
-        named = self._names.get(plain_name(name), [])
-        return named[0] if len(named) == 1 else None
+        named = self._names.get(" ".join(words_of(name)), set())
+        return next(iter(named)) if len(named) == 1 else None
 
     def write(self, path: Path) -> None:
         """Keep the list for later commands, without the times, which belong to one assignment."""
@@ -107,9 +112,20 @@ class Roster:
             write_whole(path, text.getvalue())
 
 
-def plain_name(name: str) -> str:
-    """Return a name without its order, case and punctuation, to compare it: ``Lovelace, Ada``."""
-    return "".join(sorted(filter(_is_of_a_word, name.casefold())))
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words of a name, to compare them, without case and punctuation."""
+    text = unicodedata.normalize("NFC", name.casefold())
+    words = ("".join(filter(_is_of_a_word, word)) for word in re.split(r"[\s,_/\-‐-―]+", text))
+    return tuple(filter(None, words))
+
+
+def _ways_to_write(words: Sequence[str]) -> set[str]:
+    """Return a name from each of its words on: ``ada lovelace``, ``lovelace ada``.
+
+    Canvas writes the same without blanks in the names of files.
+    """
+    turned = [[*words[i:], *words[:i]] for i in range(len(words))]
+    return {blank.join(each) for each in turned for blank in (" ", "")}
 
 
 def read_roster(path: Path) -> Roster:
@@ -120,6 +136,9 @@ def read_roster(path: Path) -> Roster:
 
     """
     header, rows = read_table(path)
+    for name in {name for names in _COLUMNS.values() for name in names}:
+        if header.count(name) > 1:
+            raise SourceError(f"{path} has two columns {name!r}: rename or delete one of them")
     places = {
         key: next((header.index(name) for name in names if name in header), None)
         for key, names in _COLUMNS.items()
@@ -130,6 +149,7 @@ def read_roster(path: Path) -> Roster:
             f"file's first line is: {', '.join(header)}"
         )
     students: dict[str, Student] = {}
+    numbers: dict[str, str] = {}
     for number, row in rows:
         found = {
             key: row[place].strip() if place is not None and place < len(row) else ""
@@ -147,6 +167,13 @@ def read_roster(path: Path) -> Roster:
         if student.student_id in students:
             raise SourceError(f"{path}, line {number}: {student.student_id} is in the list twice")
         students[student.student_id] = student
+        if student.system_id in numbers:
+            raise SourceError(
+                f"{path}, line {number}: {student.student_id} has the number {student.system_id}, "
+                f"as {numbers[student.system_id]} has: correct one of them"
+            )
+        if student.system_id:
+            numbers[student.system_id] = student.student_id
     if not students:
         raise SourceError(
             f"{path} has a header but no students: add one line per student, with a student_id"
@@ -162,11 +189,16 @@ def kept_roster(data: Path) -> Roster:
 
 def _student(found: Mapping[str, str]) -> Student:
     student_id = found["student_id"] or found["email"].partition("@")[0]
-    # Canvas's test student has an id but no login. Moodle writes a number as "Participant 123".
+    # Canvas's test student has an id but no login.
     student_id = student_id or found["system_id"]
-    system_id = re.sub(r"^\D+(?=\d+$)", "", found["system_id"])
+    system_id = number_of(found["system_id"])
     name = found["name"] or f"{found['first_name']} {found['last_name']}".strip()
     return Student(**{**found, "student_id": student_id, "system_id": system_id, "name": name})
+
+
+def number_of(text: str) -> str:
+    """Return the number of a student in a system; Moodle writes it as ``Participant 123``."""
+    return re.sub(r"^\D+(?=\d+$)", "", text)
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -177,35 +209,59 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
-    text = decode(data)
-    first = text.partition("\n")[0]
-    delimiter = ";" if first.count(";") > first.count(",") else ","
-    try:
-        lines = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
+        header, *lines = read_csv(path)[0]
     except csv.Error as error:
         raise SourceError(f"{path} cannot be read as a CSV: {error}") from error
+    header = [name.strip().lower() for name in header]
+    return header, [(number, row) for number, row in enumerate(lines, 2) if any(row)]
+
+
+def read_csv(path: Path) -> tuple[list[list[str]], str]:
+    """Return a CSV's lines, at least one, and what separates its cells: ``,``, ``;`` or a tab.
+
+    Raises:
+        SourceError: it cannot be read, or it is empty.
+        csv.Error: it is no CSV.
+
+    """
+    try:
+        text = decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    first = text.partition("\n")[0]
+    mark = max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), ())))
+    lines = list(csv.reader(io.StringIO(text), delimiter=mark, strict=True))
     if not lines:
         raise SourceError(f"{path} is empty")
-    header = [name.strip().lower() for name in lines[0]]
-    return header, [(number, row) for number, row in enumerate(lines[1:], 2) if any(row)]
+    return lines, mark
 
 
 def decode(data: bytes) -> str:
-    """Decode a text: UTF-8 with or without byte order mark, UTF-16 with one, else GB 18030.
+    """Decode a text: UTF-8 or UTF-16, with or without byte order mark, else GB 18030 or cp1252.
 
     A letter with an accent is one character in the result, however it was written (NFC).
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        text = data.decode("utf-16", "replace")
+        encoding = "utf-16"
+    elif data.count(0) > len(data) / 8:  # plain letters are a zero and the letter
+        encoding = "utf-16-le" if data[1::2].count(0) > data[::2].count(0) else "utf-16-be"
     else:
         try:
-            text = data.decode("utf-8-sig")
+            return unicodedata.normalize("NFC", data.decode("utf-8-sig"))
         except UnicodeDecodeError:
-            text = data.decode("gb18030", "replace")
-    return unicodedata.normalize("NFC", text)
+            encoding = "gb18030" if _is_chinese(data) else "cp1252"
+    return unicodedata.normalize("NFC", data.decode(encoding, "replace"))
+
+
+def _is_chinese(data: bytes) -> bool:
+    """Tell GB 18030 from a Western encoding.
+
+    In Western text a byte of 128 or more is a letter with an accent: most stand alone between
+    plain letters. A Chinese character is two such bytes, and no plain letter is beside it.
+    """
+    runs = re.findall(rb"([A-Za-z]?)([\x80-\xff]+)(?![A-Za-z\x80-\xff])", data)
+    chinese = sum(not letter and len(run) % 2 == 0 for letter, run in runs)
+    return 4 * chinese > len(re.findall(rb"[\x80-\xff]+", data))
 
 
 def student_id_of(system_id: str, name: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any, TextIO
+
+from autograder.tables import plain_text
 
 _WIDTH = 24
 _LINE_EVERY = 10.0
@@ -13,6 +16,25 @@ _LINE_EVERY = 10.0
 def add_assignment(parser: argparse.ArgumentParser) -> None:
     """Declare the argument ASSIGNMENT of the commands that need one."""
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+
+
+class PlainStream:
+    """Standard output or error on which no student's text can control the terminal.
+
+    Args:
+        stream: the stream to which the text is written.
+
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text, as `plain_text` returns it."""
+        return self.stream.write(plain_text(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Progress:
@@ -33,6 +55,8 @@ class Progress:
         self._done += 1
         now, last = time.monotonic(), self._done == self._total
         out, is_terminal = sys.stdout, sys.stdout.isatty()
+        if isinstance(out, PlainStream):  # the bar is drawn with codes of our own
+            out, note = out.stream, plain_text(note)
         if note:
             out.write("\r\x1b[K" * is_terminal + f"{note}\n")
         if is_terminal:

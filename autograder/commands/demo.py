@@ -20,6 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 
+from autograder.commands.feedback import feedback
 from autograder.course import Settings, find_sources, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.gpus import gpu_access
@@ -72,7 +73,7 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     config.Examine.on = on
     api = NbGraderAPI(config=config)
     say(f"releasing {ASSIGNMENT} …")
-    _must(api.generate_assignment(ASSIGNMENT), "releasing the assignment")
+    must(api.generate_assignment(ASSIGNMENT), "releasing the assignment")
 
     released = folder / "release" / ASSIGNMENT
     submissions = make_submissions(source, released)
@@ -83,14 +84,15 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
         nbformat.write(notebook, handed_in / f"{ASSIGNMENT}.ipynb")
         say(f"grading {number} of {len(submissions)}: {name} …")
         start = time.monotonic()
-        _must(api.autograde(ASSIGNMENT, name), f"grading {name}")
+        must(api.autograde(ASSIGNMENT, name), f"grading {name}")
         seconds = time.monotonic() - start
         verdict = Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT))
         results.append(
             Result(name, verdict.score, verdict.max_score, round(seconds, 1), verdict.reason)
         )
     say("writing feedback …")
-    _must(api.generate_feedback(ASSIGNMENT), "writing feedback")
+    for name, why in feedback(config, ASSIGNMENT).items():
+        raise CommandFailed(f"no page could be written for {name}: {why.reason}; {why.advice}")
     return results
 
 
@@ -125,7 +127,8 @@ def replace_tasks(
     return solved(released, solution, instead)
 
 
-def _must(outcome: dict[str, object], what: str) -> None:
+def must(outcome: dict[str, object], what: str) -> None:
+    """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
     if not outcome["success"]:
         raise CommandFailed(
             f"{what} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import partial, update_wrapper
 from pathlib import Path
 
-from autograder.course import Settings, handed_out
+from nbgrader.apps.api import NbGraderAPI
+
+from autograder import gradebook
+from autograder.commands.demo import ASSIGNMENT, must
+from autograder.commands.feedback import write_page
+from autograder.course import Folders, Settings, handed_out, load_config
 from autograder.errors import SandboxUnavailable
 from autograder.passes.examine import Exam
 from autograder.passes.self_test import KnownSolutions, SelfTest
 from autograder.sandbox.bubblewrap import probe
 from autograder.sandbox.sandbox import Sandbox
-from course_lib.installed import find_course
 from course_lib.learner.doctor import Finding, print_all
 
 DESCRIPTION = (
-    "Check whether this machine can grade: start a sandbox, and grade three solutions whose points "
-    "are known. Say what to do if not. Exit status: 0 if grading works, else 1."
+    "Check whether this machine can grade: start a sandbox, grade three solutions whose points are "
+    "known, and write a feedback page. Say what to do if not. Exit status: 0 if grading works, "
+    "else 1."
 )
 
 
@@ -28,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
-    wrong = print_all((bubblewrap, graded))
+    of_course = (update_wrapper(partial(look, root), look) for look in (graded, page))
+    wrong = print_all((bubblewrap, *of_course))
     print(f"\nGrading does not work: {', '.join(wrong)}." if wrong else "\nGrading works here.")
     return int(bool(wrong))
 
@@ -48,20 +57,48 @@ def bubblewrap() -> Finding:
         return Finding("sandbox", " ".join(error.reason.split()), advice)
 
 
-def graded() -> Finding:
+def graded(root: Path) -> Finding:
     """Grade solutions whose points are known, as the autograder does before it grades a class."""
     name = "graded"
     if sys.platform != "linux":
         return Finding(name, "only on Linux", "see sandbox above")
-    sources = sorted(path.parent for path in find_course().glob("instructor/*/hidden.py"))
-    if not sources:
-        return Finding(name, "not tested: this copy of the course has no hidden cases")
+    if not (sources := _sources(root)):
+        return Finding(name, _NO_SOURCES)
     try:
         return Finding(name, _try_out(sources))
     except Exception as error:  # any error means that grading does not work here
         wrong = " ".join(str(error).split()) or type(error).__name__
         advice = "do not grade here before this is fixed: the grades would be wrong"
         return Finding(name, wrong, advice)
+
+
+def page(root: Path) -> Finding:
+    """Write the feedback page of a released notebook, as autograder feedback does."""
+    if not (sources := _sources(root)):
+        return Finding("page", _NO_SOURCES)
+    name = next((source.name for source in sources if source.name == ASSIGNMENT), sources[0].name)
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(root, data=Path(folder))
+        api = NbGraderAPI(config=config)
+        must(api.generate_assignment(name), "releasing the assignment")
+        copy = Path(folder, "autograded", "student", name)
+        shutil.copytree(Path(folder, "release", name), copy)
+        with gradebook.opened(config) as book:
+            book.add_student("student")
+            book.add_submission(name, "student")
+        if why := write_page(api, name, "student"):
+            summary = f"feedback on {name} could not be written: {why.reason}"
+            return Finding("page", summary, why.advice)
+    return Finding("page", f"feedback on {name} can be written")
+
+
+_NO_SOURCES = "not tested: this copy of the course has no hidden cases"
+
+
+def _sources(root: Path) -> list[Path]:
+    """Return the folders of the assignments that have hidden cases."""
+    folder = Folders.at(root).source
+    return sorted(path.parent for path in folder.glob("*/hidden.py"))
 
 
 def _try_out(sources: Sequence[Path]) -> str:

@@ -48,7 +48,10 @@ def export(
     if not grades:
         raise CommandFailed("the gradebook has no students yet: run autograder grade first")
     if fill:
-        return *filled(fill, grades, zero, title), grades
+        system, text, without = filled(fill, grades, zero, title)
+        if without:
+            print(f"points, but no line in {fill}: {', '.join(without)}")
+        return system, text, grades
     return "plain", plain(grades, zero, course_zone(data), tasks), grades
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
+import traceback
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nbgrader.apps.api import NbGraderAPI
+from traitlets.config import Config
 
 from autograder.collection.collecting import hand_ins_by_student
 from autograder.commands import Progress, add_assignment
@@ -37,34 +43,77 @@ UPLOAD = {
 }
 
 
-def feedback(root: Path, assignment: str, student: str = "*") -> list[str]:
-    """Write an assignment's pages; return the students whose page could not be written.
+class NoPage(NamedTuple):
+    """Why a page could not be written, and what to do."""
+
+    reason: str
+    advice: str
+
+
+def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[str, NoPage]:
+    """Write an assignment's pages; return the students without one, and why.
+
+    Args:
+        config: nbgrader's configuration.
+        assignment: its name.
+        only: the students; by default all.
 
     Raises:
-        CommandFailed: nothing was graded.
+        CommandFailed: nothing was graded, or nothing of one of `only`.
 
     """
-    config = load_config(root)
-    data = Folders.at(root).data
-    graded = sorted((data / "autograded").glob(f"{student}/{assignment}"))
-    if not graded:
-        whose = "no submission" if student == "*" else f"no submission from {student}"
+    folders = Folders.of(config.CourseDirectory)
+    graded = sorted(path.parent.name for path in folders.autograded.glob(f"*/{assignment}"))
+    if missing := [name for name in only if name not in graded] or [""] * (not graded):
+        whose = f"no submission from {missing[0]}" if missing[0] else "no submission"
         raise CommandFailed(
             f"{whose} of {assignment} has been graded yet: first run autograder grade {assignment}"
         )
-    api = NbGraderAPI(config=config)
-    missing = []
+    graded = [name for name in graded if name in only or not only]
+    api, without = NbGraderAPI(config=config), {}
     progress = Progress("writing feedback", len(graded))
-    for folder in graded:
-        whose = folder.parent.name
+    for whose in graded:
         # One by one: nbgrader stops at the first submission that it cannot convert.
-        outcome = api.generate_feedback(assignment, whose, force=True)
-        wanted = {path.stem for path in folder.glob("*.ipynb")}
-        written = {path.stem for path in (data / "feedback" / whose / assignment).glob("*.html")}
-        if not outcome["success"] or wanted - written:
-            missing.append(whose)
+        if why := write_page(api, assignment, whose):
+            without[whose] = why
         progress.step()
-    return missing
+    return without
+
+
+def write_page(api: NbGraderAPI, assignment: str, student: str) -> NoPage | None:
+    """Write one student's pages; return why one is missing, or None."""
+    folders = Folders.of(api.coursedir)
+    api.log.addHandler(failure := _Failure())
+    try:
+        outcome = api.generate_feedback(assignment, student, force=True)
+    finally:
+        api.log.removeHandler(failure)
+    wanted = {path.stem for path in (folders.autograded / student / assignment).glob("*.ipynb")}
+    pages = (folders.data / "feedback" / student / assignment).glob("*.html")
+    if outcome["success"] and wanted <= {path.stem for path in pages}:
+        return None
+    return failure.told or NoPage("nbgrader gives no reason", _AGAIN)
+
+
+_AGAIN = "grade these students again; `autograder doctor` tests whether pages can be written here"
+
+
+class _Failure(logging.Handler):
+    """Keeps the exception that nbgrader handles when it logs an error."""
+
+    told: NoPage | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put the exception into words, with the package that raised it and what to do there."""
+        error = sys.exception()
+        if error is None or self.told:
+            return
+        frames = traceback.walk_tb(error.__traceback__)
+        modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+        (*_, package) = (name for name in modules if name not in sys.stdlib_module_names)
+        # From 3.0.2 on, soupsieve meets a bug of Python 3.11.0 to 3.11.4.
+        advice = "give: pip install 'soupsieve<3'" if package == "soupsieve" else _AGAIN
+        self.told = NoPage(f"{type(error).__name__}: {error} (raised in {package})", advice)
 
 
 def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
@@ -107,7 +156,7 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     return to, system, without, sorted(with_page - found.keys())
 
 
-def release(root: Path, assignment: str, student: str) -> list[str]:
+def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     """Hand the pages out through nbgrader's exchange; return the students whom it cannot reach.
 
     The exchange finds a student's page by a secret that ``nbgrader submit`` wrote beside the
@@ -118,14 +167,15 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 
     """
     config = load_config(root)
-    folders = (Folders.at(root).data / "feedback").glob(f"{student}/{assignment}")
+    folders = list((Folders.at(root).data / "feedback").glob(f"*/{assignment}"))
     wanted = ("submission_secret.txt", "timestamp.txt")
-    found = {each.parent.name: all((each / n).is_file() for n in wanted) for each in folders}
-    without = sorted(name for name, is_there in found.items() if not is_there)
-    if len(without) == len(found):
+    reached = {f.parent.name for f in folders if all((f / name).is_file() for name in wanted)}
+    others = {f.parent.name for f in folders} - reached
+    left_out = {name for name in reached if only and name not in only}
+    without = sorted(name for name in others if name in only or not only)
+    if reached == left_out:
         return without
-    config.CourseDirectory.student_id_exclude = ",".join(without)
-    config.CourseDirectory.student_id = "" if student == "*" else student
+    config.CourseDirectory.student_id_exclude = ",".join(others | left_out)
     outcome = NbGraderAPI(config=config).release_feedback(assignment)
     if not outcome["success"]:
         raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
@@ -135,7 +185,12 @@ def release(root: Path, assignment: str, student: str) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_assignment(parser)
-    parser.add_argument("--student", default="*", help="one student's id (default: all)")
+    parser.add_argument(
+        *("--student", "-s"),
+        action="append",
+        default=[],
+        help="one student's id; for several students, give the option several times (default: all)",
+    )
     parser.add_argument(
         "--zip",
         dest="source",
@@ -151,14 +206,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     name = arguments.assignment
-    missing = feedback(root, name, arguments.student)
+    only = arguments.student
+    missing = feedback(load_config(root), name, only)
     packed = pack(root, name, arguments.source) if arguments.source else None
-    unreached = release(root, name, arguments.student) if arguments.release else []
+    unreached = release(root, name, only) if arguments.release else []
     folder = Folders.at(root).data / "feedback"
-    pages = len(list(folder.glob(f"{arguments.student}/{name}/*.html")))
-    print(f"{name}: {counted(pages, 'page')} in {folder}")
-    if missing:
-        print(f"  no page could be written for: {', '.join(missing)}; grade these students again")
+    pages = [page.parents[1].name for page in folder.glob(f"*/{name}/*.html")]
+    count = sum(whose in only or not only for whose in pages)
+    print(f"{name}: {counted(count, 'page')} in {folder}")
+    for why in dict.fromkeys(missing.values()):
+        whose = ", ".join(student for student in missing if missing[student] == why)
+        print(f"  no page could be written for {whose}: {why.reason}\n  → {why.advice}")
     if unreached:
         print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
         print(f"  hand their pages out from {folder}")

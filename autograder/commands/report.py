@@ -17,9 +17,10 @@ from statistics import mean, median
 
 from autograder.collection.roster import kept_roster
 from autograder.commands import add_assignment
-from autograder.course import Folders
+from autograder.course import Folders, load_config
 from autograder.errors import CommandFailed
 from autograder.examination.verdict import CheckVerdict, Verdict
+from autograder.exporting.grades import extra_credit
 from autograder.files import write_whole
 from autograder.pool.book import current
 from autograder.pool.class_list import students
@@ -58,13 +59,16 @@ class ClassReport:
         return web_page(f"{self.assignment}: the class", self.summary, self.tables)
 
 
-def class_report(assignment: str, verdicts: Mapping[str, Sequence[Verdict]]) -> ClassReport:
+def class_report(
+    assignment: str, verdicts: Mapping[str, Sequence[Verdict]], extra: Sequence[Row] = ()
+) -> ClassReport:
     """Return the report.
 
     Args:
         assignment: its name.
         verdicts: student → the verdicts that count, one for each notebook. No verdicts mean that
             the submission is not graded yet.
+        extra: a row for each extra credit: student, task, points.
 
     """
     graded = {student: found for student, found in verdicts.items() if found}
@@ -85,6 +89,11 @@ def class_report(assignment: str, verdicts: Mapping[str, Sequence[Verdict]]) -> 
             for check in verdict.checks:
                 checks.setdefault(check.task, {})[student] = check
                 seconds.setdefault(check.task, []).append(verdict.timings.get(check.task, 0.0))
+    also = Table(
+        "Extra credit, which the points above do not contain",
+        ("student", "task", "points"),
+        [row for row in extra if row[0] in graded],
+    )
     return ClassReport(
         assignment,
         f"{summary}.",
@@ -108,6 +117,7 @@ def class_report(assignment: str, verdicts: Mapping[str, Sequence[Verdict]]) -> 
                 [(s, note) for s, found in graded.items() for v in found for note in v.notes],
                 "Nothing.",
             ),
+            *([also] if also.rows else ()),
         ),
     )
 
@@ -157,7 +167,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     verdicts = {student: list(current(folders, name, student).values()) for student in there}
     if not any(verdicts.values()):
         raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")
-    report = class_report(name, verdicts)
+    report = class_report(name, verdicts, extra_credit(load_config(root), name))
     page = folders.data / "report" / f"{name}.html"
     write_whole(page, report.as_page())
     print(report.as_text())

@@ -48,6 +48,11 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
     for name in names:
+        there = sorted(p.parent.name for p in folders.submitted.glob(f"*/{name}") if p.is_dir())
+        if not folders.notebooks(name) and there:
+            rows.append((name, len(there), *[0] * (len(HEADS) - 1)))
+            notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")
+            continue
         try:
             found = standings(config, name, settings)
         except NothingToGrade:

@@ -83,6 +83,20 @@ def read_grades(
     return [replace(g, status=LEFT) if g.student.student_id in left else g for g in found]
 
 
+def extra_credit(config: Config, assignment: str) -> list[tuple[str, str, float]]:
+    """Return student, task and points of each extra credit that a person gave in formgrader."""
+    if not gradebook.exists(config):
+        return []
+    with gradebook.opened(config) as book:
+        return [
+            (submission.student.id, grade.cell.name, float(grade.extra_credit))
+            for submission in book.assignment_submissions(assignment)
+            for notebook in submission.notebooks
+            for grade in notebook.grades
+            if grade.extra_credit
+        ]
+
+
 def _student(each: Any) -> Student:
     first, last = each.first_name or "", each.last_name or ""
     return Student(

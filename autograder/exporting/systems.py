@@ -10,17 +10,19 @@ them all. So nothing but that file is filled in. Canvas's importer finds student
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
-from autograder.collection.roster import Roster, decode
+from autograder.collection.roster import Student, number_of, read_csv
 from autograder.collection.times import shown
 from autograder.errors import CommandFailed
 from autograder.exporting.grades import MISSING, Grade
 from autograder.tables import csv_text
 
+Line = tuple[str, Sequence[str]]
+"""A line of a system's file: its student's id, or an empty string, and its cells."""
 PLAIN = (
     *("assignment", "student_id", "last_name", "first_name", "name", "email", "status"),
     *("submitted", "days_late", "raw_score", "late_penalty", "score", "max_score"),
@@ -50,31 +52,42 @@ def plain(
     return csv_text([*PLAIN, *names], rows)
 
 
-def filled(path: Path, grades: Sequence[Grade], zero: bool, title: str = "") -> tuple[str, str]:
-    """Fill in a file that Canvas or Moodle exported; return the system's name and the new text.
+def filled(
+    path: Path, grades: Sequence[Grade], zero: bool, title: str = ""
+) -> tuple[str, str, list[str]]:
+    """Fill in a file that Canvas or Moodle exported.
+
+    Return the system's name, the new text, and the students with points but no line in the file.
 
     Args:
         path: the file.
         grades: the grades.
         zero: give 0 if nothing was submitted; otherwise the system keeps its own value.
-        title: title of the assignment's column in Canvas, such as ``Homework 2 (77)``; by default
-            the title that contains the assignment's name.
+        title: title of the assignment's column in Canvas, such as ``Homework 2 (77)``; the number
+            may be left out. By default it is the assignment's name.
 
     Raises:
-        CommandFailed: the file comes from neither system, or has no place for these grades.
+        CommandFailed: the file comes from neither system, has no place for these grades, or has
+            two places for the same.
 
     """
     try:
-        text = decode(path.read_bytes())
-    except OSError as error:
-        raise CommandFailed(f"cannot read {path}: {error.strerror}") from error
-    lines = [line for line in csv.reader(io.StringIO(text)) if any(line)]
-    header = [name.strip() for name in lines[0]] if lines else []
-    lines = [line + [""] * (len(header) - len(line)) for line in lines[1:]]
+        (header, *lines), mark = read_csv(path)
+    except csv.Error:
+        header, lines, mark = [], [], ","
+    header = [name.strip() for name in header]
+    lines = [line + [""] * (len(header) - len(line)) for line in lines if any(line)]
+    students = {grade.student.student_id: grade.student for grade in grades}.values()
+    owners = [_owner(header, line, students) for line in lines]
+    if twice := [owner for owner in owners if owner and owners.count(owner) > 1]:
+        raise CommandFailed(f"{path} has two lines for {twice[0]}: delete the wrong one")
+    with_points = {grade.student.student_id: None for grade in grades if grade.score is not None}
+    without = [student for student in with_points if student not in owners]
+    of_owners = list(zip(owners, lines, strict=True))
     if header[:1] == ["Student"] and {"ID", "Section"} <= set(header):
-        return "canvas", _canvas(header, lines, grades, zero, title)
+        return "canvas", _canvas(header, of_owners, grades, zero, title, mark), without
     if {"Identifier", "Grade", "Last modified (grade)"} <= set(header):
-        return "moodle", _worksheet(header, lines, grades, zero)
+        return "moodle", _worksheet(header, of_owners, grades, zero, mark), without
     raise CommandFailed(
         f"{path} is neither a grade export of Canvas, which begins with Student, ID, …, Section, "
         "nor a grading worksheet from Moodle with the columns Identifier, Grade and Last modified "
@@ -84,48 +97,77 @@ def filled(path: Path, grades: Sequence[Grade], zero: bool, title: str = "") -> 
 
 
 def _canvas(
-    header: list[str], lines: list[list[str]], grades: Sequence[Grade], zero: bool, title: str
+    header: list[str],
+    lines: Sequence[Line],
+    grades: Sequence[Grade],
+    zero: bool,
+    title: str,
+    mark: str,
 ) -> str:
     """Return Canvas's import file: its own students, and a column for each assignment."""
-    whose = _finder(header, ("SIS Login ID", "SIS User ID", "ID"), grades)
     found = _by_student(grades)
     maximum = {grade.assignment: grade.max_score for grade in grades}
-    titles = {
-        name: title or next((column for column in header if name in column), name)
-        for name in maximum
-    }
+    titles = [_column(header, name, title) for name in maximum]
     head = header[: header.index("Section") + 1]
     rows: list[list[object]] = [["    Points Possible", *[""] * (len(head) - 1), *maximum.values()]]
-    for line in lines:
+    for owner, line in lines:
         if "points possible" in line[0].lower() or not line[1]:
             continue
-        theirs = found.get(whose(line), {})
+        theirs = found.get(owner, {})
         points = (_points(theirs[name], zero) if name in theirs else "" for name in maximum)
         rows.append([*line[: len(head)], *points])
-    return csv_text([*head, *titles.values()], rows)
+    return csv_text([*head, *titles], rows, mark)
+
+
+def _column(header: Sequence[str], name: str, title: str) -> str:
+    """Return the column of an assignment. Canvas adds a number to its title."""
+    wanted = title or name
+    numbered = re.compile(rf"{re.escape(wanted)} \(\d+\)")
+    columns = [column for column in header if column == wanted or numbered.fullmatch(column)]
+    if title and columns.count(title) == 1:
+        return title
+    if len(columns) > 1:
+        raise CommandFailed(
+            f"the file has {len(columns)} columns that may be {wanted!r}: {', '.join(columns)}. "
+            "Give one of these titles with --title; if they are the same, rename one"
+        )
+    return columns[0] if columns else wanted
 
 
 def _worksheet(
-    header: list[str], lines: list[list[str]], grades: Sequence[Grade], zero: bool
+    header: list[str], lines: Sequence[Line], grades: Sequence[Grade], zero: bool, mark: str
 ) -> str:
     """Return Moodle's grading worksheet of one assignment, with grades scaled to its maximum."""
     (name, *others) = {grade.assignment for grade in grades}
     if others:
         raise CommandFailed("a grading worksheet has one assignment: also give its name")
-    whose = _finder(header, ("ID number", "Username", "Email address", "Identifier"), grades)
+    if twice := [title for title in header if header.count(title) > 1]:
+        raise CommandFailed(f"the worksheet has two columns {twice[0]!r}: delete one of them")
     found = _by_student(grades)
     rows = []
-    for line in lines:
+    for owner, line in lines:
         row: dict[str, object] = dict(zip(header, line, strict=False))
-        grade = found.get(whose(line), {}).get(name)
+        grade = found.get(owner, {}).get(name)
         points = _points(grade, zero) if grade else ""
         if grade and points != "":
-            top = float(str(row.get("Maximum Grade") or grade.max_score).replace(",", "."))
+            top = _maximum(str(row.get("Maximum Grade", "")), grade.max_score)
             row["Grade"] = round(float(points) * top / grade.max_score, 2) if grade.max_score else 0
             if "Feedback comments" in row:
                 row["Feedback comments"] = _comment(grade)
         rows.append([row.get(key, "") for key in header])
-    return csv_text(header, rows)
+    return csv_text(header, rows, mark)
+
+
+def _maximum(text: str, otherwise: float) -> float:
+    """Return Moodle's maximum, or `otherwise` if there is none. Some languages write ``100,00``."""
+    if text.strip() in ("", "-"):
+        return otherwise
+    if re.fullmatch(r"\d+([.,]\d+)?", text.strip()) is None:
+        raise CommandFailed(
+            f"the worksheet's Maximum Grade is {text!r}, not a number: choose the grade type Point "
+            "in Moodle's settings of the assignment, and download the worksheet again"
+        )
+    return float(text.replace(",", "."))
 
 
 def _by_student(grades: Sequence[Grade]) -> Mapping[str, Mapping[str, Grade]]:
@@ -135,21 +177,42 @@ def _by_student(grades: Sequence[Grade]) -> Mapping[str, Mapping[str, Grade]]:
     return found
 
 
-def _finder(
-    header: Sequence[str], columns: Sequence[str], grades: Sequence[Grade]
-) -> Callable[[Sequence[str]], str]:
-    """Return a function from a line of a system's file to the student's id in the course, or ""."""
-    students = Roster(grade.student for grade in grades)
-    places = [header.index(column) for column in columns if column in header]
+def _owner(header: Sequence[str], line: Sequence[str], students: Iterable[Student]) -> str:
+    """Return the id of the student of a line in a system's file; empty if no student fits.
 
-    def whose(line: Sequence[str]) -> str:
-        for cell in (line[place].strip() for place in places):
-            for guess in (cell, cell.partition("@")[0], cell.split(" ")[-1]):
-                if found := students.find(guess, ""):
-                    return found.student_id
-        return ""
+    Raises:
+        CommandFailed: two students fit.
 
-    return whose
+    """
+    cells = [(title, cell.strip()) for title, cell in zip(header, line, strict=False)]
+    fits = {
+        student.student_id: f"{title} {cell}"
+        for title, cell in cells
+        for student in students
+        if cell and _names(title, cell, student)
+    }
+    if len(fits) > 1:
+        raise CommandFailed(
+            f"a line of the file fits {' and '.join(f'{s} ({why})' for s, why in fits.items())}: "
+            "correct the class list or the file"
+        )
+    return next(iter(fits), "")
+
+
+_IDS = ("SIS Login ID", "SIS User ID", "ID number", "Username")
+
+
+def _names(title: str, cell: str, student: Student) -> bool:
+    """Tell whether a cell in a system's column names this student."""
+    if title in ("ID", "Identifier"):
+        return number_of(cell) == student.system_id
+    if title not in (*_IDS, "Email address"):
+        return False
+    if title in _IDS and cell == student.student_id:
+        return True
+    if student.email:
+        return cell.casefold() == student.email.casefold()
+    return "@" in cell and cell.partition("@")[0] == student.student_id
 
 
 def _points(grade: Grade, zero: bool) -> float | str:

@@ -24,9 +24,10 @@ from autograder.collection import repair
 from autograder.course import Folders, Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination.verdict import verdict_path
-from autograder.passes.examine import blank_verdict, rebuilt
+from autograder.passes.examine import blank_verdict, keep, rebuilt
 from autograder.passes.self_test import SelfTest
 from autograder.sandbox.sandbox import Sandbox
+from autograder.tables import printable
 
 
 def before_any(assignment: str, student: str, notebooks: Sequence[str]) -> None:
@@ -112,9 +113,10 @@ class Examine(NbGraderPreprocessor):
         test = self_test_of(folders.source / assignment, folders.release / assignment, settings)
         test.examine(nb, verdict)
         for note in verdict.notes:
-            self.log.warning("%s of %s: %s", path.stem, student, note)
+            self.log.warning("%s of %s: %s", path.stem, student, printable(note))
         target = verdict_path(folders.data, assignment, student, path.stem)
         verdict.write(target)
+        keep(nb, verdict, folders)
         self.log.info("%g of %g points; verdict: %s", verdict.score, verdict.max_score, target)
         return nb, resources
 

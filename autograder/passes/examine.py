@@ -37,6 +37,7 @@ from autograder.examination.verdict import (
     submission_seed,
     versions,
 )
+from autograder.files import write_whole
 from autograder.sandbox.bubblewrap import HardLimits
 from autograder.sandbox.sandbox import Sandbox
 from course_lib import READING_ORDER
@@ -244,6 +245,13 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
         score = verdict.checks[-1].score
         cell.outputs = graded_outputs(for_the_student(report), score, cell.execution_count)
         verdict.timings[name] = verdict.timings.get(name, 0.0) + time.monotonic() - start
+
+
+def keep(nb: NotebookNode, verdict: Verdict, folders: Folders) -> None:
+    """Write a graded notebook, then its verdict: whoever reads the verdict finds the notebook."""
+    target = folders.graded(verdict.assignment, verdict.student) / f"{verdict.key}.json"
+    write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
+    verdict.write(target)
 
 
 _warm: dict[tuple[tuple[str, ...], int, bool], Sandbox] = {}

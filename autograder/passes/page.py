@@ -14,10 +14,12 @@ from typing import Any
 
 from nbconvert.exporters import HTMLExporter
 from nbconvert.exporters.exporter import ResourcesDict
-from nbformat import NotebookNode
+from nbconvert.preprocessors import Preprocessor
+from nbformat import NotebookNode, from_dict
 
 from autograder.course import Folders
 from autograder.passes.tell import tell
+from autograder.tables import plain_text
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
@@ -33,6 +35,24 @@ _STYLE = (
     ".rendered_html table { display: block; overflow-x: auto } "
     "td:last-child { min-width: 14em; overflow-wrap: anywhere }</style>"
 )
+
+
+class PlainText(Preprocessor):
+    """Replaces all characters of a notebook that control a terminal or turn other text."""
+
+    def preprocess(
+        self, nb: NotebookNode, resources: ResourcesDict
+    ) -> tuple[NotebookNode, ResourcesDict]:
+        """Return the notebook with plain text, and with its pictures as they were."""
+        return from_dict(_plain(nb)), resources
+
+
+def _plain(value: Any, kind: str = "") -> Any:
+    if isinstance(value, str) and not kind.startswith("image/"):
+        return plain_text(value)
+    if isinstance(value, list):
+        return [_plain(part, kind) for part in value]
+    return {k: _plain(v, k) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class FeedbackPage(HTMLExporter):

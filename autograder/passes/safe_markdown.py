@@ -20,6 +20,8 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
+from autograder.tables import plain_text
+
 MAX_SOURCE = 20_000
 """Largest number of characters to convert; a longer text is shown as it was typed."""
 MAX_TAGS = 1000
@@ -76,7 +78,7 @@ def safe_html(source: str, attachments: Mapping[str, Any] | None = None) -> str:
             escape=False, exclude_anchor_links=True, attachments=dict(attachments or {})
         )
         made = MarkdownWithMath(renderer=renderer).render(source)
-        return str(_cleaner.clean(made))
+        return plain_text(str(_cleaner.clean(made)))
     except Exception:  # the parser may raise anything, but the text must always be shown
         return _as_typed(source)
 
@@ -94,4 +96,4 @@ def markdown2html(context: Context, source: str) -> str:
 
 
 def _as_typed(source: str) -> str:
-    return f"<pre>{escape(source)}</pre>"
+    return f"<pre>{escape(plain_text(source))}</pre>"

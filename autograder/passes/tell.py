@@ -15,6 +15,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 from autograder.collection.repair import damage
 from autograder.examination.verdict import KEPT, MAX_EVENTS, CheckVerdict, Verdict, verdict_path
+from autograder.tables import plain_text
 
 
 def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: str) -> None:
@@ -95,7 +96,7 @@ def _why(check: CheckVerdict) -> str:
 
 def _plain(text: object) -> str:
     """Return text on one line without Markdown, because it may contain the student's values."""
-    words = " ".join(str(text)[:400].split())
+    words = plain_text(" ".join(str(text)[:400].split()))
     return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
 
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -32,14 +33,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import nbformat
-
 from autograder.collection.repair import vet
 from autograder.course import Folders, Settings, load_config
 from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import PATIENCE
-from autograder.files import write_whole
-from autograder.passes.examine import blank_verdict, rebuilt
+from autograder.passes.examine import blank_verdict, keep, rebuilt
 from autograder.passes.self_test import SelfTest
 from autograder.sandbox.mounts import beside_packages
 from autograder.sandbox.sandbox import MachineFailure
@@ -53,6 +51,8 @@ START_SECONDS = 300.0
 
 In this time it starts Python and the sandbox, runs the self-test, and judges.
 """
+PAUSE_SECONDS = 1.0
+"""Seconds to wait before another attempt to start a worker; other workers may free memory."""
 MACHINE, AUTHOR = "the machine failed", "the check is broken"
 _PR_SET_PDEATHSIG = 1
 _OF_THE_MACHINE = (MachineFailure, SandboxUnavailable, OSError, MemoryError)
@@ -109,8 +109,13 @@ def grade_all(
     jobs = min(jobs, len(names))
     pool = _Pool(names, lambda: _Worker(root, assignment, settings), tell)
     with ThreadPoolExecutor(max(1, jobs)) as threads:
-        working = [threads.submit(pool.work) for _ in range(jobs)]
+        working = []
         try:
+            for _ in range(jobs):
+                try:
+                    working.append(threads.submit(pool.work))
+                except RuntimeError:  # no new thread can be started, so this one does the work
+                    pool.work()
             for ended in as_completed(working):
                 ended.result()
         finally:
@@ -154,7 +159,12 @@ class _Pool:
 
     def _one_worker(self) -> bool:
         """Grade with a new worker, until its machine fails; return whether to start another one."""
-        self._open.append(worker := self._start())
+        try:
+            worker = self._start()
+        except _OF_THE_MACHINE as error:
+            why = Outcome("", failed=_words(error), fault=MACHINE)
+            return not self._stopped and self._again(why)
+        self._open.append(worker)
         try:
             ready = worker.answer()
             while not (ready.failed or self._stopped):
@@ -178,7 +188,8 @@ class _Pool:
             return False  # others work
         self._failed_starts += 1
         if why.fault == MACHINE and self._failed_starts < ATTEMPTS:
-            return True
+            time.sleep(PAUSE_SECONDS)
+            return not self._stopped
         while self._waiting:
             path = self._waiting.popleft()
             self._done(Outcome(path, failed=f"{why.failed} (not tried again)", fault=why.fault))
@@ -204,23 +215,26 @@ class _Worker:
     """One worker process. It dies with the thread that starts it."""
 
     def __init__(self, root: Path, assignment: str, settings: Settings) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        answers, theirs = os.pipe()
-        # Unbuffered, because `answer` waits on the descriptor and would miss a line in a buffer.
-        self._answers = os.fdopen(answers, "rb", buffering=0)
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "autograder.pool.workers", "--answers", str(theirs)),
-                *("--course", str(root), "--assignment", assignment),
-                *("--settings", json.dumps(asdict(settings))),
-            ],
-            env=_environment(),
-            stdin=subprocess.PIPE,
-            stdout=self._log,  # a sitecustomize module may print before our first line runs
-            stderr=self._log,
-            pass_fds=[theirs],
-            start_new_session=True,  # this process handles Ctrl-C
-        )
+        with contextlib.ExitStack() as kept:
+            self._log = kept.enter_context(tempfile.TemporaryFile())
+            answers, theirs = os.pipe()
+            kept.callback(os.close, theirs)
+            # Unbuffered, because `answer` waits on the descriptor and would miss a buffered line.
+            self._answers = kept.enter_context(os.fdopen(answers, "rb", buffering=0))
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "autograder.pool.workers"),
+                    *("--answers", str(theirs), "--course", str(root), "--assignment", assignment),
+                    *("--settings", json.dumps(asdict(settings))),
+                ],
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=self._log,  # a sitecustomize module may print before our first line runs
+                stderr=self._log,
+                pass_fds=[theirs],
+                start_new_session=True,  # this process handles Ctrl-C
+            )
+            kept.pop_all()  # `close` closes them
         os.close(theirs)
         # At least as long as a submission's own limit allows.
         self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
@@ -291,8 +305,7 @@ def _graded(folders: Folders, path: Path, settings: Settings, test: SelfTest) ->
     target = folders.graded(assignment, student) / f"{verdict.key}.json"
     target.parent.mkdir(parents=True, exist_ok=True)  # first, to fail before anything runs
     test.examine(nb, verdict)
-    write_whole(target.with_suffix(".ipynb"), nbformat.writes(nb))
-    verdict.write(target)
+    keep(nb, verdict, folders)
     return Outcome(str(path), verdict=str(target), notes=verdict.notes)
 
 

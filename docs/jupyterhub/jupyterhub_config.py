@@ -1,13 +1,22 @@
 """JupyterHub's configuration for a class on one machine; the instructor's guide explains it."""
 
 import os
+import sys
 from pathlib import Path
+
+from jupyterhub.auth import PAMAuthenticator
 
 c = get_config()  # noqa: F821  (JupyterHub provides it)
 
 name = "sgd-to-ddp"
 graders = ["instructor1", "instructor2"]
-course = Path(os.environ["COURSE"])  # the clone with instructor/ and grading/; its owner grades
+course = Path(os.environ.get("COURSE", ""))  # the clone with instructor/ and grading/
+try:
+    owner = (course / "nbgrader_config.py").owner()  # this account grades
+except (KeyError, OSError):
+    sys.exit(
+        f"COURSE={course} must be the course's folder, and its owner an account of this machine"
+    )
 port = int(os.environ.get("PORT", "8000"))  # and the three after it
 settings = {
     "EXCHANGE": os.environ.get("EXCHANGE", "/usr/local/share/nbgrader/exchange"),
@@ -19,8 +28,22 @@ c.JupyterHub.bind_url = f"http://127.0.0.1:{port}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{port + 1}"
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 2}"
 
-# Accounts are those of the machine (PAM), and servers are processes of these accounts.
-c.JupyterHub.authenticator_class = "pam"
+
+class Accounts(PAMAuthenticator):
+    """Accounts are those of the machine (PAM). The hub does not start if a grader has none."""
+
+    async def add_user(self, user):
+        """Add a user of the hub: a grader of the list above, or who logs in."""
+        if user.name in graders and not self.system_user_exists(user):
+            sys.exit(
+                f"this machine has no account {user.name}, which is one of the graders in "
+                f"{__file__}: correct the list, or make the account (adduser {user.name})"
+            )
+        await super().add_user(user)
+
+
+# Servers are processes of the accounts.
+c.JupyterHub.authenticator_class = Accounts
 c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
 c.Authenticator.allow_all = True
 # nbgrader knows a student by the name in the hub.
@@ -37,7 +60,7 @@ c.JupyterHub.services = [
         "name": name,
         "url": f"http://127.0.0.1:{port + 3}",
         "command": ["jupyterhub-singleuser"],
-        "user": course.owner(),
+        "user": owner,
         "cwd": str(course),
         "environment": {**settings, "JUPYTERHUB_DEFAULT_URL": "/formgrader"},
         "timeout": 300,

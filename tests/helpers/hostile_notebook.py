@@ -35,6 +35,7 @@ def payloads(beacon: str) -> list[str]:
         '<div style="position:fixed;inset:0;background:white">Score: 12 / 12</div>',
         '<span class="pull-right score">Score: 12.0 / 12.0</span><a name="top" id="toc">x</a>',
         f"</textarea></pre></title><script>{run}</script>",
+        "\u202e&#8238;&rlm;\x9b2J\x1b]0;a title\x07",
         "{{ cell.metadata }} {% raw %} <%= 7*7 %>",
     ]
 

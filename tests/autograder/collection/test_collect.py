@@ -309,6 +309,8 @@ def test_damaged_notebooks_are_taken_and_named(
         ("student_id\n../ada\n", "cannot be a student id"),
         ("student_id\n", "a header but no students: add one line per student"),
         ("", "is empty"),
+        ("student_id,system_id\nada,5\nbob,5\n", "bob has the number 5, as ada has"),
+        ("student_id,name,name\nada,A,B\n", "two columns 'name'"),
     ],
 )
 def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
@@ -456,6 +458,41 @@ def test_names_of_people_everywhere(course: Path, tmp_path: Path) -> None:
         read_roster(roster)
 
 
+def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
+    roster = tmp_path / "r.csv"
+    roster.write_text("student_id,system_id,name\n77,5,Lee Scott\nann,6,Ann Alee\njo,,José Ng\n")
+    students = read_roster(roster)
+    for name in ("Elle Tocs", "Anna Lee", "Jose Ng"):
+        assert students.find("?", name) is None, name
+    for name in ("SCOTT, Lee", "scottlee", "Jose\u0301 Ng", "NG, José"):
+        assert students.find("?", name), name
+    files = {
+        f"{name}_{number}_assignsubmission_file/{FILE}": notebook(name)
+        for name, number in (("Scott Lee", 8), ("Who Else", 77), ("Ng José", 9), ("José Ng", 10))
+    }
+    zip_, how = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
+    collected = collect(course, ASSIGNMENT, str(zip_), **how)
+    rows = {row.student: row for row in collected.rows}
+    assert rows.keys() == {"77", "jo"} and rows["jo"].name == "José Ng"
+    assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
+    assert "counts as" not in rows["jo"].notes
+    assert {each.who for each in collected.refused} == {"Who Else", "Ng José"}
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1", "gb18030"],
+)
+def test_a_class_list_is_read_in_any_encoding(tmp_path: Path, encoding: str) -> None:
+    names = ["Éléonore Müller", "Größmann", "Åsa Öz", "Zoë"]
+    if encoding.startswith(("utf", "gb")):
+        names = ["王小明", "李 Tom", "欧阳娜娜"]
+    text = "student_id\tname\n" + "".join(f"s{i}\t{name}\n" for i, name in enumerate(names))
+    (tmp_path / "r.csv").write_bytes(text.encode(encoding))
+    found = read_roster(tmp_path / "r.csv").students.values()
+    assert [student.name for student in found] == names
+
+
 def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:
     due = datetime(2026, 11, 20, tzinfo=UTC)
     inbound = tmp_path / "x" / "inbound"
@@ -464,6 +501,7 @@ def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path
         folder = inbound / f"ada+{ASSIGNMENT}+2026-11-{day} 10:00:00 UTC+{day}"
         folder.mkdir(parents=True)
         (folder / FILE).write_bytes(notebook(text))
+        (folder / "submission_secret.txt").write_text(f"of {day}")
 
     def now() -> tuple[str, int]:
         rows = collect(course, ASSIGNMENT, str(tmp_path / "x"), format="exchange", due=due).rows

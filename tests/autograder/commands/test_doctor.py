@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -14,7 +15,9 @@ from autograder.commands import doctor
 from autograder.passes.self_test import KnownSolutions
 from autograder.sandbox.sandbox import Sandbox
 from tests.helpers import ROOT
-from tests.helpers.course_folders import needs_sources
+from tests.helpers.course_folders import copy_assignment, needs_sources
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @needs_sources
@@ -29,20 +32,29 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KnownSolutions, "wrong", lambda *_: "x got 3 of 4")
     monkeypatch.setattr(Sandbox, "close", lambda _: None)  # it serves the other tests
-    found = doctor.graded()
+    found = doctor.graded(ROOT)
     assert "x got 3 of 4. So this machine, or the check, is broken" in found.summary
     assert "do not grade here" in found.advice
 
 
 def test_without_solutions_it_says_what_was_not_tried(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(doctor, "find_course", lambda: tmp_path)
-    found = doctor.graded()
+    (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
+    found = doctor.graded(tmp_path)
     assert found.fine and ("not tested" in found.summary or sys.platform != "linux")
 
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(platform="darwin"))
-    for look in (doctor.bubblewrap, doctor.graded):
-        assert not look().fine
+    assert not doctor.bubblewrap().fine and not doctor.graded(ROOT).fine
+
+
+@needs_sources
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is graded elsewhere")
+def test_it_grades_the_assignments_of_the_course_folder(tmp_path: Path) -> None:
+    """The course may be installed elsewhere, without hidden cases."""
+    (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
+    shutil.copytree(copy_assignment("02_data_parallel_sgd", tmp_path), tmp_path / "instructor/9_x")
+    shutil.rmtree(tmp_path / "instructor/02_data_parallel_sgd")
+    assert "9_x" in doctor.graded(tmp_path).summary

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Any
 
 import nbformat
 import pytest
+import soupsieve
 from hypothesis import given
 from hypothesis import strategies as st
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
 from autograder.__main__ import main
+from autograder.commands import doctor
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import load_config
 from autograder.examination.verdict import (
@@ -36,9 +39,10 @@ from autograder.examination.verdict import (
 )
 from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
+from autograder.tables import plain_text
 from course_lib.ranks import Network, Ranks, Trace
 from tests.helpers.browser import Browser
-from tests.helpers.course_folders import needs_sources
+from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,11 +98,10 @@ def course(graded_course: Path, copy_of: Callable[[Path], Path], beacons: Beacon
 def pages(course: Path) -> dict[str, Path]:
     """Return the page of the one who attacks, and of one whose ranks wait forever."""
     names = ("eve", "deadlock")
-    for name in names:
-        command = ["autograder", "feedback", ASSIGNMENT, "--student", name]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", [*command, "--course", str(course)])
-            assert main() == 0
+    command = ["autograder", "feedback", ASSIGNMENT, "--student", "eve", "--student", "deadlock"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [*command, "--course", str(course)])
+        assert main() == 0
     folder = course / "grading" / "feedback"
     return {name: folder / name / ASSIGNMENT / f"{ASSIGNMENT}.html" for name in names}
 
@@ -153,6 +156,37 @@ def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: B
         assert not fetched, "links may lead there: who clicks is asked by nobody"
         assert not [tag for tag in tags if re.search(r"(?i)(href|src)\s*=\s*.?javascript", tag)]
         assert len(html) < 3_000_000, "ten megabytes were printed"
+        assert plain_text(html) == html, "no text turns another one, or controls a terminal"
+
+
+@needs_sources
+def test_a_page_that_cannot_be_rendered_says_why(
+    pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("invalid SRE code")
+
+    monkeypatch.setattr(soupsieve.SoupSieve, "select", method_of("soupsieve", fail))
+    course = pages["eve"].parents[4]
+    folder = pages["eve"].parent
+    kept = shutil.copytree(folder, course / "kept")
+    command = ["autograder", "feedback", ASSIGNMENT, "--student", "eve", "--course", str(course)]
+    monkeypatch.setattr("sys.argv", command)
+    assert main() == 1
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+    said = capsys.readouterr().out
+    assert "no page could be written for eve: RuntimeError: invalid SRE code (raised in" in said
+    assert "→ give: pip install 'soupsieve<3'" in said
+    found = doctor.page(ROOT)
+    assert "RuntimeError: invalid SRE code (raised in soupsieve" in found.summary
+    assert found.advice == "give: pip install 'soupsieve<3'"
+    monkeypatch.undo()
+    assert doctor.page(ROOT).fine
+
+
+def method_of(module: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as if its code were in this module."""
+    return types.FunctionType(function.__code__, {**globals(), "__name__": module})
 
 
 @pytest.fixture
@@ -208,7 +242,9 @@ def test_nothing_runs_in_formgrader(
     with Gradebook(url, "sgd-to-ddp") as gradebook:
         one = gradebook.find_submission_notebook(ASSIGNMENT, ASSIGNMENT, "eve").id
     url = f"{formgrader}/formgrader/submissions/{one}/?index=0"
-    urllib.request.urlopen(url, timeout=300).close()  # the first page takes long on a busy machine
+    with urllib.request.urlopen(url, timeout=300) as page:  # takes long on a busy machine
+        html = page.read().decode()
+    assert plain_text(html) == html
     dom = browse(url, tmp_path / "profile")
     assert "My answer, 中文, reads <strong>well</strong>" in dom, "the page is there"
     assert "Student's answer" in dom

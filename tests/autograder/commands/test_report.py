@@ -32,8 +32,10 @@ def test_it_counts_students_and_groups_reasons() -> None:
         "eve": [],
     }
     verdicts["ada"][0].notes.append("cell 4 was joined")
-    report = class_report("a", verdicts)
-    tasks, points, reasons, notes = report.tables
+    extra = [("ming", "ring", 1.5), ("eve", "ring", 1.0)]
+    report = class_report("a", verdicts, extra)
+    tasks, points, reasons, notes, credit = report.tables
+    assert credit.rows == extra[:1], "eve is not graded"
     assert "3 graded" in report.summary and "median 2" in report.summary
     assert "not graded yet: eve" in report.summary
     ring, tree = tasks.rows

@@ -15,6 +15,8 @@ from autograder.__main__ import main
 from autograder.commands.export import export
 from autograder.course import load_config
 from autograder.errors import CommandFailed
+from autograder.exporting.grades import extra_credit
+from autograder.tables import safe_cell
 from tests.helpers.course_folders import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -136,6 +138,77 @@ def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
     assert "9 of 12 points; late penalty for 2 days: 2" in ada["Feedback comments"]
     assert other["Grade"] == ""
     assert ada["Last modified (grade)"] == "-"
+
+
+CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,Retake of {n} (9),{n} (7),Other (8)
+Points Possible,,,,,1,12,1
+"Lovelace, Ada",340934,,ada,L1,,5,
+"Else, Who",123,,adaline,L1,3,4,
+"""
+WORKSHEET = """Identifier,ID number,Email address,Grade,Maximum Grade,Last modified (grade)
+Participant 340934,,,,-,-
+Participant 9,,ming@y.org,,100,-
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_only_what_is_equal_is_filled_in(
+    course: Path, tmp_path: Path, mark: str, encoding: str
+) -> None:
+    own = tmp_path / "own.csv"
+    rows = csv.reader(io.StringIO(CANVAS.format(n=NAME).replace("Who", "Wér")))
+    text = io.StringIO()
+    csv.writer(text, delimiter=mark).writerows(rows)
+    own.write_bytes(text.getvalue().encode(encoding))
+    header, _, ada, other = csv.reader(
+        io.StringIO(export(course, (NAME,), fill=own)[1]), delimiter=mark
+    )
+    assert (header[5:], float(ada[5]), other[0], other[5]) == ([f"{NAME} (7)"], 7, "Else, Wér", "")
+    own.write_text(WORKSHEET)
+    ada_too, other_too = read(export(course, (NAME,), fill=own)[1])
+    assert (ada_too["Grade"], other_too["Grade"]) == ("7", ""), "no maximum; another address"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Other (8)", f"{NAME} (8)", "2 columns that may be"),
+        ("123,,adaline", "340934,,x", "two lines for ada"),
+        ("123,,adaline", "678,ada,x", r"fits ming \(ID 678\) and ada|fits ada .* and ming"),
+    ],
+)
+def test_what_is_ambiguous_is_refused(
+    course: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text(CANVAS.format(n=NAME).replace(old, new))
+    with pytest.raises(CommandFailed, match=words):
+        export(course, (NAME,), fill=own)
+
+
+def test_extra_credit_is_counted(course: Path, tmp_path: Path) -> None:
+    config = load_config(course)
+    own = tmp_path / "own.csv"
+    own.write_text(CANVAS.format(n=NAME))
+    with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
+        grade = book.find_grade("task", NAME, NAME, "ada")
+        grade.extra_credit = 4
+        book.db.commit()
+        try:
+            assert '"Lovelace, Ada",340934,,ada,L1,11' in export(course, (NAME,), fill=own)[1]
+            (row, *_) = read(export(course, (NAME,), tasks=True)[1])
+            assert (float(row["score"]), float(row["task"])) == (11, 11)
+            assert extra_credit(config, NAME) == [("ada", "task", 4)]
+        finally:
+            grade.extra_credit = None
+            book.db.commit()
+
+
+def test_no_csv_hides_a_formula() -> None:
+    for text in ("＝1", "＋1", "－1", "＠x", "\ufeff=1", "\u200b\u00a0=1", "\u202e=1", "=1", "@x"):
+        assert safe_cell(text).startswith("'"), text
+    assert safe_cell("ａ=1") == "ａ=1" and safe_cell("-") == "-" and safe_cell(-1.5) == "-1.5"
 
 
 def test_the_command(

@@ -159,6 +159,8 @@ def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:
     assert plain.seconds != pooled.seconds  # it was run
     assert [c.score for c in plain.checks] == [c.score for c in pooled.checks]
     assert booked(course.root) == before
+    again = Verdict.read(course.verdicts()["deadlock"][0])
+    assert again.seconds == plain.seconds, "`autograder status` and `grade` know it, too"
 
 
 def test_status_counts_them(course: Course, autograder: Commands) -> None:
@@ -166,6 +168,11 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
     assert status == 0
     assert said.splitlines()[1].split()[:6] == [ASSIGNMENT, "10", "9", "0", "0", "9"], said
     assert "nothing: submitted no notebook" in said
+    released = course.root / "grading/release"
+    released.rename(course.root / "not yet")
+    _, said = autograder("status", ASSIGNMENT)
+    (course.root / "not yet").rename(released)
+    assert said.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in said
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -302,6 +309,15 @@ def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
         assert line.split()[1:3] == [f"{most:g}", str(whole)]
     page = course.root / "grading/report" / f"{ASSIGNMENT}.html"
     assert "average_gradients" in page.read_text(encoding="utf-8")
+
+
+def test_what_a_student_wrote_controls_no_terminal(course: Course, autograder: Commands) -> None:
+    note = course.graded / "nothing" / "failed.txt"
+    note.parent.mkdir(exist_ok=True)
+    note.write_text("the check is broken: got '\x1b]0;a title\x07\u202e\x9b2J\x1b[31mred'\n")
+    _, said = autograder("status", ASSIGNMENT)
+    shutil.rmtree(note.parent)
+    assert "got '�]0;a title���2Jred'" in said
 
 
 def test_one_grade_is_explained_and_drawn(course: Course, autograder: Commands) -> None:

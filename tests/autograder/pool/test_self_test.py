@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -170,6 +171,28 @@ def test_the_pool_gives_up_only_if_no_worker_starts(
     assert sum(not outcome.failed for outcome in outcomes) == graded
     assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
     assert all(words in outcome.failed for outcome in outcomes if outcome.failed), outcomes
+
+
+@pytest.mark.parametrize(("failures", "jobs"), [(1, 1), (2, 2), (99, 2)])
+def test_a_worker_that_cannot_start_is_started_again(
+    course: Course, fake_workers: Any, monkeypatch: pytest.MonkeyPatch, failures: int, jobs: int
+) -> None:
+    fake_workers("is killed")
+    start, left = workers.subprocess.Popen, iter(range(failures))
+
+    def no_memory(*command: Any, **options: Any) -> Any:
+        if next(left, None) is None:
+            return start(*command, **options)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(workers.subprocess, "Popen", no_memory)
+    monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.05)
+    before = set(os.listdir("/proc/self/fd"))
+    outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    told = {outcome.failed for outcome in outcomes}
+    known = {"[Errno 12] Cannot allocate memory (not tried again)"} if failures == 99 else {""}
+    assert told == known
 
 
 def test_a_worker_that_is_killed_is_replaced(

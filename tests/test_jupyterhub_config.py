@@ -1,0 +1,61 @@
+"""The hub's configuration names an account that is missing; the test needs no hub."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from tests.helpers import ROOT
+
+CONFIG = ROOT / "docs" / "jupyterhub" / "jupyterhub_config.py"
+
+
+class Machine:
+    """Stands for JupyterHub's log-in on a machine with one account."""
+
+    def system_user_exists(self, user: Any) -> bool:
+        return bool(user.name == "instructor1")
+
+    async def add_user(self, user: Any) -> None:
+        user.added = True
+
+
+def read_config(monkeypatch: pytest.MonkeyPatch, course: Path) -> Any:
+    auth = types.SimpleNamespace(PAMAuthenticator=Machine)
+    monkeypatch.setitem(sys.modules, "jupyterhub", types.SimpleNamespace(auth=auth))
+    monkeypatch.setitem(sys.modules, "jupyterhub.auth", auth)
+    monkeypatch.setenv("COURSE", str(course))
+    config = Config()
+    names = {"get_config": lambda: config, "__file__": str(CONFIG)}
+    exec(compile(CONFIG.read_text(), CONFIG, "exec"), names)
+    return config
+
+
+def test_a_grader_without_an_account_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config(monkeypatch, ROOT)
+    hub = config.JupyterHub.authenticator_class()
+    there = types.SimpleNamespace(name="instructor1")
+    asyncio.run(hub.add_user(there))
+    assert there.added and config.JupyterHub.services[0]["user"] == ROOT.owner()
+    with pytest.raises(SystemExit, match=r"no account instructor2, .* one of the graders in"):
+        asyncio.run(hub.add_user(types.SimpleNamespace(name="instructor2")))
+
+
+def test_a_course_that_is_no_course_or_has_no_owner_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="COURSE="):
+        read_config(monkeypatch, tmp_path)
+
+    def owner(_: Path) -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(Path, "owner", owner)
+    with pytest.raises(SystemExit, match="an account of this machine"):
+        read_config(monkeypatch, ROOT)
