@@ -39,7 +39,8 @@ from dataclasses import replace
 def one_of(hidden):
     return lambda secret: hidden(secret)[:1]
 def less(check):
-    return replace(check, cases=check.cases[1:2], hidden=one_of(check.hidden))
+    several = [case for case in check.cases if case.world_size > 1] or list(check.cases)
+    return replace(check, cases=tuple(several[:1]), hidden=one_of(check.hidden))
 CHECKS = {name: less(CHECKS[name]) for name in TASKS}
 """
 
