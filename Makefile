@@ -70,8 +70,7 @@ lint: .venv/ready  ## ruff (rules and format), mypy, and who may import whom
 	@.venv/bin/lint-imports --no-logo >/dev/null || .venv/bin/lint-imports
 
 bench: .venv/ready  ## compare our code with others', and write benchmarks/results/: about an hour
-	@for each in ranks_vs_peers training_step all_reduce compression sharding grading \
-	  predicted_vs_measured; do \
+	@for each in ranks_vs_peers training_step all_reduce compression sharding grading; do \
 	  .venv/bin/python benchmarks/$$each.py --write || exit 1; done
 
 # Installs nothing: a lent machine may have neither a network nor pip, only PyTorch for CUDA.

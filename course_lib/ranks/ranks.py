@@ -52,8 +52,7 @@ class Ranks:
             ``"auto"`` (GPUs if there is one for every rank, else the CPU), or ``"simulated"``.
         timeout: limit for one call, in seconds; ``None`` for no limit. It is for endless loops:
             hangs in communication are found without it.
-        network: the costs of messages, on simulated ranks (default: 20 µs and 10 GB/s) or on CPU
-            ranks, which emulate them in real time.
+        network: the costs of messages on simulated ranks (default: 20 µs and 10 GB/s).
         device: the costs of computation on simulated ranks.
         computation: how these costs are found; see `course_lib.ranks.costs.computation`.
         metered: whether operations are recorded and hangs explained. If ``False``, PyTorch uses
@@ -279,31 +278,9 @@ def _make_engine(
         return Simulated(world_size, owner, network, device, computation, misuse)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
-    if device is not None or computation is not None:
-        raise ValueError('device=… and computation=… work only with on="simulated"')
-    if network is not None:
-        _check_emulated(network, on, metered)
-        on = "cpu"
-    return Processes(place(world_size, on), metered=metered, network=network)
-
-
-def _check_emulated(network: Network, on: str, metered: bool) -> None:
-    """Refuse a network that CPU ranks cannot emulate.
-
-    They can emulate only one link per rank, of one latency and bandwidth.
-    """
-    if on == "gpu" or not metered:
+    if network is not None or device is not None or computation is not None:
         raise ValueError(
-            'network=… works only with on="simulated", or with on="cpu" and without metered=False'
+            'network=…, device=… and computation=… work only with on="simulated": real ranks take '
+            "the time that this machine needs"
         )
-    plain = Network(
-        network.latency,
-        network.bandwidth,
-        overhead=network.overhead,
-        all_reduce=network.all_reduce,
-    )
-    if plain != network:
-        raise ValueError(
-            "CPU ranks can emulate only the latency, bandwidth and overhead of one link per rank. "
-            'For topologies and nodes use on="simulated"'
-        )
+    return Processes(place(world_size, on), metered=metered)

@@ -1,4 +1,4 @@
-"""The network and devices of simulated ranks; CPU ranks can emulate a part of the network.
+"""The network and devices of simulated ranks.
 
 A message of ``n`` bytes that starts at time ``t`` arrives at ``t + latency + n / bandwidth``
 (the α–β model of Hockney, 1994). It occupies its sender's outgoing port from ``t`` to

@@ -37,7 +37,6 @@ from course_lib.ranks._torch.collective_table import (
 )
 from course_lib.ranks._torch.python_group import PythonGroup
 from course_lib.ranks.processes.board_views import Message, MessageChannel, Wait
-from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.gloo import launch
 from course_lib.ranks.processes.gpu_group import GpuGroup
 from course_lib.ranks.processes.metered_work import AnySourceWork, MeteredWork
@@ -55,7 +54,6 @@ class MeteredProcessGroup(PythonGroup):
         members: its ranks, in order, as ranks of the whole world.
         name: the name of the group, the same on all members.
         recorder: the recorder of this rank.
-        link: this rank's end of an emulated network, if there is one.
         connect: makes the inner group; called again after a call that was given up.
 
     """
@@ -67,12 +65,10 @@ class MeteredProcessGroup(PythonGroup):
         members: tuple[int, ...],
         name: str,
         recorder: RankRecorder,
-        link: EmulatedLink | None,
         connect: Callable[[], Any],
     ) -> None:
         super().__init__(recorder.rank, members, name)
         self._recorder = recorder
-        self._link = link
         self._connect = connect
         self._inner: Any = None
         self._met: set[int] = set()
@@ -131,14 +127,8 @@ class MeteredProcessGroup(PythonGroup):
             raise
         if not limit:  # else it must be seen until the wait ends: this rank goes on by itself
             operation.unblock()
-        emulated = None
-        if self._link is not None:
-            sizes = [_nbytes(tensor) for tensor in _puts(operations)]
-            emulated = self._link.carry(operation, sizes, inner)
         sliced = isinstance(carrier, dist.ProcessGroupGloo)
-        work = MeteredWork(
-            inner, operation, emulated=emulated, sliced=sliced, streams=not sliced, limit=limit
-        )
+        work = MeteredWork(inner, operation, sliced=sliced, streams=not sliced, limit=limit)
         if sliced and getattr(options, "asyncOp", False):
             # Otherwise the operation would last, in the log, until the user waits for it.
             work.watch()
@@ -176,10 +166,7 @@ class MeteredProcessGroup(PythonGroup):
         finally:
             if connects:
                 operation.unblock()
-        emulated = None
-        if self._link is not None:
-            emulated = self._link.carry(operation, [operation.event.bytes], None)
-        return MeteredWork(inner, operation, emulated=emulated)
+        return MeteredWork(inner, operation)
 
     def _announce(self, kind: str, tensors: Any, peer: int, tag: int) -> MeteredOperation:
         channel = MessageChannel(kind == "send", peer, tag, self.key)

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks._torch.compiler import untraced
-from course_lib.ranks.processes.emulated_network import Transfer
 from course_lib.ranks.processes.rank_recorder import MeteredOperation
 
 _ending = threading.Lock()
@@ -47,7 +46,6 @@ class MeteredWork(dist.Work):
     Args:
         inner: the work of gloo or NCCL.
         operation: the operation that the work carries out.
-        emulated: its transfer through an emulated network; else ``None``.
         sliced: whether a wait for `inner` can be cut into short waits. If not, the operation is not
             over before the other ranks have started it, too.
         streams: whether `inner` is NCCL's, so that a stream waits for it and not the host. Then
@@ -62,7 +60,6 @@ class MeteredWork(dist.Work):
         self,
         inner: dist.Work,
         operation: MeteredOperation,
-        emulated: Transfer | None = None,
         sliced: bool = False,
         streams: bool = False,
         limit: timedelta = timedelta(0),
@@ -72,7 +69,6 @@ class MeteredWork(dist.Work):
         self._limit = limit
         self._inner = inner
         self._operation = operation
-        self._emulated = emulated
         self._sliced = sliced
         self._over = False
         self._given_up = self._pulled = False
@@ -103,7 +99,6 @@ class MeteredWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         timeout = timeout or self._limit
         self._note_waited()
-        waited_since = time.monotonic()
         self._operation.block(limited=bool(timeout))
         try:
             if timeout:
@@ -113,16 +108,11 @@ class MeteredWork(dist.Work):
                 self._wait_inner()
         finally:
             self._operation.unblock()
-        if self._emulated is not None:
-            self._emulated.woke(waited_since, time.monotonic())
         if not self.streams:
             self._end()
         return True
 
     def _wait_others(self) -> None:
-        if self._emulated is not None:
-            self._emulated.wait()  # the emulated network tells when all ranks have started
-            return
         limit = self._operation.recorder.limit
         if not self._sliced and not _ask_until(self._operation.arrived, limit):
             raise RuntimeError(
@@ -150,8 +140,6 @@ class MeteredWork(dist.Work):
 
     def _can_end(self) -> bool:
         """Return whether a wait would end at once, with success or with an error."""
-        if self._emulated is not None and not self._emulated.is_over():
-            return False
         return self._inner.is_completed() if self._sliced else self._operation.arrived()
 
     def _wait_inner(self) -> None:
@@ -181,10 +169,7 @@ class MeteredWork(dist.Work):
         if self._future is None:
             self._future = self._trigger.then(lambda _: self._value())
             self._future.add_done_callback(lambda _: self._end())
-            if self._emulated is not None:
-                self._emulated.when_over(self._pull)
-            else:
-                self._inner.get_future().add_done_callback(lambda _: self._pull())
+            self._inner.get_future().add_done_callback(lambda _: self._pull())
         return self._future
 
     def _pull(self) -> None:
@@ -218,8 +203,6 @@ class MeteredWork(dist.Work):
         """Return whether the work is over. This does not count as waiting."""
         if self._over:
             return True
-        if self._emulated is not None and not self._emulated.is_over():
-            return False
         if self.streams or self._sliced:
             done = bool(self._inner.is_completed())
         elif done := self._operation.arrived():

@@ -19,15 +19,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 from course_lib.ranks.calls import Call, pack_call
-from course_lib.ranks.costs.network import Network
 from course_lib.ranks.explain.errors import DeadlockError, RanksError, RankState
 from course_lib.ranks.explain.failure import Failure, closed_meanwhile, interrupted, timed_out
 from course_lib.ranks.explain.lines import line_in_dump
@@ -46,7 +43,6 @@ from course_lib.ranks.processes.board_diagnosis import (
     stuck_ranks,
 )
 from course_lib.ranks.processes.board_views import RankPhase, RankView
-from course_lib.ranks.processes.emulated_network import EmulatedNetwork
 from course_lib.ranks.processes.fork_client import ForkServer, shared_server
 from course_lib.ranks.processes.member import Member, ask_for_stacks, find_asleep, fork_member
 from course_lib.ranks.processes.object_pipe import DISPLAY, FAILURE, GIVEN_UP, Answer, CallHead
@@ -79,16 +75,13 @@ class Processes:
 
     """
 
-    def __init__(
-        self, placement: Placement, *, metered: bool = True, network: Network | None = None
-    ) -> None:
+    def __init__(self, placement: Placement, *, metered: bool = True) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
         self.trace = Trace([], self.world_size)
         self.closing = threading.Event()
         self.team: Team | None = None
-        self._network = network
-        self._new_team = partial(Team, placement, self.closing, metered, network)
+        self._new_team = partial(Team, placement, self.closing, metered)
 
     def start(self) -> None:
         """See `Ranks.start`."""
@@ -116,7 +109,7 @@ class Processes:
             return [event for answer in answers for event in answer.events()]
 
         dropped = sum(answer.head.dropped for answer in answers)
-        return Trace(read, self.world_size, dropped=dropped, network=self._network)
+        return Trace(read, self.world_size, dropped=dropped)
 
     def _ready_team(self) -> Team:
         if self.team is not None and not self.team.healthy():
@@ -144,7 +137,6 @@ class Team:
         placement: Placement,
         closing: threading.Event,
         metered: bool,
-        network: Network | None,
     ) -> None:
         self.placement = placement
         self.world_size = len(placement.devices)
@@ -181,21 +173,14 @@ class Team:
                 "bare": not metered,
             }
             fds = {"board": self._board.fd, **({} if folder else {"store": store})}
-            links: list[Connection] = []
             try:
                 for rank in range(self.world_size):
-                    with ExitStack() as stack:
-                        if network is not None:
-                            ours, theirs = Pipe()
-                            links.append(ours)
-                            fds["link"] = stack.enter_context(theirs).fileno()
-                        self._fork(rank, config, fds)
+                    self._fork(rank, config, fds)
             except BaseException:
                 self._end()
                 raise
             finally:
                 os.close(store)
-            self._network = EmulatedNetwork(network, links) if network is not None else None
 
     def _fork(self, rank: int, config: dict[str, Any], fds: dict[str, int]) -> None:
         device = self.placement.devices[rank]
@@ -452,8 +437,6 @@ class Team:
         if not self._end_call():
             return False
         self._generation += 1
-        if self._network is not None:
-            self._network.forget()
         self._board.clear()
         return True
 

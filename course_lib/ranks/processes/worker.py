@@ -19,7 +19,6 @@ import threading
 import time
 from datetime import timedelta
 from io import BufferedWriter, FileIO, TextIOWrapper
-from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
@@ -34,7 +33,6 @@ from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.processes.board import Board
 from course_lib.ranks.processes.board_views import RankPhase
-from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.main_module import OwnModules, become_main
 from course_lib.ranks.processes.metered_work import GivenUp
 from course_lib.ranks.processes.object_pipe import (
@@ -75,10 +73,9 @@ def join(board_fd: int, config: dict[str, Any], labels: dict[str, str]) -> RankR
         torch.cuda.set_device(config["device"])
         torch.cuda.init()  # type: ignore[no-untyped-call]
     recorder = RankRecorder(board, rank, [], locator(labels))
-    link = EmulatedLink(Connection(config["link"])) if "link" in config else None
     backend = config.get("backend", "gloo")
     if not config.get("bare"):
-        World(recorder, link, config["store"], _NO_LIMIT, backend)
+        World(recorder, config["store"], _NO_LIMIT, backend)
         return recorder
     dist.init_process_group(
         backend,
@@ -105,8 +102,6 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
     if "store" in named:
         config["store"] = path_of(named["store"])
-    if "link" in named:
-        config["link"] = named["link"]
     os.environ.update(config["environment"])
     become_main()
     labels: dict[str, str] = {}

@@ -50,7 +50,6 @@ from course_lib.ranks._torch.process_world import (
 from course_lib.ranks._torch.python_group import STAND_INS
 from course_lib.ranks.explain.words import spans
 from course_lib.ranks.processes.board_views import NEW_GROUPS
-from course_lib.ranks.processes.emulated_network import EmulatedLink
 from course_lib.ranks.processes.gpu_group import connect
 from course_lib.ranks.processes.metered_group import (
     NAMES_PER_CALL,
@@ -61,23 +60,20 @@ from course_lib.ranks.processes.rank_recorder import RankRecorder
 _FEW_GROUPS = 8
 """Up to this number of groups, it is not worth looking for groups that can be freed."""
 
-_installed: tuple[RankRecorder, EmulatedLink | None, str] | None = None
+_installed: tuple[RankRecorder, str] | None = None
 _world: World | None = None
 
 
-def install(
-    recorder: RankRecorder, link: EmulatedLink | None = None, backend: str = "gloo"
-) -> None:
+def install(recorder: RankRecorder, backend: str = "gloo") -> None:
     """Make the backend ``metered`` known to torch.distributed in this process.
 
     Args:
         recorder: the recorder of this rank.
-        link: this rank's end of an emulated network, if there is one.
         backend: ``"gloo"`` or ``"nccl"``: through which the metered groups communicate.
 
     """
     global _installed
-    _installed = recorder, link, backend
+    _installed = recorder, backend
     if "metered" not in dist.Backend.backend_list:
         together = functools.partial(_start_batch, c10d.batch_isend_irecv)
         _stand_in("batch_isend_irecv", together)
@@ -96,14 +92,14 @@ def joined_world() -> World | None:
 def _create(options: Any, _: Any) -> MeteredProcessGroup:
     if _installed is None:
         raise RuntimeError("the backend 'metered' exists only on ranks that Ranks(...) started")
-    recorder, link, backend = _installed
+    recorder, backend = _installed
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name, store, timeout = options.group_id, options.store, options.timeout
     if _world is not None:
         return _world.create(members, name, timeout)
     rank = members.index(recorder.rank)
     group = MeteredProcessGroup(
-        members, name, recorder, link, lambda: connect(backend, store, rank, len(members), timeout)
+        members, name, recorder, lambda: connect(backend, store, rank, len(members), timeout)
     )
     group.backend = backend
     with _without_greeting():
@@ -160,7 +156,6 @@ class World:
 
     Args:
         recorder: the recorder of this rank.
-        link: its end of an emulated network, if there is one.
         path: the path of the file through which the ranks find one another.
         timeout: the time limit of waits in gloo.
         backend: ``"gloo"`` or ``"nccl"``: through which its groups communicate.
@@ -170,7 +165,6 @@ class World:
     def __init__(
         self,
         recorder: RankRecorder,
-        link: EmulatedLink | None,
         path: str,
         timeout: timedelta,
         backend: str = "gloo",
@@ -178,7 +172,6 @@ class World:
         global _world
         _world = self
         self.recorder = recorder
-        self._link = link
         self._size = recorder.board.world_size
         self._timeout = timeout
         self.backend = backend
@@ -194,7 +187,7 @@ class World:
         self._looked_at = _FEW_GROUPS
         self._local: Counter[str] = Counter()
         self._local_name = ""
-        install(recorder, link, backend)
+        install(recorder, backend)
         self._init = c10d.init_process_group
         _stand_in("init_process_group", self._join_again)
         replace_new_group(self._counting)
@@ -235,8 +228,6 @@ class World:
         if generation != self._generation:
             self._generation = generation
             self.recorder.give_up()
-            if self._link is not None:
-                self._link.forget()
             if self.backend == "gloo":  # keep NCCL's: freeing a stuck one is not tested on a GPU
                 self._free_given_up()
             self._given_up += [[group._inner] for group in self._groups]
@@ -270,7 +261,7 @@ class World:
             apart = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
             return connect(self.backend, apart, rank, len(members), timeout, lazy=name != "0")
 
-        group = MeteredProcessGroup(members, name, self.recorder, self._link, inner)
+        group = MeteredProcessGroup(members, name, self.recorder, inner)
         group.backend = self.backend
         with _without_greeting():
             group.connect()

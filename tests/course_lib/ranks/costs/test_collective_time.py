@@ -1,4 +1,4 @@
-"""The cost of a collective is the same in the emulated link, the fabric and the formulas."""
+"""The cost of a collective is the same in the fabric and the formulas."""
 
 from __future__ import annotations
 
