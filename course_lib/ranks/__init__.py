@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from course_lib.ranks.explain.errors import (
         DeadlockError,
         MismatchError,
-        MisuseError,
         MisuseWarning,
         RankError,
         RanksError,
@@ -50,7 +49,6 @@ __all__ = [
     "Device",
     "Event",
     "MismatchError",
-    "MisuseError",
     "MisuseWarning",
     "Network",
     "RankError",
@@ -73,7 +71,7 @@ __getattr__ = later(
     {
         "per_rank": "calls",
         "clock compute": "costs.computation",
-        "DeadlockError MismatchError MisuseError MisuseWarning": "explain.errors",
+        "DeadlockError MismatchError MisuseWarning": "explain.errors",
         "RankError RanksError RankState RankTimeout": "explain.errors",
         "Ranks": "ranks",
         "Event": "trace.event",

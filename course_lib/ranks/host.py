@@ -54,7 +54,6 @@ from course_lib.ranks.simulated.threads import (
     Computation,
     Job,
     Outcome,
-    Policy,
     Run,
     Setting,
 )
@@ -84,9 +83,6 @@ class Simulated:
         device: what computation costs.
         computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
             ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
-        misuse: what happens when a rank never waits for a handle, or touches a buffer before
-            ``wait()``: ``"ignore"`` does nothing, ``"warn"`` gives a `MisuseWarning`, and
-            ``"error"`` raises a `MisuseError`.
 
     Attributes:
         placement: a "device" for every rank, and the reason in a sentence.
@@ -102,12 +98,9 @@ class Simulated:
         network: Network | None = None,
         device: Device | None = None,
         computation: Computation | None = None,
-        misuse: Policy = "warn",
     ) -> None:
         if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
-        if misuse not in get_args(Policy):
-            raise ValueError(f'misuse must be "ignore", "warn" or "error", got {misuse!r}')
         known = get_args(Computation)
         if computation is not None and computation not in known:
             raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
@@ -121,7 +114,6 @@ class Simulated:
             network or Network(latency=20e-6, bandwidth=10e9),
             device or Device(),
             computation or ("declared" if device is None else "counted"),
-            misuse,
         )
         self._owner = owner
         self.trace = Trace([], world_size)
@@ -162,7 +154,7 @@ class Simulated:
             raise rank_error(outcome.failures, first, outcome.states, original)
         if outcome.error is not None:
             raise outcome.error
-        report_misuse(outcome.misused, setting.misuse, outcome.states)
+        report_misuse(outcome.misused)
         try:
             return [result.read_last() for result in outcome.results]
         except Exception as error:

@@ -21,7 +21,7 @@ from course_lib.ranks.host import Simulated
 from course_lib.ranks.placement import place
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
-from course_lib.ranks.simulated.threads import Computation, Policy
+from course_lib.ranks.simulated.threads import Computation
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import GIVEN, pull_variables, push_variables
 
@@ -58,8 +58,6 @@ class Ranks:
         metered: whether operations are recorded and hangs explained. If ``False``, PyTorch uses
             gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks are always
             metered.
-        misuse: on simulated ranks, what happens when a rank never waits for a handle, or touches
-            a buffer before ``wait()``: ``"warn"``, ``"error"``, or ``"ignore"``.
 
     Raises:
         ValueError: `on` or `timeout` is not valid, or so many ranks are not possible with `on`.
@@ -82,7 +80,6 @@ class Ranks:
         device: Device | None = None,
         computation: Computation | None = None,
         metered: bool = True,
-        misuse: Policy = "warn",
     ) -> None:
         warn_if_untried()
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -95,7 +92,7 @@ class Ranks:
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
         self._engine = _make_engine(
-            world_size, on, network, device, computation, metered, misuse, self.owner
+            world_size, on, network, device, computation, metered, self.owner
         )
         self._closed = False
         self._owner = os.getpid()
@@ -157,7 +154,6 @@ class Ranks:
             DeadlockError: the ranks wait for one another.
             MismatchError: the ranks entered different collectives.
             RankTimeout: the call took longer than `timeout`.
-            MisuseError: handles were misused, with ``misuse="error"``.
             RanksError: the base of these five. It is raised itself if the ranks are closed, are
                 busy with another call, or belong to another process.
 
@@ -271,11 +267,10 @@ def _make_engine(
     device: Device | None,
     computation: Computation | None,
     metered: bool,
-    misuse: Policy,
     owner: str,
 ) -> Processes | Simulated:
     if on == "simulated":
-        return Simulated(world_size, owner, network, device, computation, misuse)
+        return Simulated(world_size, owner, network, device, computation)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
     if network is not None or device is not None or computation is not None:

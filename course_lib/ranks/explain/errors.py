@@ -4,8 +4,7 @@
     ├── RankError        a rank raised an exception, or its process died
     ├── DeadlockError    ranks wait for one another and none of them can go on
     ├── MismatchError    what ranks do together does not fit together
-    ├── RankTimeout      the time limit passed; shows what every rank was doing
-    └── MisuseError      handles were not waited for, or buffers touched before wait()
+    └── RankTimeout      the time limit passed; shows what every rank was doing
 
 Every message is one sentence, then a table with one row per rank, then further information: who
 waits for whom, a traceback, a hint.
@@ -150,12 +149,8 @@ class RankTimeout(RanksError):
     limit = "time"
 
 
-class MisuseError(RanksError):
-    """A rank never waited for a handle, or touched a buffer before ``wait()``."""
-
-
 class MisuseWarning(UserWarning):
-    """The same misuse as in `MisuseError`, for a call that still succeeds.
+    """A rank never waited for a handle, or touched a buffer before ``wait()``.
 
     Attributes:
         touched: for each buffer touched before ``wait()``, a sentence of the warning. The rest of

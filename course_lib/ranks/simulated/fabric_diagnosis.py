@@ -9,7 +9,6 @@ from dataclasses import replace
 from course_lib.ranks.explain.errors import (
     DeadlockError,
     MismatchError,
-    MisuseError,
     MisuseWarning,
     RanksError,
     RankState,
@@ -123,22 +122,9 @@ def _noun(operation: Operation) -> str:
     return NEW_GROUP if operation.kind == NEW_GROUP else "collective"
 
 
-def report_misuse(misuses: Sequence[Misuse], policy: str, states: Sequence[RankState]) -> None:
-    """Report what an otherwise successful call did wrong with its handles.
-
-    Args:
-        misuses: the mistakes; there may be none.
-        policy: ``"ignore"``, ``"warn"`` or ``"error"``.
-        states: one per rank.
-
-    Raises:
-        MisuseError: there are mistakes and the policy is ``"error"``.
-
-    """
-    text = explain_misuse((each.rank, each.words) for each in misuses)
-    if text and policy == "error":
-        raise MisuseError("The call ended, but it misused handles of operations.", states, text)
-    if text and policy == "warn":
+def report_misuse(misuses: Sequence[Misuse]) -> None:
+    """Warn of what an otherwise successful call did wrong with its handles, if anything."""
+    if text := explain_misuse((each.rank, each.words) for each in misuses):
         touched = explain_misuse((e.rank, e.words) for e in misuses if e.did).splitlines()
         warn_each_time(MisuseWarning(text, touched))
 

@@ -69,17 +69,15 @@ class Handles:
 
     Args:
         locate: returns the line of user code that is running.
-        watched: whether to look for misuse at all.
 
     Attributes:
         misuses: the mistakes so far.
 
     """
 
-    def __init__(self, locate: Callable[[], str], watched: bool = True) -> None:
+    def __init__(self, locate: Callable[[], str]) -> None:
         self.misuses: list[Misuse] = []
         self._locate = locate
-        self._watched = watched
         self._open: dict[Operation, list[_Buffer]] = {}
         self._memory: dict[int, list[_Buffer]] = {}
         """Memory → the buffers in it."""
@@ -88,7 +86,7 @@ class Handles:
 
     def open(self, operation: Operation) -> None:
         """Note a launch, unless PyTorch launched it for itself: users never see that handle."""
-        if not self._watched or _launched_by_torch():
+        if _launched_by_torch():
             return
         buffers = _buffers(operation)
         self._look_at_launch(operation, buffers)

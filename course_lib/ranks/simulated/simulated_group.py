@@ -36,12 +36,9 @@ _GONE = (
 class SimulatedRank(RankContext):
     """Everything that belongs to one rank during one call."""
 
-    watched: bool = True
-    """Whether to look for misuse of handles by the rank."""
-
     def __post_init__(self) -> None:
         self.works = WorkQueue()
-        self.handles = Handles(self.locate, self.watched)
+        self.handles = Handles(self.locate)
 
     def finish(self) -> None:
         """Check, at the end of a call, for mistakes that can be seen only then.

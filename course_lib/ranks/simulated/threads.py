@@ -47,8 +47,6 @@ from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.stopping import raise_in_thread
 
 Computation = Literal["declared", "counted", "measured"]
-Policy = Literal["ignore", "warn", "error"]
-"""What happens when handles are misused."""
 
 _PATIENCE = 1.0
 """Seconds that the ranks have to end after they were told to end."""
@@ -68,7 +66,6 @@ class Setting:
     network: Network
     device: Device
     computation: Computation
-    misuse: Policy
 
 
 @dataclass(frozen=True)
@@ -277,7 +274,6 @@ class Run:
             self.endpoints[rank],
             self.locate,
             self.worlds,
-            watched=self.job.setting.misuse != "ignore",
             labels=self.labels,
         )
 

@@ -34,7 +34,7 @@ Change = Callable[[nn.Module], None]
 
 @functools.cache
 def simulated(world_size: int) -> Ranks:
-    return Ranks(world_size, on="simulated", misuse="ignore")
+    return Ranks(world_size, on="simulated")
 
 
 def first_of(

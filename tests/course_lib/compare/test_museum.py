@@ -26,8 +26,6 @@ Kind = Literal["cpu", "simulated"]
 @functools.cache
 def ranks_of(world_size: int, on: Kind) -> Ranks:
     """Return ranks that all tests of this file share."""
-    if on == "simulated":
-        return Ranks(world_size, on=on, misuse="ignore")
     return Ranks(world_size, on=on)
 
 
