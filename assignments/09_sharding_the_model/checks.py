@@ -48,14 +48,26 @@ from .judges import (
     wrong_steps,
 )
 
+ZEROS, OVERFLOW = "only zeros on rank {}", "rank {} has an inf or a NaN"
+
+
+def drawn_oddities(d: Draw, *kinds: str) -> dict[str, int]:
+    """Return as many of the kinds as a case has room for, each with a rank to which it happens."""
+    drawn = dict.fromkeys(d.one_of(*kinds) for _ in range(3))
+    ranks = {kind: d.rank(kind, one_in=1) for kind in drawn}
+    return {kind: rank for kind, rank in ranks.items() if rank >= 0}
+
+
 # Tasks 1 and 2: a linear layer over K ranks -------------------------------------------------------
 
+NO_BIAS, ONE_ROW, FEW_EACH = "no bias", "x is one row", "fewer than one each"
+FILLED = ".grad is not empty"
 LARGEST = {
     torch.bfloat16: (3, 1.0),
     torch.float32: (511, 1.0),
     torch.float64: (3 * 2**23, 2.0**-14),
 }
-"""By dtype, the largest number in a layer, in units, and the unit: no sum of products is rounded."""
+"""By dtype, the largest number in a layer, in units, and the unit: sums of products are exact."""
 
 
 def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
@@ -66,13 +78,11 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
 
     def draw(d: Draw) -> list[Any]:
         most, unit = LARGEST[d.dtype]
-        largest_group = max(map(len, d.groups))
-        few = d.maybe("fewer than one each")
-        parted = d.one_of(*range(1, max(2, largest_group))) if few else d.one_of(*range(5, 10))
-        whole = d.one_of(*range(2, 8))
-        rows = d.maybe("x is one row", (), d.one_of((2,), (3,), (5,), (2, 2), (1, 3)))
-        bias, before = not d.maybe("no bias"), d.maybe(".grad is not empty")
-        zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
+        most_ranks, whole = max(map(len, d.groups)), d.one_of(*range(2, 8))
+        several = (FEW_EACH,) if most_ranks > 1 else ()
+        odd = drawn_oddities(d, NO_BIAS, ONE_ROW, FILLED, ZEROS, OVERFLOW, *several)
+        parted = d.one_of(*(range(1, most_ranks) if FEW_EACH in odd else range(5, 10)))
+        rows = () if ONE_ROW in odd else d.one_of((2,), (3,), (5,), (2, 2), (1, 3))
         features_out, features_in = (parted, whole) if "dy" in shared else (whole, parted)
 
         def numbers(*shape: int) -> Tensor:
@@ -81,16 +91,17 @@ def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
         inputs: list[Any] = [None] * d.world_size
         for members in d.groups:
             linear = {"weight": numbers(features_out, features_in)}
-            linear |= {"bias": numbers(features_out) if bias else None}
+            linear |= {"bias": None if NO_BIAS in odd else numbers(features_out)}
             tensors = {name: numbers(*rows, features_in) for name in ("x", "dx")}
             tensors |= {"dy": numbers(*rows, features_out)}
             parts = {name: tensors[name].tensor_split(len(members), -1) for name in shared}
             for me, rank in enumerate(members):
                 own = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
-                own[shared[0]] *= rank != zeros
-                if rank == overflow:
+                own[shared[0]] *= rank != odd.get(ZEROS)
+                if rank == odd.get(OVERFLOW):
                     own[shared[0]] = d.not_finite(own[shared[0]])
-                inputs[rank] = {**linear, **own, "training": d.form.training, "before": before}
+                inputs[rank] = {**linear, **own, "training": d.form.training}
+                inputs[rank]["before"] = FILLED in odd
         return inputs
 
     return draw
@@ -118,8 +129,6 @@ def run_layer(make_layer: Callable[..., Any], own: Any, given: Given) -> Any:
     weight, bias = parameter_of(layer, "weight"), parameter_of(layer, "bias")
     results = {"output": y.detach(), "later output": later.detach()}
     results |= {"weight": weight.detach(), "bias": None if bias is None else bias.detach()}
-    count = sum(param.numel() for param in layer.parameters())
-    results["numbers in the module's parameters"] = count
     if y.shape == own["dy"].shape:
         for param in (weight, bias) if own["before"] else ():
             if param is not None and param.requires_grad:
@@ -129,6 +138,8 @@ def run_layer(make_layer: Callable[..., Any], own: Any, given: Given) -> Any:
         results |= {"gradient of bias": None if bias is None else bias.grad}
     gc.collect()  # a reference cycle that is no longer in use may hold the layer
     results["the module still holds the whole layer"] = any(ref() is not None for ref in whole)
+    count = sum(param.numel() for param in layer.parameters())
+    results["numbers in the module's parameters"] = count
     more = "numbers that the module keeps in memory in addition to its parameters"
     return {**results, more: numbers_beside(layer, own)}
 
@@ -220,48 +231,51 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 """Name → class, options, and how many numbers of state it keeps for each number that it updates."""
 COUNTS = ("updates", "state")
+FEW, EQUAL = "fewer numbers than ranks", "two equal parameters"
+FROZEN, TIED, LARGE = "a frozen parameter", "tied parameters", "large gradients"
+LACKS = "rank {} lacks gradients in step 1"
+NOBODY = "nobody has a gradient of parameter 0 in step 1"
+HALVED = "the learning rate is halved after each step"
 
 
 def draw_training(d: Draw) -> list[Any]:
     """Draw equal weights for every group, and gradients of some steps for every rank."""
     optimizer = d.one_of(*OPTIMIZERS)
     d.say(optimizer)
-    shapes = d.one_of([(3, 2), (5,), ()], [(4, 3), (3,), (3,)], [(2, 3), (), (6,)], [(7, 2), (2,)])
-    if d.maybe("fewer numbers than ranks"):
-        shapes = d.one_of([(2,)], [(), (1,)])
-    if d.maybe("an empty parameter"):
-        shapes = [*shapes[:1], (0,), *shapes[1:]]
-    equal = d.maybe("two equal parameters")
-    shapes = [*shapes[:1], *shapes] if equal else shapes
+    odd = drawn_oddities(d, FEW, EQUAL, FROZEN, TIED, LARGE, LACKS, NOBODY, HALVED, ZEROS, OVERFLOW)
+    shapes = d.one_of([(3, 2), (5,), ()], [(4, 3), (0,), (3,)], [(2, 3), (), (6,)], [(7, 2), (2,)])
+    if FEW in odd:
+        shapes = d.one_of([(2,), ()], [(), (1,)])
+    if EQUAL in odd:
+        shapes = [*shapes[:1], *shapes]
     places = range(len(shapes))
-    frozen = [d.one_of(*places[1:])] if len(places) > 1 and d.maybe("a frozen parameter") else []
-    tied = [d.one_of(*places), 0] if d.maybe("tied parameters") else []
-    idle, unused = d.rank("rank {} lacks gradients in step 1"), d.one_of((0,), tuple(places))
-    nobody = d.maybe("nobody has a gradient of parameter 0 in step 1")
-    zeros, overflow = d.rank("only zeros on rank {}"), d.rank("rank {} has an inf or a NaN", 4)
-    size, steps = d.maybe("large gradients", 300.0, 1.0), d.one_of(2, 3, 4)
+    unused = d.one_of((0,), places, places)
     plan = {
         "optimizer": optimizer,
-        "frozen": frozen,
-        "tied": tied,
-        "before": d.maybe(".grad is not empty"),
-        "halved": d.maybe("the learning rate is halved after each step"),
+        "frozen": [d.one_of(*places[1:])] if FROZEN in odd else [],
+        "tied": [d.one_of(*places), 0] if TIED in odd else [],
+        "before": d.one_of(True, False),
+        "halved": HALVED in odd,
         "forgets": False,
     }
+    size, steps = 300.0 if LARGE in odd else 1.0, d.one_of(2, 3, 4)
 
     def gradients_of(rank: int, step: int) -> list[Tensor | None]:
-        drawn: list[Tensor | None] = [size * (rank != zeros) * d.randn(*shape) for shape in shapes]
-        if rank == overflow and step == 0:
-            drawn[0] = d.not_finite(drawn[0])
-        missing = {*frozen}
-        if step == 1:
-            missing |= {*(unused if rank == idle else ()), *((0,) if nobody else ())}
+        factor = size * (rank != odd.get(ZEROS))
+        drawn: list[Tensor | None] = [factor * d.randn(*shape) for shape in shapes]
+        if (rank, step) == (odd.get(OVERFLOW), 0):
+            drawn[0] = d.not_finite(factor * d.randn(*shapes[0]))
+        missing = {*plan["frozen"]}
+        if step == 1 and rank == odd.get(LACKS):
+            missing |= {*unused}
+        if step == 1 and NOBODY in odd:
+            missing |= {0}
         return [None if i in missing else gradient for i, gradient in enumerate(drawn)]
 
     inputs: list[Any] = [None] * d.world_size
     for members in d.groups:
         weights = [d.randn(*shape) for shape in shapes]
-        if equal:
+        if EQUAL in odd:
             weights[1] = weights[0].clone()
         for rank in members:
             gradients = [gradients_of(rank, step) for step in range(steps)]
@@ -357,7 +371,8 @@ def with_counts_apart(check: Check) -> Check:
             seen.append(output)
         check.judge(case, inputs, seen)
 
-    return replace(check, judge=judge)
+    limits, memory = check.expects
+    return replace(check, judge=judge, expects=(memory, limits))
 
 
 def summed(inputs: Sequence[Any]) -> Sequence[Any]:
@@ -373,7 +388,7 @@ def summed(inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
-    return [{**own, "forgets": True} for own in inputs]
+    return [{**own, "forgets": True, "halved": False} for own in inputs]
 
 
 # Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
@@ -382,7 +397,7 @@ def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
 def draw_pipeline(d: Draw) -> list[Any]:
     """Draw a bubble, two rows for each micro-batch that it asks for, and a stage for each rank."""
     p, late = d.world_size, d.world_size - 1
-    m = 1 if p == 1 else d.one_of(1, 2, 3, 4, 5, 6, 7, 9, 12, 16)
+    m = 1 if p == 1 else d.one_of(1, 1, 2, 3, 4, 5, 6, 7, 9, 12, 16)
     below = late / (m - 1 + late) if p > 1 else 1.0  # so large a bubble asks for m - 1
     if d.one_of(True, False) and m + late > 1:
         bubble, words = late / (m + late), f"{late}/{m + late}"
@@ -477,12 +492,12 @@ LAYERS = Variety(dtypes=("float32", "float64", "bfloat16"))
 CHECKS = {
     "column_parallel": by_reference(
         "column_parallel",
+        seeds=(2, 3, 12, 14, 28, 43, 44, 46, 49, 51),
         reference="course_lib.tensor_parallel:column_parallel",
         program=run_layer,
         draw=draw_layer("dy"),
         variety=LAYERS,
         mistakes=COLUMN_MISTAKES,
-        exact=True,
         allowed=Allowed(
             hint="Send nothing in forward. In backward, sum the gradient of x once, and send "
             "nothing else."
@@ -491,12 +506,12 @@ CHECKS = {
     ),
     "row_parallel": by_reference(
         "row_parallel",
+        seeds=(1, 2, 3, 11, 21, 28, 39, 44, 51),
         reference="course_lib.tensor_parallel:row_parallel",
         program=run_layer,
         draw=draw_layer("x", "dx"),
         variety=LAYERS,
         mistakes=ROW_MISTAKES,
-        exact=True,
         allowed=Allowed(
             hint="Sum the output once in each of the two forwards, and send nothing in backward."
         ),
@@ -504,7 +519,7 @@ CHECKS = {
     ),
     "sharded_optimizer": with_counts_apart(
         by_reference(
-            "sharded_optimizer",
+            "sharded_optimizer", seeds=(2, 3, 8, 9, 20, 28, 30, 31, 34, 41, 44, 46, 54),
             reference="course_lib.sharded_optimizer:sharded_optimizer",
             program=run_training,
             draw=draw_training,
@@ -525,7 +540,7 @@ CHECKS = {
     ),
     "pipeline_schedule": for_time(
         by_reference(
-            "pipeline_schedule",
+            "pipeline_schedule", seeds=(4, 13, 21, 31, 45),
             reference="course_lib.pipeline_parallel:pipeline_schedule",
             program=run_pipeline,
             draw=draw_pipeline,

@@ -67,6 +67,24 @@ column_parallel__by_hook_edited = edits_of(
         "grad.any() and dist.all_reduce(",
     ),
     Mutant(
+        "drops_nan",
+        "gradient of x",
+        "return grad",
+        "return grad.nan_to_num(0, 0, 0)",
+    ),
+    Mutant(
+        "parts_by_shape",
+        "something is kept from the call before",
+        "linear, group=None):",
+        "linear, group=None, kept={}):",
+        also=(
+            (
+                "return Columns(weight, bias)",
+                "return kept.setdefault((rank, linear.weight.shape), Columns(weight, bias))",
+            ),
+        ),
+    ),
+    Mutant(
         "hook_on_x_itself",
         "also contains the gradient from other uses of x",
         "x = x.view_as(x)",
@@ -131,6 +149,19 @@ row_parallel__the_output_where_it_is_edited = edits_of(
         """,
     ),
     Mutant("rounds_to_bfloat16", "output", ".contiguous()", ".bfloat16().to(x.dtype)"),
+    Mutant("chunks", "weight", "tensor_split(", "chunk("),
+    Mutant(
+        "no_sum_of_zeros",
+        "waits in all_reduce",
+        "dist.all_reduce(",
+        "y.any() and dist.all_reduce(",
+    ),
+    Mutant(
+        "keeps_the_bias",
+        "the module still holds the whole layer: expected False",
+        "return Rows(",
+        "Rows.old = linear.bias; return Rows(",
+    ),
 )
 
 
@@ -252,6 +283,33 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         also=(("optimizer = make_optimizer([mine])", ""),),
     ),
     Mutant("tied_twice", "A tied parameter counts once", "dict.fromkeys(params)", "params"),
+    Mutant(
+        "equal_ones_once",
+        "two equal parameters",
+        "params = [param for param in dict.fromkeys(params) if param.requires_grad]",
+        """
+        params = [param for param in params if param.requires_grad]
+        params = [p for i, p in enumerate(params) if not any(map(p.equal, params[:i]))]
+        """,
+    ),
+    Mutant(
+        "skips_what_overflows",
+        "has an inf or a NaN",
+        "optimizer.step()",
+        "total.isfinite().all() and optimizer.step()",
+    ),
+    Mutant(
+        "state_by_length",
+        "parameter",
+        "params, make_optimizer, group=None):",
+        "params, make_optimizer, group=None, kept={}):",
+        also=(
+            (
+                "mine = padded(params).split(chunk)[rank].clone()",
+                "mine = kept.setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
+            ),
+        ),
+    ),
 )
 
 
@@ -315,6 +373,14 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     Mutant(
         "no_last_backwards", "0 times", 'steps.append(("B",', 'ahead + i < m and steps.append(("B",'
     ),
+    Mutant(
+        "rounded_up",
+        "micro-batches, expected",
+        "1, 1",
+        "1, max(1, math.ceil((world_size - 1) * (1 - bubble) / bubble)) if bubble else 1",
+    ),
+    Mutant("begins_at_zero", "has 0 micro-batches", "1, 1", "1, int(world_size < 2)"),
+    Mutant("at_least_p", "micro-batches, expected", "1, 1", "1, world_size"),
     Mutant("the_papers_ratio", "micro-batches, expected", "/ (m + late) > bubble", "/ m > bubble"),
     Mutant(
         "divides_by_the_bubble",
