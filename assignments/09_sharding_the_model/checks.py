@@ -1,126 +1,469 @@
-"""The checks of this assignment. They are handed out: read them if a message is not enough."""
+"""The checks of this assignment. They are handed out: read them if a message is not enough.
 
-from math import ceil, prod
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. A program gets only its rank's input.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from course_lib.checking import (
+    Allowed,
     Case,
+    Check,
+    Draw,
     Expectation,
+    Given,
+    Observed,
+    Variety,
     Wrong,
-    calls_at_most,
-    equals,
-    in_many_forms,
-    only_calls,
-    sends_at_most,
-    task,
+    by_reference,
 )
+from course_lib.checking.answers import describe
 from course_lib.checking.defence import defence, drawn_network, one_of
+from course_lib.checking.on_ranks.effects import aspects
+from course_lib.checking.on_ranks.held import held_by
+from course_lib.checking.on_ranks.leaves import tensors_in
+from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
+from course_lib.ranks import Network, Trace, compute
 
 from .judges import (
     AS_SCHEDULED,
+    BACKWARD,
     FEW_ACTIVATIONS,
-    IN_TIME,
-    NEAR,
-    OPTIMIZERS,
-    equals_one_optimizer,
-    equals_one_process,
-    layer_bytes,
-    layer_inputs,
-    layer_program,
-    layer_values,
-    optimizer_inputs,
-    optimizer_program,
-    pipeline_computes,
-    pipeline_inputs,
-    pipeline_program,
-    same_weights_on_all_ranks,
+    FORWARD,
+    STAGE,
+    as_steps,
     whole_schedule,
+    wrong_steps,
 )
 
-# --- tasks 1 and 2: a linear layer over K ranks ---------------------------------------------------
+ZEROS, OVERFLOW = "only zeros on rank {}", "rank {} has an inf or a NaN"
 
 
-def layer(out, inp, *rows, bias=True, before=False, **more):
-    return {"out": out, "in": inp, "rows": rows, "bias": bias, "before": before, **more}
+def drawn_oddities(d: Draw, *kinds: str) -> dict[str, int]:
+    """Return as many of the kinds as a case has room for, each with a rank to which it happens."""
+    drawn = dict.fromkeys(d.one_of(*kinds) for _ in range(3))
+    ranks = {kind: d.rank(kind, one_in=1) for kind in drawn}
+    return {kind: rank for kind, rank in ranks.items() if rank >= 0}
 
 
-OWN = "this rank's term alone: dX is the sum over the ranks of dY_r A_r"
-RESIDUAL = (
+# Tasks 1 and 2: a linear layer over K ranks -------------------------------------------------------
+
+NO_BIAS, ONE_ROW, FEW_EACH = "no bias", "x is one row", "fewer than one each"
+FILLED = ".grad is not empty"
+LARGEST = {
+    torch.bfloat16: (3, 1.0),
+    torch.float32: (511, 1.0),
+    torch.float64: (3 * 2**23, 2.0**-14),
+}
+"""By dtype, the largest number in a layer, in units, and the unit: sums of products are exact."""
+
+
+def draw_layer(*shared: str) -> Callable[[Draw], list[Any]]:
+    """Return the draw of a layer, its input x and dY; the ranks share the tensors named here.
+
+    ``dx`` is the gradient of x that comes from elsewhere in the model.
+    """
+
+    def draw(d: Draw) -> list[Any]:
+        most, unit = LARGEST[d.dtype]
+        most_ranks, whole = max(map(len, d.groups)), d.one_of(*range(2, 8))
+        several = (FEW_EACH,) if most_ranks > 1 else ()
+        odd = drawn_oddities(d, NO_BIAS, ONE_ROW, FILLED, ZEROS, OVERFLOW, *several)
+        parted = d.one_of(*(range(1, most_ranks) if FEW_EACH in odd else range(5, 10)))
+        rows = () if ONE_ROW in odd else d.one_of((2,), (3,), (5,), (2, 2), (1, 3))
+        features_out, features_in = (parted, whole) if "dy" in shared else (whole, parted)
+
+        def numbers(*shape: int) -> Tensor:
+            return (d.whole(2 * most + 1, *shape) - most).double() * unit
+
+        inputs: list[Any] = [None] * d.world_size
+        for members in d.groups:
+            linear = {"weight": numbers(features_out, features_in)}
+            linear |= {"bias": None if NO_BIAS in odd else numbers(features_out)}
+            tensors = {name: numbers(*rows, features_in) for name in ("x", "dx")}
+            tensors |= {"dy": numbers(*rows, features_out)}
+            parts = {name: tensors[name].tensor_split(len(members), -1) for name in shared}
+            for me, rank in enumerate(members):
+                own = {**tensors, **{name: part[me].clone() for name, part in parts.items()}}
+                own[shared[0]] *= rank != odd.get(ZEROS)
+                if rank == odd.get(OVERFLOW):
+                    own[shared[0]] = d.not_finite(own[shared[0]])
+                inputs[rank] = {**linear, **own, "training": d.form.training}
+                inputs[rank]["before"] = FILLED in odd
+        return inputs
+
+    return draw
+
+
+def run_layer(make_layer: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``make_layer(linear, group=group)``, then forward and backward of the result."""
+    linear = nn.Linear(1, 1, device="meta")
+    linear.out_features, linear.in_features = own["weight"].shape
+    linear.weight = nn.Parameter(own["weight"])
+    linear.register_parameter("bias", None if own["bias"] is None else nn.Parameter(own["bias"]))
+    linear.train(own["training"])
+    looks = looks_of(linear)
+    layer = make_layer(linear, group=given.group)
+    if looks_of(linear) != looks:
+        raise RuntimeError("the function changes linear. It must leave linear as it is")
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"your function returns {type(layer).__name__}, expected an nn.Module")
+    whole = [weakref.ref(param) for param in linear.parameters()]
+    del linear
+    x = own["x"].clone().requires_grad_()
+    # x is also used directly, because a model has a residual connection around such layers.
+    # Before the backward, there is a second forward, of different rows that need no gradient.
+    y, later, beside = layer(x), layer(2 * own["x"]), (x * own["dx"]).sum()
+    weight, bias = parameter_of(layer, "weight"), parameter_of(layer, "bias")
+    results = {"output": y.detach(), "later output": later.detach()}
+    results |= {"weight": weight.detach(), "bias": None if bias is None else bias.detach()}
+    if y.shape == own["dy"].shape:
+        for param in (weight, bias) if own["before"] else ():
+            if param is not None and param.requires_grad:
+                param.grad = torch.ones_like(param)
+        torch.autograd.backward([y, beside], [own["dy"], torch.ones_like(beside)])
+        results |= {"gradient of x": x.grad, "gradient of weight": weight.grad}
+        results |= {"gradient of bias": None if bias is None else bias.grad}
+    gc.collect()  # a reference cycle that is no longer in use may hold the layer
+    results["the module still holds the whole layer"] = any(ref() is not None for ref in whole)
+    count = sum(param.numel() for param in layer.parameters())
+    results["numbers in the module's parameters"] = count
+    more = "numbers that the module keeps in memory in addition to its parameters"
+    return {**results, more: numbers_beside(layer, own)}
+
+
+def parameter_of(layer: nn.Module, name: str) -> Any:
+    if not hasattr(layer, name):
+        raise AttributeError(
+            f"the module has no attribute {name}. Set this attribute, to None if there is no {name}"
+        )
+    return getattr(layer, name)
+
+
+def looks_of(linear: nn.Linear) -> Any:
+    shapes = [param.shape for param in linear.parameters()]
+    return aspects(linear), shapes, linear.in_features, linear.out_features
+
+
+def numbers_beside(layer: nn.Module, own: Any) -> int:
+    """Return how many numbers the module's tensors keep in memory in addition to its own parts.
+
+    Memory that is shared with the input is reported elsewhere; single numbers do not count.
+    """
+    memory = {}
+    for tensor in held_by(layer):
+        storage = tensor.untyped_storage()
+        memory[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
+    for tensor in tensors_in(own):
+        memory.pop(tensor.untyped_storage().data_ptr(), None)
+    parts = {
+        id(tensor): tensor.numel()
+        for tensor in (layer.weight, layer.bias, *layer.parameters())
+        if isinstance(tensor, Tensor)
+    }
+    return max(0, sum(size for size in memory.values() if size > 1) - sum(parts.values()))
+
+
+def own_term(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    term = inputs[me]["dy"] @ expected[me]["weight"]
+    return {"gradient of x": term + inputs[me]["dx"]}
+
+
+def residual_summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    others = (len(inputs) - 1) * inputs[me]["dx"]
+    return {"gradient of x": expected[me]["gradient of x"] + others}
+
+
+def many_biases(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    if inputs[me]["bias"] is None:
+        return None
+    others = (len(inputs) - 1) * inputs[me]["bias"]
+    return {name: expected[me][name] + others for name in ("output", "later output")}
+
+
+def gradients_times(factor: Callable[[int], float], *names: str) -> Callable[..., Any]:
+    """Return the mistake that gives `factor(K)` times the right gradients of backward."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        values = {}
+        for name in names:
+            right = expected[me][f"gradient of {name}"]
+            besides = inputs[me]["dx"] if name == "x" else float(inputs[me]["before"])
+            if right is not None:
+                values[f"gradient of {name}"] = factor(len(inputs)) * (right - besides) + besides
+        return values
+
+    return mistake
+
+
+COLUMN_MISTAKES = {
+    "this rank's term alone: dX is the sum over the ranks of dY_r A_r": own_term,
     "a sum that also contains the gradient from other uses of x, which every rank has in full: sum "
-    "only the gradient that comes back through your layer"
-)
-TWICE = "K times the right gradient: do not sum dY in backward, since it is equal on all ranks"
-PARTS_OF_A_BIAS = (
-    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it before"
-)
-BIASES = "the output with the bias added once by each rank: add it after the sum"
+    "only the gradient that comes back through your layer": residual_summed,
+}
+ROW_MISTAKES = {
+    "the output with the bias added once by each rank: add it after the sum": many_biases,
+    "K times the right gradient: do not sum dY in backward, since it is equal on all "
+    "ranks": gradients_times(lambda k: k, "x", "weight"),
+    "a K-th of the bias's gradient: add the whole bias after the sum, not a K-th of it "
+    "before": gradients_times(lambda k: 1 / k, "bias"),
+}
+
+# Task 3: a sharded optimizer ----------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, 1),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.1}, 2),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01}, 1),
+    "SGD without momentum": (torch.optim.SGD, {"lr": 0.5}, 0),
+}
+"""Name → class, options, and how many numbers of state it keeps for each number that it updates."""
+COUNTS = ("updates", "state")
+FEW, EQUAL = "fewer numbers than ranks", "two equal parameters"
+FROZEN, TIED, LARGE = "a frozen parameter", "tied parameters", "large gradients"
+LACKS = "rank {} lacks gradients in step 1"
+NOBODY = "nobody has a gradient of parameter 0 in step 1"
+HALVED = "the learning rate is halved after each step"
 
 
-LAYERS = (
-    Case("1 rank", 1, layer(4, 3, 2)),
-    Case("2 ranks, no bias", 2, layer(6, 4, 3, bias=False)),
-    Case("3 ranks, uneven", 3, layer(5, 7, 2, 2)),
-    Case("4 ranks, in two groups", 4, layer(5, 3, 4)),
-    Case("3 ranks, zeros on one", 3, layer(6, 6, 3, zeros=1)),
-    Case("3 ranks, fewer than one each", 3, layer(2, 2, 3)),
-    Case("3 ranks, in two groups, no bias", 3, layer(7, 5, 2, 3, bias=False)),
-    Case("4 ranks, uneven", 4, layer(6, 9, 2, before=True)),
-    Case("2 ranks, x is one row", 2, layer(5, 3, before=True)),
-)
+def draw_training(d: Draw) -> list[Any]:
+    """Draw equal weights for every group, and gradients of some steps for every rank."""
+    optimizer = d.one_of(*OPTIMIZERS)
+    d.say(optimizer)
+    odd = drawn_oddities(d, FEW, EQUAL, FROZEN, TIED, LARGE, LACKS, NOBODY, HALVED, ZEROS, OVERFLOW)
+    shapes = d.one_of([(3, 2), (5,), ()], [(4, 3), (0,), (3,)], [(2, 3), (), (6,)], [(7, 2), (2,)])
+    if FEW in odd:
+        shapes = d.one_of([(2,), ()], [(), (1,)])
+    if EQUAL in odd:
+        shapes = [*shapes[:1], *shapes]
+    places = range(len(shapes))
+    unused = d.one_of((0,), places, places)
+    plan = {
+        "optimizer": optimizer,
+        "frozen": [d.one_of(*places[1:])] if FROZEN in odd else [],
+        "tied": [d.one_of(*places), 0] if TIED in odd else [],
+        "before": d.one_of(True, False),
+        "halved": HALVED in odd,
+        "forgets": False,
+    }
+    size, steps = 300.0 if LARGE in odd else 1.0, d.one_of(2, 3, 4)
 
-# --- task 3: a sharded optimizer ------------------------------------------------------------------
+    def gradients_of(rank: int, step: int) -> list[Tensor | None]:
+        factor = size * (rank != odd.get(ZEROS))
+        drawn: list[Tensor | None] = [factor * d.randn(*shape) for shape in shapes]
+        if (rank, step) == (odd.get(OVERFLOW), 0):
+            drawn[0] = d.not_finite(factor * d.randn(*shapes[0]))
+        missing = {*plan["frozen"]}
+        if step == 1 and rank == odd.get(LACKS):
+            missing |= {*unused}
+        if step == 1 and NOBODY in odd:
+            missing |= {0}
+        return [None if i in missing else gradient for i, gradient in enumerate(drawn)]
+
+    inputs: list[Any] = [None] * d.world_size
+    for members in d.groups:
+        weights = [d.randn(*shape) for shape in shapes]
+        if EQUAL in odd:
+            weights[1] = weights[0].clone()
+        for rank in members:
+            gradients = [gradients_of(rank, step) for step in range(steps)]
+            inputs[rank] = {**plan, "weights": weights, "gradients": gradients}
+            inputs[rank]["ranks"] = len(members)
+    return inputs
 
 
-def trained_numbers(case):
-    p = case.parameters
-    return sum(prod(s) for i, s in enumerate(p["shapes"]) if i not in p.get("frozen", ()))
+def run_training(sharded_optimizer: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Take the case's steps; return the weights, and the counts of updated and kept numbers."""
+    params = [
+        nn.Parameter(weight.clone(), requires_grad=i not in own["frozen"])
+        for i, weight in enumerate(own["weights"])
+    ]
+    cls, options, _ = OPTIMIZERS[own["optimizer"]]
+    for param in params if own["before"] else ():
+        param.grad = torch.ones_like(param)  # an old gradient, which the steps must not use
+    made: list[Any] = []
+
+    def make_optimizer(tensors: Any) -> Any:
+        made.append(cls(tensors, **options))
+        return made[-1]
+
+    def make_another() -> list[nn.Parameter]:
+        """Make a model with the same shapes, which is not trained meanwhile."""
+        model = [nn.Parameter(torch.ones_like(weight)) for weight in own["weights"]]
+        sharded_optimizer(model, lambda tensors: cls(tensors, **options), group=given.group)
+        return model
+
+    given.watch.add_parameters("the parameters", params, values=False)
+    others = make_another()
+    all_params = given.iterable([*params, *(params[i] for i in own["tied"])])
+    step = sharded_optimizer(all_params, make_optimizer, group=given.group)
+    others += make_another()
+    if not callable(step):
+        raise TypeError(f"your function returns {type(step).__name__}, expected a function step()")
+    memory = addresses(params)  # a function that moves parameters in memory has done so by now
+    weights = []
+    for gradients in own["gradients"]:
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad = None if gradient is None else gradient.clone()
+        step()
+        weights.append([param.detach().clone() for param in params])
+        for optimizer in made if own["forgets"] else ():  # only to show a common mistake
+            optimizer.state.clear()
+        for group in (group for each in made if own["halved"] for group in each.param_groups):
+            group["lr"] /= 2
+    updated = [t for each in made for group in each.param_groups for t in group["params"]]
+    state = [v for each in made for kept in each.state.values() for v in kept.values()]
+    return {
+        "after step {}, parameter {}": weights,
+        "parameter {} of models that are not trained": [param.detach() for param in others],
+        OWN_MEMORY: memory_of(params, memory),
+        "updates": sum(t.numel() for t in updated),
+        "state": sum(v.numel() for v in state if isinstance(v, Tensor) and v.dim()),
+    }
 
 
-def its_share(case, observed, trace):
-    copies = OPTIMIZERS[case.parameters["optimizer"]][2]
-    for rank, output in enumerate(observed.outputs):
-        most = ceil(trained_numbers(case) / len(case.members(rank)))
-        for what, limit in (("updates", most), ("state", copies * most)):
-            if (held := output["value"][what]) > limit:
-                words = {"updates": "updates {} numbers", "state": "keeps {} numbers of state"}
+def its_share(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect the optimizer to update and keep at most a K-th of the numbers, rounded up."""
+    for rank, (output, given) in enumerate(zip(observed.outputs, observed.inputs, strict=True)):
+        own = given["own"]
+        sizes = [weight.numel() for weight in own["weights"]]
+        total = sum(size for i, size in enumerate(sizes) if i not in own["frozen"])
+        most = ceil(total / own["ranks"])
+        limits = {
+            "updates {} numbers": (output["value"]["updates"], most),
+            "keeps {} numbers of state": (
+                output["value"]["state"],
+                OPTIMIZERS[own["optimizer"]][2] * most,
+            ),
+        }
+        for words, (count, limit) in limits.items():
+            if count > limit:
                 raise Wrong(
-                    f"rank {rank}'s optimizer {words[what].format(held)}, expected at most {limit}",
-                    f"There are n = {trained_numbers(case)} numbers to train. A rank may update "
-                    "⌈n/K⌉ of them, and keep state for these only."
-                    + (" A tied parameter counts once." if "again" in case.parameters else ""),
+                    f"rank {rank}'s optimizer {words.format(count)}, expected at most {limit}",
+                    f"There are n = {total} numbers to train. A rank may update ⌈n/K⌉ of them, and "
+                    "keep state for these only."
+                    + (" A tied parameter counts once." if own["tied"] else ""),
                 )
 
 
-def step_bytes(case, rank):
-    chunk = ceil(trained_numbers(case) / len(case.members(rank)))
-    return case.parameters["steps"] * case.itemsize * chunk * (len(case.members(rank)) + 1)
+def with_counts_apart(check: Check) -> Check:
+    """Return the check with a judge that does not see the counts: `its_share` judges them."""
+
+    def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        seen = []
+        for output, right in zip(outputs, check.prepare(case, inputs).values, strict=True):
+            match output:
+                case {"value": {"updates": int(), "state": int(), **rest}, **report}:
+                    counts = {name: right[name] for name in COUNTS}
+                    output = {**report, "value": {**rest, **counts}}
+            seen.append(output)
+        check.judge(case, inputs, seen)
+
+    limits, memory = check.expects
+    return replace(check, judge=judge, expects=(memory, limits))
 
 
-ONE_OF_EACH = (
-    "In each step, call one reduce-scatter for all gradients, and one all-gather for the weights."
-)
+def summed(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Multiply all gradients by the number of ranks, so that their mean is the sum."""
+
+    def times(factor: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [None if gradient is None else factor * gradient for gradient in gradients]
+
+    return [
+        {**own, "gradients": [times(own["ranks"], each) for each in own["gradients"]]}
+        for own in inputs
+    ]
 
 
-def steps_of(case, rank):
-    return case.parameters["steps"]
+def forgetful(inputs: Sequence[Any]) -> Sequence[Any]:
+    return [{**own, "forgets": True, "halved": False} for own in inputs]
 
 
-def training(optimizer, *shapes, steps=2, **options):
-    return {"optimizer": optimizer, "shapes": shapes, "steps": steps, **options}
+# Task 4: a pipeline schedule, executed on ranks ---------------------------------------------------
 
 
-BUBBLES = (
-    *((1, 0.0), (2, 0.25), (3, 0.3), (4, 0.61), (4, 0.27)),
-    *((2, 0.7), (3, 0.125), (2, 1.0), (4, 0.2)),
-)
+def draw_pipeline(d: Draw) -> list[Any]:
+    """Draw a bubble, two rows for each micro-batch that it asks for, and a stage for each rank."""
+    p, late = d.world_size, d.world_size - 1
+    m = 1 if p == 1 else d.one_of(1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
+    quotient = late / (m + late)
+    below = late / (m - 1 + late) if p > 1 else 1.0  # so large a bubble asks for m - 1
+    between = round(0.5 * (quotient + below), 3)
+    largest = 1.0 if m == 1 else between
+    bubble = d.one_of(quotient, between, largest)
+    words = f"{late}/{m + late}" if bubble == quotient else bubble
+    d.say(f"bubble {words}")
+    x = d.randn(m, 2, 3)
+    return [{"bubble": bubble, "x": x, "weight": d.randn(3, 3)} for _ in d.ranks]
 
-# --- the four checks ------------------------------------------------------------------------------
+
+def run_pipeline(schedule: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``schedule(world_size, bubble)``, and execute it if every rank's steps are valid.
+
+    A stage is a matrix and a tanh, and takes `FORWARD` and `BACKWARD` seconds. Sends do not wait,
+    but a rank waits for the data that it needs. So a schedule that cannot continue is a deadlock.
+    """
+    rank, p = dist.get_rank(), dist.get_world_size()
+    made = schedule(p, own["bubble"])
+    steps, weight = as_steps(made), nn.Parameter(own["weight"].clone())
+    if steps and len(steps) == p and not any(wrong_steps(each, len(own["x"])) for each in steps):
+        run_stage(steps[rank], weight, own["x"], rank, p)
+    else:  # its time passes, so that a wrong schedule is not reported as a missing computation
+        for seconds in (FORWARD, BACKWARD) * len(own["x"]):
+            compute(seconds)
+    return {"schedule": describe(made) if steps is None else steps, STAGE: weight.grad}
 
 
-def drawn_weights(generator: torch.Generator) -> Case:
+def run_stage(steps: Any, weight: nn.Parameter, inputs: Tensor, rank: int, p: int) -> None:
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+    sent = []
+    for action, m in steps:
+        forward = action == "F"
+        source, to = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
+        message = inputs[m].clone(memory_format=torch.contiguous_format)
+        if 0 <= source < p:
+            dist.recv(message, source, tag=2 * m + forward)
+        compute(FORWARD if forward else BACKWARD)
+        if forward:
+            held[m] = message.requires_grad_(), torch.tanh(message @ weight)
+            result = held[m][1].detach()
+        else:
+            x, y = held.pop(m)
+            y.backward(message if rank < p - 1 else 2 * y.detach() / len(inputs))
+            assert x.grad is not None
+            result = x.grad
+        if 0 <= to < p:
+            result = result.contiguous()
+            sent.append((dist.isend(result, to, tag=2 * m + forward), result))
+    for work, _ in sent:
+        if work is not None:
+            work.wait()
+
+
+def for_time(check: Check) -> Check:
+    """Return the check with its limits on communication as the part “time” of the points."""
+    limits, *others = check.expects
+    return replace(check, expects=(replace(limits, part="time"), *others))
+
+
+# The checks ---------------------------------------------------------------------------------------
+
+
+def drawn_weights(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 3 for one student: ranks, parameters and a network."""
-    k, layers = one_of(generator, 2, 3, 4), one_of(generator, 3, 4, 5)
+    k, layers, steps = one_of(generator, 2, 3, 4), one_of(generator, 3, 4, 5), 3
     sizes = [one_of(generator, *range(40, 300)) for _ in range(layers)]
     frozen = one_of(generator, *range(layers))
     network, words = drawn_network(generator)
@@ -129,129 +472,89 @@ def drawn_weights(generator: torch.Generator) -> Case:
         f"{', '.join(map(str, sizes))} numbers of 4 bytes. Parameter {frozen} is frozen.\n{words}; "
         "reduce_scatter and all_gather are rings."
     )
-    parameters = training("momentum", *((size,) for size in sizes), steps=3, frozen=[frozen])
-    return Case(name, k, parameters, network=network)
 
+    def draw() -> list[Tensor]:
+        return [torch.randn(size, generator=generator) for size in sizes]
+
+    plan = {"optimizer": "SGD", "frozen": [frozen], "tied": [], "ranks": k, "weights": draw()}
+    plan |= {"before": False, "halved": False, "forgets": False}
+    inputs = []
+    for _ in range(k):
+        drawn = [draw() for _ in range(steps)]
+        gradients = [[None if i == frozen else g for i, g in enumerate(each)] for each in drawn]
+        inputs.append({**plan, "gradients": gradients})
+    return Case(name, k, network=network), inputs
+
+
+LAYERS = Variety(dtypes=("float32", "float64", "bfloat16"))
 
 CHECKS = {
-    "column_parallel": task(
+    "column_parallel": by_reference(
         "column_parallel",
-        inputs=layer_inputs("out"),
-        program=layer_program,
-        judges=[
-            equals(
-                layer_values("out"),
-                {
-                    OWN: layer_values("out", "own term"),
-                    RESIDUAL: layer_values("out", "residual"),
-                },
-            )
-        ],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most("Send nothing in forward, and one sum in backward.", all_reduce=1),
-            sends_at_most(
-                lambda case, rank: layer_bytes(case, "in"),
-                hint="Sum only the gradient of x.",
-            ),
-        ],
+        seeds=(2, 3, 12, 14, 28, 43, 44, 46, 49, 51),
+        reference="course_lib.tensor_parallel:column_parallel",
+        program=run_layer,
+        draw=draw_layer("dy"),
+        variety=LAYERS,
+        mistakes=COLUMN_MISTAKES,
+        allowed=Allowed(
+            hint="Send nothing in forward. In backward, sum the gradient of x once, and send "
+            "nothing else."
+        ),
         worth={"values": 3, "communication": 1},
-        cases=in_many_forms(*LAYERS),
-        in_turn=[(5, 6)],
     ),
-    "row_parallel": task(
+    "row_parallel": by_reference(
         "row_parallel",
-        inputs=layer_inputs("in"),
-        program=layer_program,
-        judges=[
-            equals(
-                layer_values("in"),
-                {
-                    BIASES: layer_values("in", "K biases"),
-                    TWICE: layer_values("in", "K times"),
-                    PARTS_OF_A_BIAS: layer_values("in", "bias/K"),
-                },
-            )
-        ],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most("Send one sum in each forward, and nothing in backward.", all_reduce=2),
-            sends_at_most(
-                lambda case, rank: 2 * layer_bytes(case, "out"),
-                hint="Sum only the output, once in each of the two forwards.",
-            ),
-        ],
+        seeds=(1, 2, 3, 11, 21, 28, 39, 44, 51),
+        reference="course_lib.tensor_parallel:row_parallel",
+        program=run_layer,
+        draw=draw_layer("x", "dx"),
+        variety=LAYERS,
+        mistakes=ROW_MISTAKES,
+        allowed=Allowed(
+            hint="Sum the output once in each of the two forwards, and send nothing in backward."
+        ),
         worth={"values": 3, "communication": 1},
-        cases=in_many_forms(*LAYERS),
-        in_turn=[(5, 6)],
     ),
-    "sharded_optimizer": task(
-        "sharded_optimizer",
-        inputs=optimizer_inputs,
-        program=optimizer_program,
-        judges=[
-            equals_one_optimizer,
-            same_weights_on_all_ranks,
-        ],
-        expects=[
-            Expectation(its_share, part="memory"),
-            only_calls("reduce_scatter", "all_gather"),
-            calls_at_most(ONE_OF_EACH, reduce_scatter=steps_of, all_gather=steps_of),
-            sends_at_most(
-                step_bytes,
-                hint="Pad with fewer than K numbers, and do not send frozen parameters.",
+    "sharded_optimizer": with_counts_apart(
+        by_reference(
+            "sharded_optimizer",
+            seeds=(2, 3, 8, 9, 20, 28, 30, 31, 34, 41, 44, 46, 54),
+            reference="course_lib.sharded_optimizer:sharded_optimizer",
+            program=run_training,
+            draw=draw_training,
+            variety=Variety(dtypes=("float32", "float64")),
+            as_if={
+                "the weights of a step with the sum over the ranks, not the mean": summed,
+                "the weights if every step makes a new optimizer: make it once, so that it keeps "
+                "its state": forgetful,
+            },
+            same_bits=True,
+            allowed=Allowed(
+                hint="In each step, call one reduce-scatter for all gradients, and one all-gather "
+                "for the weights. Pad with fewer than K numbers, and do not send frozen parameters."
             ),
-        ],
-        worth={"values": 3, "memory": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank", 1, training("momentum", (3, 2), (5,), (2,), frozen=[1], again=[2, 0])),
-            Case("2 ranks", 2, training("momentum", (3, 2), (4,), (0,), before=True, halved=True)),
-            Case(
-                "3 ranks, uneven, large gradients",
-                *(3, training("adamw", (2, 3), (), (6,), steps=3, before=True, size=300)),
-            ),
-            Case(
-                "4 ranks, in two groups",
-                *(4, training("momentum", (4, 3), (3,), (3,), steps=3, alike=[1, 2], zeros=1)),
-            ),
-            Case("2 ranks, frozen", 2, training("rmsprop", (3, 3), (4,), (1,), frozen=[1])),
-            Case("3 ranks, tied", 3, training("adamw", (3, 2), (7,), again=[0, 1])),
-            Case("3 ranks, fewer than one each", 3, training("momentum", (2,))),
-            Case(
-                "2 ranks, one without gradients", 2, training("adamw", (3, 2), unused=[0], steps=3)
-            ),
-            Case(
-                "2 ranks, frozen, tied, one unused on a rank",
-                2,
-                training(
-                    "sgd", (2, 2), (9,), (2,), frozen=[0], again=[1, 0], unused=[1], before=True
-                ),
-            ),
-            Case(
-                "3 ranks, one that nobody uses",
-                *(3, training("momentum", (3, 2), (4,), steps=3, nobody=[1])),
-            ),
-            dtypes=("float32", "float64"),
-        ),
-        in_turn=[(5, 6)],
+            expects=[Expectation(its_share, part="memory")],
+            worth={"values": 3, "memory": 2, "communication": 1},
+        )
     ),
-    "pipeline_schedule": task(
-        "pipeline_schedule",
-        inputs=pipeline_inputs,
-        program=pipeline_program,
-        computes=pipeline_computes,
-        judges=[whole_schedule, equals_one_process()],
-        expects=[FEW_ACTIVATIONS, *AS_SCHEDULED, IN_TIME],
-        worth={"values": 2, "memory": 1, "time": 1},
-        cases=in_many_forms(
-            *(
-                Case(f"p = {p}, bubble {bubble}", p, {"bubble": bubble}, network=NEAR)
-                for p, bubble in BUBBLES
+    "pipeline_schedule": for_time(
+        by_reference(
+            "pipeline_schedule",
+            seeds=(2, 22, 26, 28, 30, 34, 42, 55),
+            reference="course_lib.pipeline_parallel:pipeline_schedule",
+            program=run_pipeline,
+            draw=draw_pipeline,
+            variety=Variety((2, 2, 3, 3, 4, 4, 5, 6, 1), ("float32",), (), groups=False),
+            judge=whole_schedule,
+            allowed=Allowed(
+                time=1.01,
+                hint="Let each rank but the last do enough forwards before its first backward.",
             ),
-            dtypes=("float32", "float64"),
-            groups=False,
-        ),
-        in_turn=[(4, 3)],
+            network=Network(latency=1e-6, bandwidth=10e9),  # a message takes almost no time
+            expects=[FEW_ACTIVATIONS, *AS_SCHEDULED],
+            worth={"values": 2, "memory": 1, "time": 1},
+        )
     ),
     "defend_sharded_optimizer": defence("sharded_optimizer", drawn_weights),
 }

@@ -25,6 +25,7 @@ from course_lib.pipeline_parallel.schedules import (
     gpipe,
     interleaved,
     one_forward_one_backward,
+    pipeline_schedule,
     zero_bubble,
 )
 from course_lib.pipeline_parallel.simulation import (
@@ -52,6 +53,7 @@ __all__ = [
     "interleaved",
     "one_forward_one_backward",
     "peak_activations",
+    "pipeline_schedule",
     "simulate",
     "split_layers",
     "zero_bubble",

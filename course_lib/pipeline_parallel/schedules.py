@@ -26,7 +26,10 @@ Training on GPU Clusters Using Megatron-LM", SC 2021 (interleaved); P. Qi et al.
 Pipeline Parallelism", ICLR 2024.
 """
 
-from course_lib.pipeline_parallel.schedule import Schedule, Step
+from itertools import count
+
+from course_lib.pipeline_parallel.schedule import Action, Schedule, Step
+from course_lib.pipeline_parallel.simulation import bubble_fraction
 
 
 def gpipe(world_size: int, micro_batches: int) -> Schedule:
@@ -49,6 +52,17 @@ def one_forward_one_backward(world_size: int, micro_batches: int) -> Schedule:
         _in_turn(forwards, backwards, world_size - rank - 1) for rank in range(world_size)
     )
     return Schedule("one forward one backward", micro_batches, steps)
+
+
+def pipeline_schedule(world_size: int, bubble: float) -> list[list[tuple[Action, int]]]:
+    """Return one forward one backward with as few micro-batches as `bubble` allows.
+
+    The steps of each rank are (action, micro-batch). `bubble` is the largest share (p-1) / (m+p-1)
+    of its time in which a rank may wait; it is above 0, except for one rank.
+    """
+    m = next(m for m in count(1) if bubble_fraction(world_size, m) <= bubble)
+    ranks = one_forward_one_backward(world_size, m).steps
+    return [[(step.action, step.micro_batch) for step in steps] for steps in ranks]
 
 
 def interleaved(world_size: int, micro_batches: int, chunks: int = 2) -> Schedule:

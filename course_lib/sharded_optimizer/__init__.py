@@ -17,6 +17,7 @@ of Ψ parameters. But it is enough if one rank updates each parameter:
 
 - `memory`: the table as a formula
 - `partition`: flat buffers cut into K chunks, and which piece of which parameter a rank has
+- `minimal`: ZeRO-1 in one page, each step with PyTorch's own collectives
 - `optimizer`: each rank updates its pieces, then all ranks gather the weights
 - `states`: a state_dict as of one process, which can be loaded on a different number of ranks
 - `gradients`: stage 2, gradients that are reduce-scattered during backward
@@ -33,6 +34,7 @@ from course_lib._later import later
 from course_lib.sharded_optimizer.memory import model_state_bytes
 
 if TYPE_CHECKING:
+    from course_lib.sharded_optimizer.minimal import sharded_optimizer
     from course_lib.sharded_optimizer.optimizer import ShardedOptimizer
     from course_lib.sharded_optimizer.partition import (
         FlatChunks,
@@ -51,6 +53,7 @@ __all__ = [
     "model_state_bytes",
     "pieces_of_states",
     "reduce_scatter_chunks",
+    "sharded_optimizer",
     "start_all_gather",
     "start_reduce_scatter",
 ]
@@ -60,6 +63,7 @@ __getattr__ = later(
     __name__,
     {
         "ShardedOptimizer": "optimizer",
+        "sharded_optimizer": "minimal",
         "FlatChunks all_gather_chunks reduce_scatter_chunks": "partition",
         "start_all_gather start_reduce_scatter": "partition",
         "gather_states pieces_of_states": "states",

@@ -24,16 +24,23 @@ from course_lib.tensor_parallel.conjugate import (
     scatter_to_sequence,
     sum_partial_gradients,
 )
-from course_lib.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from course_lib.tensor_parallel.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    column_parallel,
+    row_parallel,
+)
 
 __all__ = [
     "ColumnParallelLinear",
     "ParallelAttention",
     "ParallelMLP",
     "RowParallelLinear",
+    "column_parallel",
     "copy_to_ranks",
     "gather_from_sequence",
     "reduce_from_ranks",
+    "row_parallel",
     "scatter_to_sequence",
     "sum_partial_gradients",
 ]

@@ -154,9 +154,10 @@ class RowParallelLinear(nn.Module):
     def _take(self, whole: nn.Linear, together: int) -> None:
         rank, world_size = place_in(self.group)
         units = _in_units(whole.weight.detach().t(), together)
-        columns = shard(units, world_size, rank).flatten(0, 1).t().contiguous()
+        columns = shard(units, world_size, rank).flatten(0, 1).t()
+        own = columns.clone(memory_format=torch.contiguous_format)  # a view would keep the whole
         label = f"{type(self).__name__}.weight"
-        self.weight = as_part(columns, Block, whole.weight, self.group, label)
+        self.weight = as_part(own, Block, whole.weight, self.group, label)
         self.bias = None if whole.bias is None else copy.deepcopy(whole.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,6 +166,24 @@ class RowParallelLinear(nn.Module):
         combine = scatter_to_sequence if self.sequence_parallel else reduce_from_ranks
         total = combine(partial, self.group)
         return total if self.bias is None else total + self.bias
+
+
+def column_parallel(linear: nn.Linear, group: Group = None) -> nn.Module:
+    """Return this rank's part of `linear`, cut by outputs: shape (…, in) → (…, its outputs).
+
+    Every rank of `group` has the same `linear`, which is neither changed nor kept. Backward takes
+    one all-reduce, of the gradient of x; forward takes none.
+    """
+    return ColumnParallelLinear.from_linear(linear, group)
+
+
+def row_parallel(linear: nn.Linear, group: Group = None) -> nn.Module:
+    """Return this rank's part of `linear`, cut by inputs: shape (…, its inputs) → (…, out).
+
+    Every rank of `group` has the same `linear`, which is neither changed nor kept. Forward takes
+    one all-reduce, of the output; backward takes none. The bias is whole, and is added once.
+    """
+    return RowParallelLinear.from_linear(linear, group)
 
 
 def _in_units(tensor: Tensor, together: int) -> Tensor:

@@ -40,7 +40,7 @@ def column_parallel__by_hook(linear, group=None):
 column_parallel__by_hook_edited = edits_of(
     column_parallel__by_hook,
     Mutant("gradient_is_not_summed", "this rank's term alone", "x.register_hook(add_up)", "pass"),
-    Mutant("rank_of_the_world", "✗ 4 ranks, in two groups", ".get_rank(group)", ".get_rank()"),
+    Mutant("rank_of_the_world", "in two groups", ".get_rank(group)", ".get_rank()"),
     Mutant("a_view", "shares memory with weight", "(weight.clone())", "(weight)"),
     Mutant(
         "keeps_the_layer",
@@ -50,7 +50,7 @@ column_parallel__by_hook_edited = edits_of(
     ),
     Mutant(
         "keeps_its_input",
-        "keeps in memory in addition to its parameters: expected 0, got 6",
+        "keeps in memory in addition to its parameters: expected 0, got",
         "x = x.view_as(x)",
         "x = x.view_as(x); self.seen = x.detach()",
     ),
@@ -65,6 +65,24 @@ column_parallel__by_hook_edited = edits_of(
         "waits in all_reduce",
         "dist.all_reduce(",
         "grad.any() and dist.all_reduce(",
+    ),
+    Mutant(
+        "drops_nan",
+        "gradient of x",
+        "return grad",
+        "return grad.nan_to_num(0, 0, 0)",
+    ),
+    Mutant(
+        "parts_by_shape",
+        "for the second time",
+        "linear, group=None):",
+        "linear, group=None, kept={}):",
+        also=(
+            (
+                "return Columns(weight, bias)",
+                "return kept.setdefault((rank, linear.weight.shape), Columns(weight, bias))",
+            ),
+        ),
     ),
     Mutant(
         "hook_on_x_itself",
@@ -131,6 +149,25 @@ row_parallel__the_output_where_it_is_edited = edits_of(
         """,
     ),
     Mutant("rounds_to_bfloat16", "output", ".contiguous()", ".bfloat16().to(x.dtype)"),
+    Mutant(
+        "a_view_if_contiguous",
+        "shares memory with weight",
+        "weight.clone()",
+        "weight.contiguous()",
+    ),
+    Mutant("chunks", "tuple index out of range", "tensor_split(", "chunk("),
+    Mutant(
+        "no_sum_of_zeros",
+        "waits in all_reduce",
+        "dist.all_reduce(",
+        "y.any() and dist.all_reduce(",
+    ),
+    Mutant(
+        "keeps_the_bias",
+        "the module still holds the whole layer: expected False",
+        "return Rows(",
+        "Rows.old = linear.bias; return Rows(",
+    ),
 )
 
 
@@ -205,7 +242,7 @@ sharded_optimizer__one_buffer_edited = edits_of(
     sharded_optimizer__one_buffer,
     Mutant(
         "stale_gradients",
-        "✗ 2 ranks, one without gradients",
+        "lacks gradients in step 1",
         """
         if param.grad is None:
             place.zero_()
@@ -218,9 +255,7 @@ sharded_optimizer__one_buffer_edited = edits_of(
 
 sharded_optimizer__chunks_in_lists_edited = edits_of(
     sharded_optimizer__chunks_in_lists,
-    Mutant(
-        "one_number_more", "updates 9 numbers, expected at most 8", "(n + k - 1) // k", "n // k + 1"
-    ),
+    Mutant("one_number_more", "numbers, expected at most", "(n + k - 1) // k", "n // k + 1"),
     Mutant("sum", "the sum over the ranks, not the mean", ".grad = total / k", ".grad = total"),
     Mutant(
         "goes_home_without_gradients",
@@ -252,6 +287,33 @@ sharded_optimizer__chunks_in_lists_edited = edits_of(
         also=(("optimizer = make_optimizer([mine])", ""),),
     ),
     Mutant("tied_twice", "A tied parameter counts once", "dict.fromkeys(params)", "params"),
+    Mutant(
+        "equal_ones_once",
+        "two equal parameters",
+        "params = [param for param in dict.fromkeys(params) if param.requires_grad]",
+        """
+        params = [param for param in params if param.requires_grad]
+        params = [p for i, p in enumerate(params) if not any(map(p.equal, params[:i]))]
+        """,
+    ),
+    Mutant(
+        "skips_what_overflows",
+        "has an inf or a NaN",
+        "optimizer.step()",
+        "total.isfinite().all() and optimizer.step()",
+    ),
+    Mutant(
+        "state_by_length",
+        "parameter",
+        "params, make_optimizer, group=None):",
+        "params, make_optimizer, group=None, kept={}):",
+        also=(
+            (
+                "mine = padded(params).split(chunk)[rank].clone()",
+                "mine = kept.setdefault((rank, n), padded(params).split(chunk)[rank].clone())",
+            ),
+        ),
+    ),
 )
 
 
@@ -315,6 +377,15 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     Mutant(
         "no_last_backwards", "0 times", 'steps.append(("B",', 'ahead + i < m and steps.append(("B",'
     ),
+    Mutant(
+        "rounded_up",
+        "micro-batches, expected",
+        "1, 1",
+        "1, max(1, math.ceil((world_size - 1) * (1 - bubble) / bubble)) if bubble else 1",
+    ),
+    Mutant("begins_at_zero", "has 0 micro-batches", "1, 1", "1, int(world_size < 2)"),
+    Mutant("no_rank_alone", "ZeroDivisionError", "1, 1", "1, int(bubble >= 1)"),
+    Mutant("at_least_p", "micro-batches, expected", "1, 1", "1, world_size"),
     Mutant("the_papers_ratio", "micro-batches, expected", "/ (m + late) > bubble", "/ m > bubble"),
     Mutant(
         "divides_by_the_bubble",
@@ -324,7 +395,7 @@ pipeline_schedule__by_warm_up_edited = edits_of(
     ),
     Mutant(
         "schedule_of_the_first_call",
-        "after ‘p = 4, bubble 0.27",
+        "after another call",
         "world_size, bubble):",
         "world_size, bubble, kept={}):",
         also=(("return ranks", "return kept.setdefault(world_size, ranks)"),),

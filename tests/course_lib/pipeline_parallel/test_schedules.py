@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.pipeline_parallel import (
+    Schedule,
     ScheduleError,
     Step,
     bubble_fraction,
@@ -13,6 +14,7 @@ from course_lib.pipeline_parallel import (
     interleaved,
     one_forward_one_backward,
     peak_activations,
+    pipeline_schedule,
     simulate,
     zero_bubble,
     zero_bubble_fraction,
@@ -34,6 +36,18 @@ def test_gpipe_and_1f1b_have_the_same_bubble_and_not_the_same_memory(p, m, forwa
         same(simulate(make(p, m), forward, backward).bubble, bubble_fraction(p, m))
     assert peak_activations(gpipe(p, m)) == [m] * p
     assert peak_activations(one_forward_one_backward(p, m)) == [min(m, p - r) for r in range(p)]
+
+
+@given(RANKS, MICRO_BATCHES, st.sampled_from([1.0, 1 + 1e-9, 1.01]))
+def test_a_pipeline_schedule_has_the_fewest_micro_batches_that_a_bubble_allows(p, m, above):
+    """The bubble is that of m micro-batches, or above it and below that of m - 1."""
+    m = 1 if p == 1 else m
+    ranks = pipeline_schedule(p, (p - 1) / (m + p - 1) * above)
+    steps = tuple(tuple(Step(action, i) for action, i in steps) for steps in ranks)
+    plan = Schedule("as it was asked for", m, steps)
+    check_schedule(plan)
+    assert peak_activations(plan) == [min(m, p - rank) for rank in range(p)]
+    assert simulate(plan).makespan == 3 * (m + p - 1)
 
 
 @given(RANKS, st.integers(1, 3), st.integers(1, 4), SECONDS, SECONDS)
