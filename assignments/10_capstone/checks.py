@@ -138,7 +138,8 @@ SMALL_RACE = race(
 
 CHECKS = {
     "speed_of_light": by_reference(
-        "speed_of_light", seeds=(0, 4, 13, 14, 20, 22, 30),
+        "speed_of_light",
+        seeds=(0, 4, 13, 14, 20, 22, 30),
         reference="course_lib.capstone.light:speed_of_light",
         program=run_light,
         draw=draw_light,
