@@ -21,13 +21,14 @@ from .judges import in_time, reaches_the_target, says_its_bytes
 # Task 1: the speed of light; one rank runs this, because nothing is communicated ------------------
 
 KEYS = ("flops", "sent", "received")
+ALIKE = (1e12, 1e9, 1e9)
+"""Scales of the ranks' operations, bytes sent and bytes received that take about as long."""
 BOUNDS = {
     "bound by operations": (1e12, 1e8, 1e8),
     "bound by what is sent": (1e10, 1e9, 1e8),
     "bound by what is received": (1e10, 1e8, 1e9),
-    "all alike": (1e12, 1e9, 1e9),
+    "no messages": (1e12, 0, 0),
 }
-"""What takes longest → the scales of operations, bytes sent and bytes received."""
 ONCE = (
     "Here flops, sent and received are generators: you can go through each of them only once, and "
     "they have no length and no [k]. Use zip(), or begin with flops = list(flops)."
@@ -47,22 +48,19 @@ def run_light(speed_of_light: Callable[..., Any], own: Any, given: Given) -> Any
 
 def draw_light(d: Draw) -> list[Any]:
     """Draw each rank's operations and bytes, as integers."""
-    k = d.one_of(2, 3, 4, 5, 8)
-    k = d.maybe("1 rank", 1, k, one_in=6)
+    k = d.maybe("1 rank", 1, d.one_of(2, 3, 4, 5, 8), one_in=6)
     if k > 1:
         d.say(f"{k} ranks")
     bound = d.one_of(*BOUNDS)
-    silent = d.maybe("no messages", one_in=4)
-    d.say(bound if not silent else "bound by operations")
-    counts = [(1 + d.whole(int(scale), k)).tolist() for scale in BOUNDS[bound]]
-    if silent:
-        counts[1:] = [[0] * k] * 2
-    if d.maybe("a rank without work"):
-        idle = d.one_of(*range(k))
+    scales = d.maybe(bound, BOUNDS[bound], ALIKE, one_in=2)
+    counts = [d.whole(1 + int(scale), k) for scale in scales]
+    idle = d.one_of(*range(k))
+    if k > 1 and d.maybe("a rank without work"):
         for numbers in counts:
             numbers[idle] = 0
     speeds = {"rate": d.one_of(1e12, 3e12, 7e11), "bandwidth": d.one_of(1e9, 3e8, 7e8)}
-    return [{**dict(zip(KEYS, counts, strict=True)), **speeds}]
+    lists = {key: numbers.tolist() for key, numbers in zip(KEYS, counts, strict=True)}
+    return [{**lists, **speeds}]
 
 
 def light(of_rank: Callable[..., float] = max, of_all: Callable[..., float] = max) -> Any:
@@ -139,7 +137,7 @@ SMALL_RACE = race(
 CHECKS = {
     "speed_of_light": by_reference(
         "speed_of_light",
-        seeds=(0, 4, 13, 14, 20, 22, 30),
+        seeds=(2, 3, 4, 9, 14, 16, 19, 20, 21, 28, 30, 38),
         reference="course_lib.capstone.light:speed_of_light",
         program=run_light,
         draw=draw_light,
