@@ -30,6 +30,16 @@ speed_of_light__by_kind_edited = edits_of(
     Mutant("forgets_to_send", "without the bytes that are sent", "max(sent) / bandwidth, ", ""),
     Mutant("whole_seconds", "seconds: expected", " / ", " // "),
     Mutant("forgets_a_rank", "seconds: expected", "max(flops)", "max(list(flops)[:-1] or [0])"),
+    Mutant("forgets_its_bytes", "seconds: expected", "max(sent)", "max(list(sent)[:-1] or [0])"),
+    Mutant(
+        *("rounds_to_microseconds", "seconds: expected", "return max(", "return round(max("),
+        also=(("max(received) / bandwidth)", "max(received) / bandwidth), 6)"),),
+    ),
+    Mutant(
+        *("rate_of_the_first_call", "something is kept from the call before"),
+        *("rate, bandwidth):", "rate, bandwidth, kept={}):"),
+        also=(("/ rate", "/ kept.setdefault('rate', rate)"),),
+    ),
     Mutant(
         "imports_the_reference",
         "course_lib.capstone.light",
