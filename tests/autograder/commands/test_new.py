@@ -12,13 +12,19 @@ from autograder.__main__ import main
 from autograder.commands.new import new
 from autograder.course import handed_out
 from autograder.errors import CommandFailed
-from autograder.passes.examine import masked_from
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
-from tests.helpers.solutions import checks_of, hidden_cases, hidden_of, mutants_in, solution_of
+from tests.helpers.solutions import (
+    checks_of,
+    hidden_cases,
+    is_masked,
+    module_of_reference,
+    mutants_in,
+    solution_of,
+)
 
 NAME = "12_my_topic"
 
@@ -81,8 +87,8 @@ def test_the_guide_explains_its_check(course: Path) -> None:
 
 def test_its_reference_cannot_be_imported_while_it_is_graded(course: Path) -> None:
     folder = new(course, NAME)
-    module = checks_of(folder)["rotate"].judge.__self__.reference.partition(":")[0]  # type: ignore[attr-defined]
-    assert module in masked_from(hidden_of(folder).MASKED)
+    module = module_of_reference(folder, "rotate")
+    assert module and is_masked(folder, module)
 
 
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
