@@ -13,7 +13,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check install
 # choose; set here, `make lab` and a JupyterLab started by hand would give different numbers.
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all coverage lab formgrader doctor site pdf lint bench gpu help
+.PHONY: demo test test-all coverage lab formgrader doctor site pdf lint seeds bench gpu help
 
 demo: .venv/ready  ## the course end to end: release, grade six submissions, feedback, a table
 	@.venv/bin/python -m autograder demo
@@ -68,6 +68,9 @@ lint: .venv/ready  ## ruff (rules and format), mypy, and who may import whom
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
 	@.venv/bin/lint-imports --no-logo >/dev/null || .venv/bin/lint-imports
+
+seeds: .venv/ready  ## choose the public cases of an assignment's checks: ARGS="02 average_gradients"
+	@.venv/bin/python -m course_lib.checking.seeds $(ARGS)
 
 bench: .venv/ready  ## compare our code with others', and write benchmarks/results/: about an hour
 	@for each in ranks_vs_peers training_step all_reduce compression sharding grading; do \

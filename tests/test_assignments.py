@@ -19,6 +19,8 @@ from tests.helpers.solutions import (
     checks_of,
     code_cells,
     hidden_cases,
+    is_masked,
+    module_of_reference,
     mutants_in,
     readable,
     solution_of,
@@ -166,6 +168,13 @@ def test_every_task_has_a_test_cell_hidden_cases_and_both_kinds_of_mutants(folde
     for task in set(checks) - asked:
         assert any(m.task == task and m.reason is None for m in mutants), f"{task}: no right one"
         assert any(m.task == task and m.reason for m in mutants), f"{task}: no wrong one"
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("folder", "task"), TASKS)
+def test_a_reference_cannot_be_imported_while_it_is_graded(folder: Path, task: str) -> None:
+    module = module_of_reference(folder, task)
+    assert not module or is_masked(folder, module), f"MASKED in hidden.py does not hide {module}"
 
 
 @pytest.mark.parametrize("folder", READABLE, ids=lambda folder: folder.name)

@@ -15,7 +15,7 @@ from autograder.errors import CommandFailed
 
 DESCRIPTION = (
     "Write assignments/NN_name with the check that instructor/README.md explains, and "
-    "instructor/NN_name with a notebook of one task and its solution, hidden cases, and wrong "
+    "instructor/NN_name with a notebook of one task and its solution, and right and wrong "
     "solutions. This assignment passes its tests and can be released. Change it into yours."
 )
 TEMPLATE = Path(__file__).parents[1] / "template"
@@ -60,6 +60,7 @@ Written: {folder}
 
   make formgrader                   edit the notebook, hidden.py and mutants.py beside it
   assignments/{name}/checks.py      the check, which students get
+  make seeds ARGS={name}  choose its public cases, after a change
   make test-all ARGS="tests/test_assignments.py -k {name}"
   autograder release                make the students' version, and the kill matrix
   README.md                         add a row for it; nothing else in the course changes""")

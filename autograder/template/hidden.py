@@ -1,13 +1,4 @@
-"""Cases that are never handed out and never enter a sandbox."""
+"""What the grader hides; the hidden cases are drawn from the class's secret seed."""
 
-from course_lib.checking import Case, in_many_forms
-
-HIDDEN = {
-    "rotate": in_many_forms(
-        Case("6 ranks, length 2", 6, {"length": 2}),
-        Case("3 ranks, length 4, in two groups", 3, {"length": 4}),
-    ),
-}
-
-# Modules with the answer: they cannot be imported while this is graded.
-MASKED = ()
+# Modules with the answers to this assignment: they cannot be imported while it is graded.
+MASKED = ("course_lib.collectives",)

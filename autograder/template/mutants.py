@@ -39,10 +39,34 @@ rotate__both_begun_then_waited_for_edited = edits_of(
     Mutant("does_not_wait", "never waits for the handle", "handle.wait()", "pass", VIRTUAL),
     Mutant("one_alone_returns_its_input", "shares memory with x", "return x.clone()", "return x"),
     Mutant("through_float32", "dtype", "k, me =", "x = x.float(); k, me ="),
+    Mutant(
+        *("drops_what_is_not_finite", "has an inf or a NaN"),
+        *("return received", "return received.nan_to_num()"),
+    ),
+    Mutant(
+        "imports_the_reference",
+        "course_lib.collectives",
+        "k, me =",
+        "__import__('importlib').import_module('course_lib.collectives'); k, me =",
+        ("grader",),
+    ),
 )
 
 
-@fails("may exchange messages only with")
+@fails("expected at most", VIRTUAL)
+def rotate__one_after_the_other(x, group=None):
+    k, me = dist.get_world_size(group), dist.get_rank(group)
+    x = x.contiguous()
+    received = x.clone()
+    for rank in range(k if k > 1 else 0):
+        if rank == me:
+            dist.send(x, group=group, group_dst=(me + 1) % k)
+        if rank == (me - 1) % k:
+            dist.recv(received, group=group, group_src=rank)
+    return received
+
+
+@fails("this task allows")
 def rotate__gathers_all(x, group=None):
     every = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, x, group=group)

@@ -8,6 +8,7 @@ else is free: it is on the student's own processor.
 
 - `problem`: the race's numbers, and how its data are drawn
 - `race`: what a rank can ask, and what a run has cost
+- `light`: a time that no run can beat
 """
 
 from course_lib.capstone.problem import DEVICE, OVERHEAD, Draw, Race, draw

@@ -144,10 +144,12 @@ class Score:
 def score_of(trace: Trace, race: Race) -> Score:
     """Return what a run on simulated ranks has cost.
 
-    The speed of light is the maximum over ranks k of max(C_k, S_k/β, R_k/β): the seconds of its
-    gradients, and the bytes that it sends and receives on a network of β bytes per second. A real
-    run also loses time to latency and waiting.
+    Its speed of light is that of the seconds of its gradients, and of the bytes that it sends and
+    receives. A real run also loses time to latency and waiting.
     """
+    # An assignment asks for this function, so a sandbox cannot import it. It needs no score either.
+    from course_lib.capstone.light import speed_of_light
+
     computed, sent, received = [], [], []
     for rank in range(race.world_size):
         events = [event for event in trace.events if event.rank == rank]
@@ -161,7 +163,7 @@ def score_of(trace: Trace, race: Race) -> Score:
         computed=max(computed),
         rounds=sum(event.rank == 0 for event in trace.operations),
         sent=tuple(sent),
-        light=max(*computed, max(*sent, *received) / race.bandwidth),
+        light=speed_of_light(computed, sent, received, rate=1.0, bandwidth=race.bandwidth),
     )
 
 

@@ -242,7 +242,10 @@ def main() -> int:
     assignment = full_name(asked.assignment)
     checks = load_checks(find_assignment(assignment) / "checks.py")
     amiss: list[str] = []
-    for solution in mutants_of(load_module(asked.file)):
+    solutions = mutants_of(load_module(asked.file))
+    if not solutions:
+        parser.error(f"{asked.file} has no function that is marked with @passes or @fails")
+    for solution in solutions:
         if asked.task not in (None, solution.task) or "simulated" not in solution.where:
             continue
         label = f"{solution.task}__{solution.mistake}"
@@ -265,4 +268,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    # A file of solutions imports this module by its name, and not as __main__.
+    from course_lib.checking import mutants
+
+    raise SystemExit(mutants.main())

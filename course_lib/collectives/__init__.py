@@ -33,6 +33,7 @@ from course_lib.collectives.point_to_point import (
     exchange,
     flat_in_place,
     place_in,
+    rotate,
     start_recv,
     start_send,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
+    "rotate",
     "start_recv",
     "start_send",
     "tree_all_reduce",

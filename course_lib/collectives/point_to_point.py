@@ -20,6 +20,7 @@ here, so that the algorithms (`rooted`, `ring`, `all_reduce`) do not have to men
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -104,6 +105,21 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Gr
     first = place_in(group)[0] < to
     for work in dist.batch_isend_irecv([send, receive] if first else [receive, send]):
         work.wait()
+
+
+def rotate(tensor: Tensor, group: Group = None) -> Tensor:
+    """Return the left neighbour's tensor: rank r gets that of rank r - 1, and rank 0 the last one.
+
+    All ranks of `group` have a tensor of one shape and dtype, with any strides. The result is
+    contiguous and in new memory. This takes α + n/β seconds: one step of a ring.
+    """
+    rank, world_size = place_in(group)
+    outgoing = tensor.detach().contiguous()
+    if world_size == 1:
+        return outgoing.clone()
+    incoming = torch.empty_like(outgoing)
+    exchange(outgoing, (rank + 1) % world_size, incoming, (rank - 1) % world_size, group)
+    return incoming
 
 
 def start_send(tensor: Tensor, to: int, group: Group = None) -> dist.Work:

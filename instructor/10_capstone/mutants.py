@@ -27,6 +27,26 @@ speed_of_light__by_kind_edited = edits_of(
         ", max(received) / bandwidth",
         "",
     ),
+    Mutant("forgets_to_send", "without the bytes that are sent", "max(sent) / bandwidth, ", ""),
+    Mutant("whole_seconds", "seconds: expected", " / ", " // "),
+    Mutant("forgets_a_rank", "seconds: expected", "max(flops)", "max(list(flops)[:-1] or [0])"),
+    Mutant("forgets_its_bytes", "seconds: expected", "max(sent)", "max(list(sent)[:-1] or [0])"),
+    Mutant(
+        *("rounds_to_microseconds", "seconds: expected", "return max(", "return round(max("),
+        also=(("max(received) / bandwidth)", "max(received) / bandwidth), 6)"),),
+    ),
+    Mutant(
+        *("rate_of_the_first_call", "something is kept from the call before"),
+        *("rate, bandwidth):", "rate, bandwidth, kept={}):"),
+        also=(("/ rate", "/ kept.setdefault('rate', rate)"),),
+    ),
+    Mutant(
+        "imports_the_reference",
+        "course_lib.capstone.light",
+        "return",
+        "__import__('importlib').import_module('course_lib.capstone.light'); return",
+        ("grader",),
+    ),
     Mutant(
         "walks_twice",
         "you can go through each of them only once",
@@ -45,8 +65,23 @@ speed_of_light__in_float32_edited = edits_of(
         "(f / rate + torch.maximum(s, r) / bandwidth)",
     ),
     Mutant("mean_over_ranks", "the slowest rank sets the time", ".max()", ".mean()"),
+    Mutant("sum_over_ranks", "they work at the same time", ".max()", ".sum()"),
     Mutant("both_ways", "a rank does both at once", "torch.maximum(s, r)", "(s + r)"),
 )
+
+
+@fails("something is kept from the call before")
+def speed_of_light__of_the_first_call(flops, sent, received, rate, bandwidth, kept=[]):  # noqa: B006
+    if not kept:
+        work = zip(flops, sent, received, strict=True)
+        kept.append(max(max(f / rate, s / bandwidth, r / bandwidth) for f, s, r in work))
+    return kept[0]
+
+
+@fails("seconds: expected")
+def speed_of_light__of_the_rank_that_computes_most(flops, sent, received, rate, bandwidth):
+    f, s, r = max(zip(flops, sent, received, strict=True))
+    return max(f / rate, s / bandwidth, r / bandwidth)
 
 
 # train -------------------------------------------------------------------------------------------
@@ -185,6 +220,14 @@ train__local_steps_edited = edits_of(
         "range(1, 37)",
         "range(1, 4)",
         also=(("step % 6 == 0", "step == 3"),),
+    ),
+    Mutant(
+        *("steps_after_the_last_mean", "the ranks end with different weights"),
+        *("range(1, 37)", "range(1, 38)"),
+    ),
+    Mutant(
+        *("returns_a_tensor", "does not return a number of bytes"),
+        *("return sent", "return torch.tensor(sent)"),
     ),
     Mutant(
         "counts_the_tensor",

@@ -12,6 +12,7 @@ import matplotlib
 import nbformat
 
 from autograder.course import handed_out
+from autograder.passes.examine import masked_from
 from course_lib.checking import Case, Check
 from course_lib.checking.loading import load_checks, load_module
 from course_lib.checking.mutants import Solution, mutants_of
@@ -33,6 +34,19 @@ def hidden_cases(folder: Path, task: str) -> tuple[Case, ...]:
     """Return the cases of a task that students do not get: listed ones, and those of a secret."""
     listed = getattr(hidden_of(folder), "HIDDEN", {}).get(task, ())
     return (*listed, *checks_of(folder)[task].hidden("tests"))
+
+
+def module_of_reference(folder: Path, task: str) -> str:
+    """Return the module with the right answers of a task; empty if the task has no reference."""
+    judge = getattr(checks_of(folder)[task].judge, "__self__", None)
+    reference: str = getattr(judge, "reference", "")
+    return reference.partition(":")[0]
+
+
+def is_masked(folder: Path, module: str) -> bool:
+    """Return whether a sandbox hides the module from the students of this assignment."""
+    masked = masked_from(hidden_of(folder).MASKED)
+    return any(f"{module}.".startswith(f"{name}.") for name in masked)
 
 
 @cache

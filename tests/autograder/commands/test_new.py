@@ -17,7 +17,14 @@ from course_lib.checking.local import LocalRunner
 from course_lib.checking.mutants import says
 from course_lib.ranks import Ranks
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
-from tests.helpers.solutions import checks_of, hidden_of, mutants_in, solution_of
+from tests.helpers.solutions import (
+    checks_of,
+    hidden_cases,
+    is_masked,
+    module_of_reference,
+    mutants_in,
+    solution_of,
+)
 
 NAME = "12_my_topic"
 
@@ -42,10 +49,14 @@ def course(tmp_path: Path) -> Path:
 @pytest.mark.large
 def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Path) -> None:
     folder = new(course, NAME)
-    assert set(checks_of(folder)) == set(hidden_of(folder).HIDDEN) == {"rotate"}
+    assert set(checks_of(folder)) == {"rotate"}
+    hidden = hidden_cases(folder, "rotate")
+    assert len(hidden) > 4
     right = [solution_of(folder, "rotate")]
     wrong = []
     for mutant in mutants_in(folder):
+        if "simulated" not in mutant.where:
+            continue
         if mutant.reason is None:
             right.append(mutant.function)
         else:
@@ -59,13 +70,25 @@ def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Pa
                 report = run_check(
                     *(f"{NAME}/rotate", checks_of(folder)["rotate"], runner),
                     seed="tests",
-                    hidden=hidden_of(folder).HIDDEN["rotate"],
+                    hidden=hidden if reason is None else (),  # public cases find every mistake
                 )
             assert report.passed == (reason is None), str(report)
             assert reason is None or says(report, reason), str(report)
     finally:
         for ranks in pool.values():
             ranks.close()
+
+
+def test_the_guide_explains_its_check(course: Path) -> None:
+    checks = (handed_out(new(course, NAME)) / "checks.py").read_text()
+    code = checks[checks.index("from collections") :]
+    assert f"```python\n{code}```" in (SOURCES / "README.md").read_text()
+
+
+def test_its_reference_cannot_be_imported_while_it_is_graded(course: Path) -> None:
+    folder = new(course, NAME)
+    module = module_of_reference(folder, "rotate")
+    assert module and is_masked(folder, module)
 
 
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(

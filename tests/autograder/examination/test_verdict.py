@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autograder.examination.verdict import SCHEMA, CheckVerdict, Verdict, checks_digest
-from tests.helpers.course_folders import RELEASED, copy_assignment, needs_sources
+from tests.helpers.course_folders import RELEASED, ROOT, copy_assignment, needs_sources
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -35,6 +35,24 @@ def test_the_key_is_that_of_the_content() -> None:
     }
     assert len(others) == 5
     assert key() == key(seconds=3.0, notes=["slow"])
+
+
+@needs_sources
+def test_a_verdict_is_outdated_when_a_reference_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = copy_assignment("10_capstone", tmp_path)
+    released = tmp_path / RELEASED.name / source.name / f"{source.name}.ipynb"
+    before = checks_digest(source, released)
+    assert before == checks_digest(source, released)
+    read, course = Path.read_bytes, ROOT / "course_lib"
+    for changed in ("collectives/ring.py", "capstone/light.py", "checking/draw.py"):
+
+        def other(path: Path, changed: Path = course / changed) -> bytes:
+            return read(path) + b"# another line" * (path == changed)
+
+        monkeypatch.setattr(Path, "read_bytes", other)
+        assert checks_digest(source, released) != before, changed
 
 
 @needs_sources
