@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -290,7 +291,7 @@ def expect_close(
     # Show the element that exceeds its allowed error the most. Two different large integers may be
     # equal in float64.
     beyond = (error - atol - rtol * expected.double().abs()).masked_fill(~apart, -torch.inf)
-    index = [int(i) for i in torch.unravel_index(beyond.argmax(), error.shape)]
+    index = [int(i) for i in np.unravel_index(int(beyond.argmax()), error.shape)]
     wrong = int(apart.sum())
     here = tuple(index)
     right, theirs = numbers_apart(expected[here].item(), tensor[here].item())

@@ -30,13 +30,14 @@ from course_lib.checking.answers import Judge, expect_containers, expect_equal, 
 from course_lib.checking.cases import NETWORK, AuthorError, Case, Check, Expectation, Form, Wrong
 from course_lib.checking.communication import Allowed, expect_as_reference
 from course_lib.checking.draw import Draw, Variety
-from course_lib.checking.expectations import after_the_barrier, computations
+from course_lib.checking.expectations import after_the_barrier
 from course_lib.checking.local import LocalRunner
 from course_lib.checking.on_ranks.effects import LATE, Effect, effects_of
 from course_lib.checking.on_ranks.given import Given, Program, RankProgram, without
 from course_lib.checking.on_ranks.leaves import leaves, same, tensors_in, with_tensors
 from course_lib.checking.rounding import as_dtype, bounds_from, moved_inputs
 from course_lib.ranks import Network, RanksError, Trace
+from course_lib.ranks.costs import computation
 from course_lib.ranks.explain.words import counted
 from course_lib.ranks.wire import encode
 
@@ -162,7 +163,7 @@ class Expected:
 
     values: list[Any]
     trace: Trace
-    computes: list[Mapping[float, int]]
+    computes: list[Counter[float]]
     bounds: list[dict[str, float]] | None = None
 
 
@@ -294,8 +295,10 @@ class _ByReference:
         content = b"".join([repr((case.network, case.world_size)).encode(), *map(encode, inputs)])
         key = hashlib.sha256(content).digest()
         if key not in self._records:
-            values, trace = self._observe(case, inputs, self.program)
-            computes = [_lengths(trace, rank) for rank in range(case.world_size)]
+            counting = replace(self.program, program=_Counting(self.program.program))
+            counted_values, trace = self._observe(case, inputs, counting)
+            values = [each["value"] for each in counted_values]
+            computes = [Counter(each["computes"]) for each in counted_values]
             if case.after is not None:
                 trace = after_the_barrier(trace) or trace
             self._records[key] = Expected(values, trace, computes)
@@ -316,9 +319,13 @@ class _ByReference:
                 f"{case.name!r} (seed {case.parameters['seed']}): {error}"
             ) from error
 
-    def computes(self, case: Case, inputs: Sequence[Any]) -> list[Mapping[float, int]]:
+    def computes(self, case: Case, inputs: Sequence[Any]) -> list[Counter[float]]:
         """Return how often each rank's program declares each length of computation."""
-        return self.expected(case, inputs).computes
+        lengths = self.expected(case, inputs).computes
+        if case.after is None:
+            return lengths
+        before = self.computes(case.after, [each["before"] for each in inputs])
+        return [own + first for own, first in zip(lengths, before, strict=True)]
 
     def _bounds(self, case: Case, inputs: Sequence[Any]) -> list[dict[str, float]]:
         """Return how far right values may be from the reference's, for each rank."""
@@ -449,7 +456,7 @@ class _InTurn:
 
     program: Program
 
-    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> list[Any]:
+    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
         return [self.program(function, each, given) for each in own]
 
     @property
@@ -457,9 +464,23 @@ class _InTurn:
         return self.program.__code__
 
 
-def _lengths(trace: Trace, rank: int) -> Mapping[float, int]:
-    # An end minus a start is rounded, so nine digits of it count.
-    return Counter(float(f"{e.end - e.start:.9g}") for e in computations(trace, rank))
+@dataclass(frozen=True)
+class _Counting(_InTurn):
+    """A program that also returns the seconds of each `compute`, which a trace joins together."""
+
+    def __call__(self, function: Callable[..., Any], own: Any, given: Given) -> Any:
+        spend, lengths = computation._local.compute, list[float]()
+        assert spend is not None
+
+        def count(seconds: float, flops: float) -> None:
+            lengths.append(seconds)
+            spend(seconds, flops)
+
+        computation._local.compute = count
+        try:
+            return {"value": self.program(function, own, given), "computes": lengths}
+        finally:
+            computation._local.compute = spend
 
 
 def random_seeds(secret: str, count: int) -> list[int]:

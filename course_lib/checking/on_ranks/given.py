@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import threading
 import types
 import warnings
@@ -258,11 +259,11 @@ def simple(value: Any) -> Any:
 
 def own_frames(trace: types.TracebackType | None, program: Program) -> types.TracebackType | None:
     """Return a traceback without the frames of the course, of the check and of PyTorch."""
-    check = program.__code__.co_filename
+    folder = os.path.dirname(program.__code__.co_filename)
     frames = []
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name != check and not is_installed(name):
+        if os.path.dirname(name) != folder and not is_installed(name):
             frames.append(trace)
         trace = trace.tb_next
     following = None
