@@ -26,14 +26,14 @@ S. Gan et al., "BAGUA", VLDB 2021 (centralized low precision); H. Tang et al., "
 Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import AllReduce, Group, flat_in_place, library_all_reduce, place_in
-from course_lib.compression.payload import Compressor, Payload, as_vector
+from course_lib.compression.payload import Codec, Compressor, Payload, as_vector
 from course_lib.sharding import shard
 
 
@@ -70,6 +70,16 @@ def compressed_all_reduce(
             shards, _from_everyone(mine, shards, compressor, group), strict=True
         ):
             compressor.decode_into(payload, each)
+
+
+def sum_by_codec(
+    x: Tensor,
+    encode: Callable[[Tensor], Tensor],
+    decode: Callable[[Tensor, Sequence[int], torch.dtype], Tensor],
+    group: Group = None,
+) -> None:
+    """Replace `x` on every rank by C(Σ C(x)), in place, where C is a `Codec` of two functions."""
+    compressed_all_reduce(x, Codec(encode, decode), group)
 
 
 def _sum_of_mine(
