@@ -1,3 +1,4 @@
-"""The modules that hold the answers: they cannot be imported while this assignment is graded."""
+"""What the grader hides; the hidden cases are drawn from the class's secret seed."""
 
+# Modules with the answers to this assignment: they cannot be imported while it is graded.
 MASKED = ("course_lib.compression",)

@@ -229,9 +229,7 @@ with_feedback__a_class_edited = edits_of(
         "e += x",
         "e += x; len(self.left) > 100 and self.left.pop(next(iter(self.left)))",
     ),
-    Mutant(
-        "by_its_text", "2 keys", "default(key,", "default(str(float(key) if key == 0 else key),"
-    ),
+    Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
 )
 
