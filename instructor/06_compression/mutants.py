@@ -368,11 +368,16 @@ compressed_all_reduce__messages_edited = edits_of(
     Mutant("encodes_twice", "expected", "[encode(total)] * k", "[encode(total) for _ in range(k)]"),
     Mutant(
         "sums_in_the_dtype_of_x",
-        "rounded",
+        "In float32, the same case passes",
         "total += decode(wire, own.shape, torch.float32)",
         "total = (total + decode(wire, own.shape, torch.float32)).to(x.dtype).float()",
     ),
-    Mutant("alone_once", "✗ 1 rank", "(result, wires)", "(result, wires) if k > 1 else wires"),
+    Mutant(
+        "alone_once",
+        "compress the sums, too",
+        "(result, wires)",
+        "(result, wires) if k > 1 else wires",
+    ),
     Mutant(
         "remembers_its_wires",
         "of the second call",
