@@ -1,303 +1,455 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-`judges.py` reads the bytes on a wire, and has the codecs that two of the checks pass to your
-function. Nothing is rounded except where a task asks for it, so every answer must be exact.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. `judges.py` reads the bytes on a wire, and `codecs.py` has what the checks
+pass to your functions. Nothing is rounded except where a task asks for it, so every answer must be
+exact. A program gets only its rank's input.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lib.checking import (
+    Allowed,
     Case,
+    Draw,
+    Expectation,
+    Given,
+    Observed,
+    Variety,
     Wrong,
-    calls_at_most,
-    equals,
-    expect_equal,
-    expect_tensor,
-    in_many_forms,
-    only_calls,
-    receives_at_most,
-    same_on_all_ranks,
-    sends_at_most,
-    task,
+    by_reference,
+    receives_at_least,
 )
-from course_lib.checking.answers import ANYTHING, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
-from course_lib.checking.judges import TOLERANCE
-from course_lib.checking.shared.chance import ENOUGH, equally_likely
-from course_lib.checking.shared.sums import (
-    EXACT,
-    called,
-    calls_of,
-    exact_numbers,
-    in_place,
-    numel,
-    tensor_inputs,
-)
-from course_lib.ranks.explain.words import counted
+from course_lib.checking.expectations import in_words, operations, received, sent
+from course_lib.ranks import Trace
+from course_lib.ranks.explain.words import counted, format_bytes
 
-from .judges import (
-    CODECS,
-    decode_bytes,
-    distinct_inputs,
-    encode_bytes,
-    equals_compressed_sum,
-    equals_feedback,
-    handed_out,
-    in_turn,
-    quantized_inputs,
-    reads_codes,
-    reads_top_k,
-    run_feedback,
-    uniform,
-)
+from .codecs import CODECS, COMPRESS, Codec, round_trip
+from .judges import fair_means, reads_codes, reads_top_k, uniform
 
-# --- tasks 1 and 2: a byte for each number, and back ----------------------------------------------
+DTYPES = ("float32", "float64", "bfloat16")
+ALONE = Variety(ranks=(1,), dtypes=DTYPES, groups=False)
 
 
-def run_quantize(quantize, mine, given):
-    u = uniform(mine["ticks"])
+def draw_shape(d: Draw, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Draw one of these shapes; in some cases, that of a single number or of none."""
+    if d.maybe("no numbers", one_in=6):
+        return d.one_of((0,), (0, 3))
+    if d.maybe("a single number", one_in=6):
+        return d.one_of((), (1,))
+    shape = d.one_of(*shapes)
+    d.say(f"{prod(shape)} numbers")
+    return shape
+
+
+# Task 1: a byte for each number -------------------------------------------------------------------
+
+
+def run_quantize(quantize: Callable[..., Any], own: Any, given: Given) -> Any:
+    u = uniform(own["ticks"])
     quantize(
-        -3 * mine["x"], u.flip(0) if u.dim() else u
+        -3 * own["x"], u.flip(0) if u.dim() else u
     )  # if the function reuses a result of this call, the next result shows it
-    return {"wire": quantize(mine["x"], u), "u": u}
+    return {"wire": quantize(own["x"], u), "u": u}
 
 
-def received(case, generator):
-    """Draw bytes that follow `offset` other bytes, because a wire may begin anywhere in memory."""
-    before = torch.zeros(case.parameters["offset"], dtype=torch.uint8)
-    wires = [encode_bytes(x["tensor"].float().flatten()) for x in tensor_inputs(case, generator)]
-    known = {"shape": list(case.parameters["shape"]), "dtype": case.form.dtype}
-    return [{"bytes": torch.cat([before, wire]), **known} for wire in wires]
+def draw_quantize(d: Draw) -> list[Any]:
+    """Draw ``x``, up to 127 times a power of two, and ``ticks`` of 2⁻²⁴, int64.
+
+    x/s + u is 2⁻¹³ away from a multiple of 1/8. float32 can tell on which side, but no smaller
+    dtype can. x has 20 significant bits, of which bfloat16 and float16 round some. In a case with
+    bfloat16, x has eight.
+    """
+    shape = draw_shape(d, (3, 5), (11,), (5, 7), (2, 3, 4), (8, 8), (2, 2))
+    power = d.maybe("tiny numbers", -d.one_of(30, 100))
+    power = power or d.maybe("large numbers", d.one_of(20, 100), one_in=4)
+    power = power or d.one_of(-4, -3, 0, 2)
+    sign, zeros, n = d.one_of(1, -1), d.maybe("only zeros", one_in=5), prod(shape)
+    eighths, most = d.whole(2033, n).double() - 1016, 4.0 * (200 + int(d.whole(55)))
+    if d.form.dtype == "bfloat16":
+        steps = torch.exp2((torch.frexp(eighths).exponent - 8.0).clamp(min=0))
+        eighths = (eighths / steps).floor() * steps
+    else:
+        eighths += (1 + d.whole(1023, n)) / 1024
+        most += (1 + int(d.whole(1023))) / 1024
+    eighths = eighths.clamp(-most, most)
+    place = int(d.whole(max(n, 1)))
+    eighths[place : place + 1] = most
+    side = d.whole(2, n) * 2 - 1
+    between = d.whole(8, n) / 8 + side * 2.0**-13
+    ticks = ((between - sign * (not zeros) * 127 * eighths / most) % 1 * 2**24).long()
+    if zeros:
+        ticks[place : place + 1] = 0  # 0 + u is a whole number
+    elif sign > 0:
+        ticks[place : place + 1] = 2**24 - 1  # 127 + u is 128 in float32
+    x = eighths * (not zeros) * sign * 2.0**power
+    return [{"x": x.view(shape), "ticks": ticks.view(shape)}]
 
 
-def run_dequantize(dequantize, mine, given):
-    shape, dtype = torch.Size(mine["shape"]), getattr(torch, mine["dtype"])
-    wire = mine["bytes"][-4 - shape.numel() :]
+# Task 2: and back again ---------------------------------------------------------------------------
+
+
+def run_dequantize(dequantize: Callable[..., Any], own: Any, given: Given) -> Any:
+    shape, dtype = torch.Size(own["shape"]), getattr(torch, own["dtype"])
+    wire = own["bytes"][own["offset"] :]
     scale = 3 * wire[:4].clone().view(torch.float32)
     dequantize(torch.cat([scale.view(torch.uint8), wire[4:].flip(0)]), shape, dtype)
     return {"numbers": dequantize(wire, shape if shape.numel() > 5 else list(shape), dtype)}
 
 
-def from_wire(decode):
-    def oracle(case, inputs, me):
-        wire = inputs[me]["bytes"][case.parameters["offset"] :]
-        numbers = decode(wire, case.parameters["shape"], torch.float32)
-        return {"numbers": numbers.to(getattr(torch, case.form.dtype))}
+def draw_wire(d: Draw) -> list[Any]:
+    """Draw a wire that follows `offset` other bytes, because it may begin anywhere in memory.
 
-    return oracle
-
-
-def as_unsigned(wire, shape, dtype):
-    return (wire[4:] * wire[:4].clone().view(torch.float32)).view(shape)
-
-
-def without_scale(wire, shape, dtype):
-    return wire[4:].view(torch.int8).to(dtype).view(shape)
-
-
-# --- task 3: the largest --------------------------------------------------------------------------
-
-
-def run_top_k(encode_top_k, mine, given):
-    encode_top_k(mine["x"].flatten().flip(0).view(mine["x"].shape), mine["k"])
-    return {"wire": encode_top_k(mine["x"], mine["k"])}
-
-
-def with_k(case, generator):
-    return [{**own, "k": case.parameters["k"]} for own in distinct_inputs(case, generator)]
-
-
-# --- tasks 4 and 5: sums --------------------------------------------------------------------------
-
-
-def with_codec(case, generator):
-    made = [{**own, "codec": case.parameters["codec"]} for own in tensor_inputs(case, generator)]
-    for rank in case.parameters.get("zeros", ()):
-        made[rank]["tensor"].zero_()
-    return made
-
-
-def run_all_reduce(compressed_all_reduce, mine, given):
-    encode, decode = handed_out(mine["codec"])
-    call = in_place(lambda x: compressed_all_reduce(x, encode, decode, group=given.group))
-    return called("tensor", mine, call)
-
-
-def two_rounds(case, rank):
-    """Return the bytes of each call: twice the wire of a longest shard for each member."""
-    k = len(case.members(rank))
-    encode, _ = CODECS[case.parameters["codec"]]
-    return calls_of(case) * 2 * k * encode(torch.zeros(-(-numel(case) // k))).numel()
-
-
-def run_random_k(random_k_mean, mine, given):
-    x, k, seeds = mine["x"], mine["k"], mine["seeds"]
-    random_k_mean(torch.cat([x, x]) if x.dim() else x, k, seeds[0], group=given.group)
-    return {"results": [random_k_mean(x, k, seed, group=given.group) for seed in seeds]}
-
-
-def one_each(case, rank):
-    return 1 + len(case.parameters["seeds"])
-
-
-def k_numbers(case, rank):
-    return one_each(case, rank) * case.parameters["k"] * case.itemsize
-
-
-# Places drawn at random ---------------------------------------------------------------------------
-
-# The places are the same on all ranks, and different for a different seed. All sets of k places are
-# equally likely.
-
-LIKELY = 10**9
-"""If there are this many possible draws, no two are equal by chance."""
-
-
-def inputs_above_zero(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Draw ``x`` above zero, so that no sum is zero; add the case's ``k`` and ``seeds``.
-
-    The sums are exact in the case's dtype, but in no smaller dtype. The ranks ``zeros`` have zeros,
-    and the first number of the ranks ``infinite`` is infinite.
+    The scale has 17 significant bits: float32 can represent its product with a code, and no smaller
+    dtype can.
     """
-    shape, world_size = tuple(case.parameters["shape"]), case.world_size
-    drawn = [exact_numbers(case, generator, shape) for _ in range(world_size)]
-    drawn = [torch.where(x == 0, 1, x).abs() for x in drawn]
-    for rank in case.parameters.get("zeros", ()):
-        drawn[rank].zero_()
-    for rank in case.parameters.get("infinite", ()):
-        drawn[rank].view(-1)[0] = torch.inf
-    known = {"k": case.parameters["k"], "seeds": list(case.parameters["seeds"])}
-    return [{"x": x, **known} for x in drawn]
+    shape = draw_shape(d, (3, 2), (5,), (4, 3), (2, 2, 2), (3, 7))
+    offset = d.maybe("behind other bytes", d.one_of(1, 2, 3, 5, 16), 0, one_in=2)
+    power, zeros, n = d.one_of(-16, -20, -28), d.maybe("only zeros", one_in=5), prod(shape)
+    if d.form.dtype != "float32":
+        d.say(d.form.dtype)
+    codes = (d.whole(255, n) - 127) * (not zeros)
+    scale = (2**16 + 1 + 2 * d.whole(2**15, 1)) * (not zeros) * 2.0**power
+    parts = (torch.zeros(offset, dtype=torch.uint8), scale.float(), codes.to(torch.int8))
+    known = {"offset": offset, "shape": list(shape), "dtype": d.form.dtype}
+    return [{"bytes": torch.cat([part.view(torch.uint8) for part in parts]), **known}]
 
 
-def _one_for_each_seed(case: Case, inputs: Sequence[Any], rank: int) -> Any:
-    return {"results": [ANYTHING] * len(case.parameters["seeds"])}
+def read_as(number: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    """Return the mistake that makes `number(codes, scale)` of bytes."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        wire, right = inputs[0]["bytes"][inputs[0]["offset"] :], expected[0]["numbers"]
+        numbers = number(wire[4:], wire[:4].clone().view(torch.float32))
+        return {"numbers": numbers.view(right.shape).to(right.dtype)}
+
+    return mistake
 
 
-@sees(_one_for_each_seed)
-def draws_places(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge the places where ``results``, one for each seed, are not zero.
+# Task 3: the largest, and where they are ----------------------------------------------------------
 
-    `has_values` then judges the values.
+
+def run_top_k(encode_top_k: Callable[..., Any], own: Any, given: Given) -> Any:
+    encode_top_k(own["x"].flatten().flip(0).view(own["x"].shape), own["k"])
+    return {"wire": encode_top_k(own["x"], own["k"])}
+
+
+def draw_top_k(d: Draw) -> list[Any]:
+    """Draw ``x`` with absolute values that all differ; one is 0."""
+    k = d.one_of(1, 2, 3, 5)
+    limit = 32 * k  # n from limit - 7 to limit: a bitmap has as many bytes as a list
+    shape = d.one_of((20, 30), (100,), (7, 11), (4, 6), *(limit - n for n in range(-2, 9)))
+    shape = (shape,) if isinstance(shape, int) else shape
+    shape = d.maybe("a single number", (), shape, one_in=8)
+    shape = d.maybe("no numbers", (0,), shape, one_in=8)
+    n = prod(shape)
+    k = min(k, n)
+    if d.maybe("none is kept", one_in=8):
+        k = 0
+    elif d.maybe("many are kept", one_in=4):
+        k = d.one_of(n // 4, n)
+    size = d.maybe("tiny numbers", 2.0**-80, one_in=6)
+    size = size or d.maybe("large numbers", d.one_of(2.0**8, 2.0**70), one_in=4) or 1.0
+    infinite = d.maybe("one number is infinite", one_in=6)
+    d.say(f"{k} of {n}")
+    order = d.whole(2**53, n).argsort()
+    # bfloat16 represents 8 significant bits exactly. With more, hardly two numbers would differ.
+    if d.form.dtype == "bfloat16":
+        sizes = (128 + order % 128) / 256 * 2.0 ** (order // 128)
+    else:
+        sizes = (1 + order * 2.0**-20) * 2.0 ** (order % 3)
+    sizes = torch.where(order == 0, 0, sizes * size)
+    if infinite:
+        sizes = torch.where(order == n - 1, torch.inf, sizes)
+    signs = d.whole(2, n) * 2 - 1
+    return [{"x": (sizes * signs).double().view(shape), "k": k}]
+
+
+# Task 4: error feedback, two senders with a memory for each key -----------------------------------
+
+SHAPES = (4, 3), (4, 3), (2, 4, 2), (11,)
+"""Shapes of the keys, in a cycle. Two are equal. Smaller tensors might repeat by chance."""
+MANY_KEYS = (
+    *(-1, -2),
+    *(key for n in range(1000, 1034) for key in (n, n + 2**20, str(n), ("layer", n))),
+)
+"""The first two have the same hash; later, two of four have the same shape and last 20 bits."""
+
+
+def once(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `compress`, changed to refuse a repeated tensor."""
+    seen: set[bytes] = set()
+
+    def compress_once(p: Tensor) -> Tensor:
+        if p.dtype != torch.float32:
+            raise TypeError(f"compress takes a float32 tensor, not {p.dtype}")
+        numbers = p.detach().double().cpu().contiguous().numpy().tobytes()
+        if numbers in seen:
+            raise RuntimeError(
+                "compress is called twice for the same tensor. Call it once: it may round at "
+                "random, and then the second result is not the one that you returned"
+            )
+        seen.add(numbers)
+        return compress(p)
+
+    compress_once.__qualname__ = compress.__qualname__  # says which function it is
+    return compress_once
+
+
+def run_feedback(with_feedback: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Run two senders in turn; overwrite their inputs and answers."""
+    compress = {name: once(COMPRESS[name]) for name in own["compress"].values()}
+    senders = {key: with_feedback(compress[name]) for key, name in own["compress"].items()}
+    for send in senders.values():
+        if not callable(send):
+            kind = type(send).__name__
+            raise TypeError(f"with_feedback returns {kind}, expected a function")
+    values, keys = {}, []  # all keys stay alive, so that no two have the same address
+    for place, sender, key, x in turns(own):
+        keys.append(key)
+        sent = senders[sender](x, key)
+        if not isinstance(sent, Tensor):
+            raise TypeError(f"send returns {type(sent).__name__}, expected a tensor")
+        values[place], values[f"{place}: x after the call"] = sent.clone(), x.clone()
+        x.fill_(7), sent.fill_(9)
+    return values
+
+
+def turns(own: Any) -> Iterator[tuple[str, str, Any, Tensor]]:
+    """Yield each call of a sender: its name, the sender, the key and x."""
+    for i, step in enumerate(own["steps"]):
+        for name, key, x in zip(own["names"], step["keys"], step["tensors"], strict=True):
+            new = equal_key(key, float if i % 2 else int)
+            for sender, size in (("first", 1), ("second", 4)):
+                yield f"{sender} sender, step {i}, key {name}", sender, new, size * x
+
+
+def equal_key(key: Any, number: type) -> Any:
+    """Return an equal key that is a new object, because a caller may make its keys in each call."""
+    if isinstance(key, tuple):
+        return tuple([equal_key(part, number) for part in key])
+    return "".join(list(key)) if isinstance(key, str) else number(str(key))
+
+
+def draw_turns(d: Draw) -> list[Any]:
+    """Draw a tensor for each step and key; every second step is small compared with the residual.
+
+    The keys have the shapes of `SHAPES`. The numbers have 13 significant bits, more than bfloat16
+    and float16 can represent. In a case with bfloat16, they have five.
     """
-    k, seeds, n = case.parameters["k"], case.parameters["seeds"], numel(case)
-    for members in case.groups:
-        first = _places(values[members[0]], inputs[members[0]], members[0])
-        for rank in members:
-            found = _places(values[rank], inputs[rank], rank)
-            for seed, count in zip(seeds, found.sum(1).tolist(), strict=True):
-                if count != k:
-                    raise Wrong(
-                        f"rank {rank}: the result for seed {seed} has {counted(count, 'number')} "
-                        f"that {'is' if count == 1 else 'are'} not zero, expected k = {k}",
-                        _HINTS.get((count > k), ""),
-                    )
-            if not torch.equal(found, first):
-                raise Wrong(
-                    f"rank {rank} draws other places than rank {members[0]}",
-                    "All ranks must draw from the same seed, so that they add the values of the "
-                    "same places.",
-                )
-        for seed, places in zip(seeds, first, strict=True):
-            if not torch.equal(places, first[seeds.index(seed)]):
-                raise Wrong(f"seed {seed} draws other places in the second call than in the first")
-        if math.comb(n, k) > LIKELY:
-            _drawn_anew(seeds, first)
-        if len(seeds) >= ENOUGH * math.comb(n, k) > ENOUGH:
-            _equally_likely(first, k)
+    few = (("weight",), ("weight", "bias"), (0, "0"), ("a", "b", "c", "d"))
+    keys = d.one_of(*few, (("a", 1000), ("a", 1001), "c"))
+    first = d.one_of(*COMPRESS, "rounded")
+    others = [name for name in COMPRESS if name != first]
+    second = d.maybe("two compressions", d.one_of(*others), first)
+    overflow = first == second == "rounded" and d.maybe("an inf or a NaN in step 1", one_in=2)
+    large = d.maybe("large numbers", 2.0**7, 1.0)
+    keys = d.maybe("many keys", MANY_KEYS, keys, one_in=5)
+    steps = 3 if keys is MANY_KEYS else d.one_of(4, 5, 7)
+    d.say(f"{counted(len(keys), 'key')}, {counted(steps, 'step')}, {first}")
+    most = 8 if d.form.dtype == "bfloat16" else 2**11
+
+    def tensor(i: int, n: int) -> Tensor:
+        unit = 2.0 ** (-9 if i % 2 else -1) * 8 / most * large
+        odd = (d.whole(2 * most, *SHAPES[n % len(SHAPES)]) - most) * 2 + 1
+        x = odd.double() * unit
+        return d.not_finite(x) if overflow and (i, n) == (1, 0) else x
+
+    return [
+        {
+            "compress": {"first": first, "second": second},
+            "names": [repr(key) for key in keys],
+            "steps": [
+                {"keys": list(keys), "tensors": [tensor(i, n) for n in range(len(keys))]}
+                for i in range(steps)
+            ],
+        }
+        for _ in d.ranks
+    ]
 
 
-_HINTS = {
-    True: "Keep only the k places that were drawn.",
-    False: "Draw k different places: draw without replacement.",
-}
+def with_keys(key: Callable[[Any, int, Tensor], Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a change of inputs: a key becomes ``key(key, step, tensor)``."""
 
-
-def _drawn_anew(seeds: Sequence[int], places: Tensor) -> None:
-    for i, seed in enumerate(seeds):
-        for j in range(i):
-            if seeds[j] != seed and torch.equal(places[i], places[j]):
-                raise Wrong(
-                    f"seeds {seeds[j]} and {seed} draw the same places",
-                    "A different seed must give a different draw: use the whole seed, unchanged.",
-                )
-
-
-def _equally_likely(places: Tensor, k: int) -> None:
-    """Judge whether each set of k places is drawn equally often."""
-    draws, n = places.shape
-    kinds, counts = places.unique(dim=0, return_counts=True)
-    if equally_likely(counts.tolist(), math.comb(n, k)):
-        return
-    most = int(counts.argmax())
-    raise Wrong(
-        f"the set of places {kinds[most].nonzero().flatten().tolist()} is drawn for "
-        f"{counts[most] / draws:.0%} of {draws} seeds, expected {1 / math.comb(n, k):.0%}",
-        "All sets of k places must be equally likely: only then is the result right on average. "
-        "Take the first k numbers of torch.randperm, or use random.sample.",
-    )
-
-
-def _places(value: Any, own: Any, rank: int) -> Tensor:
-    what = f"rank {rank}: the result"
-    return torch.stack([expect_tensor(x, own["x"], what).flatten() != 0 for x in value["results"]])
-
-
-@sees(_one_for_each_seed)
-def has_values(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Judge that every drawn place has n/k times the mean over the group."""
-    k, n = case.parameters["k"], numel(case)
-    rtol = TOLERANCE[case.form.dtype]
-    for members in case.groups:
-        theirs = [inputs[rank]["x"].double() for rank in members]
-        total, size = torch.stack(theirs).sum(0), len(members)
-        mean = total / size
-        for rank in members:
-            x = inputs[rank]["x"]
-            known = {
-                "the mean over the ranks: multiply it by n/k, so that it is right on average": mean,
-                "n/k times the sum over the ranks: the task asks for the mean": total * n / k,
-                "the sum over the ranks: divide it by K, and multiply it by n/k": total,
+    def changed(own: Any) -> Any:
+        steps = [
+            {
+                "keys": [key(k, i, x) for k, x in zip(*step.values(), strict=True)],
+                "tensors": step["tensors"],
             }
-            for seed, got in zip(case.parameters["seeds"], values[rank]["results"], strict=True):
-                drawn = got != 0
-                right = torch.where(drawn, mean * n / k, 0).to(x.dtype)
-                lookalikes = [
-                    (name, torch.where(drawn, each, 0).to(x.dtype)) for name, each in known.items()
-                ]
-                what = f"rank {rank}: the result for seed {seed}"
-                expect_equal(got, right, what, rtol=rtol, atol=rtol / 10, lookalikes=lookalikes)
+            for i, step in enumerate(own["steps"])
+        ]
+        return {**own, "steps": steps}
+
+    return lambda inputs: [changed(own) for own in inputs]
 
 
-K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."
+def left_of_x(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    values, left = {}, {}
+    for place, sender, key, x in turns(inputs[me]):
+        sent = COMPRESS[inputs[me]["compress"][sender]](x.float() + left.get((sender, key), 0))
+        values[place], left[sender, key] = sent.to(x.dtype), x.float() - sent
+    return values
+
+
+# Task 5: the sum of compressed tensors ------------------------------------------------------------
+
+KINDS = (
+    *("all_to_all", "all_gather", "gather", "scatter", "broadcast", "send", "recv"),
+    *("reduce", "all_reduce", "reduce_scatter", "barrier"),
+)
 TWO_ROUNDS = (
     "Send each rank one compressed shard, and later the compressed sum of your own shard. Then the "
     "bytes do not grow with K."
 )
 
 
-MANY_KEYS = [-1, -2] + [
-    key for n in range(1000, 1066) for key in (n, n + 2**20, str(n), ("layer", n))
-]
-"""The first two have the same hash; later, two of four have the same shape and last 20 bits."""
+FEW = 3
 
 
-def turns(steps, compress, *keys):
-    return {"steps": steps, "compress": compress, "keys": keys}
+def handed_out(name: str) -> Codec:
+    """Return a codec for a student's function that rounds a repeated vector in a different way.
+
+    A codec that rounds at random does this too, and then not all ranks have the same sum. Two
+    shards of few numbers may be equal by chance, so they are rounded in the same way.
+    """
+    encode, decode = CODECS[name]
+    seen: set[bytes] = set()
+
+    def encode_once(x: Tensor) -> Tensor:
+        if x.dim() != 1 or x.dtype != torch.float32:
+            shape = list(x.shape)
+            raise TypeError(f"encode takes a float32 vector, not {x.dtype} of shape {shape}")
+        numbers = x.detach().cpu().numpy().tobytes()
+        again = x.numel() > FEW and numbers in seen
+        seen.add(numbers)
+        return encode(x.detach(), torch.floor if again else torch.round)
+
+    encode_once.__qualname__ = encode.__qualname__  # says which codec it is
+    return encode_once, decode
 
 
-def drawn(k, shape, *seeds):
-    return {"shape": shape, "k": k, "seeds": seeds}
+def run_all_reduce(compressed_all_reduce: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call it for one tensor, or two; return what is then in their memory."""
+    encode, decode = handed_out(own["codec"])
+    memory = {name: x.detach() for name, x in own["tensors"].items()}
+    for x in own["tensors"].values():
+        compressed_all_reduce(x, encode, decode, group=given.group)
+    return memory
 
 
-def drawn_codec(generator: torch.Generator) -> Case:
+def draw_sums(d: Draw) -> list[Any]:
+    """Draw a tensor for every rank, and one more in a case with two calls."""
+    shapes = ((4, 3), (3,), (7,), (5, 6), (5, 19), (4, 25), (64,), (7, 29))
+    shape = draw_shape(d, *shapes)
+    codec, zeros = d.one_of(*CODECS), d.rank("only zeros on rank {}")
+    d.say(codec)
+    again = d.maybe("called twice", d.one_of(shape, shape, *shapes), None)
+
+    def tensors_of(rank: int) -> dict[str, Tensor]:
+        first = {"tensor": d.exact(*shape) * (rank != zeros)}
+        return first if again is None else first | {"tensor of the second call": d.exact(*again)}
+
+    return [
+        {"tensors": tensors_of(rank), "codec": codec, "members": d.members(rank)}
+        for rank in d.ranks
+    ]
+
+
+def compressed_sum(
+    parts: Callable[[Codec, Tensor], Tensor], sums: Callable[[Codec, Tensor], Tensor]
+) -> Callable[..., Any]:
+    """Return the mistake that compresses shards by `parts`, and their sums by `sums`."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        codec, values = CODECS[inputs[me]["codec"]], {}
+        for name, x in inputs[me]["tensors"].items():
+            flat = [own["tensors"][name].float().flatten() for own in inputs]
+            pieces = []
+            for shards in zip(*(vector.tensor_split(len(flat)) for vector in flat), strict=True):
+                total = torch.stack([parts(codec, shard) for shard in shards]).sum(0)
+                if len(total) > FEW and any(torch.equal(total, shard) for shard in shards):
+                    return None  # a vector that is encoded again is rounded differently
+                pieces.append(sums(codec, total))
+            values[name] = torch.cat(pieces).view(x.shape).to(x.dtype)
+        return values
+
+    return mistake
+
+
+def not_at_all(codec: Codec, x: Tensor) -> Tensor:
+    return x
+
+
+def two_rounds(case: Case, observed: Observed, trace: Trace) -> None:
+    """Expect a rank to send, and to receive, at most two wires of a longest shard per member."""
+    for rank, own in enumerate(shown["own"] for shown in observed.inputs):
+        k, (encode, _) = len(own["members"]), CODECS[own["codec"]]
+        longest = [torch.zeros(-(-x.numel() // k)) for x in own["tensors"].values()]
+        most = sum(2 * k * encode(shard).numel() for shard in longest)
+        for verb, size in (("sends", sent), ("receives", received)):
+            events = [event for event in operations(trace, rank) if size(event)]
+            if (total := sum(map(size, events))) > most:
+                raise Wrong(
+                    f"rank {rank} {verb} {format_bytes(total)}, expected at most "
+                    f"{format_bytes(most)}. It {verb}: {in_words(events)}",
+                    TWO_ROUNDS,
+                )
+
+
+# Task 6: places that nobody sends -----------------------------------------------------------------
+
+K_VALUES = "In each call of your function, call all_reduce once, with k numbers in the dtype of x."
+
+
+def run_random_k(random_k_mean: Callable[..., Any], own: Any, given: Given) -> Any:
+    x, k, seeds = own["x"], own["k"], own["seeds"]
+    random_k_mean(torch.cat([x, x]) if x.dim() else x, k, seeds[0], group=given.group)
+    return {"results": [random_k_mean(x, k, seed, group=given.group) for seed in seeds]}
+
+
+def draw_random_k(d: Draw) -> list[Any]:
+    """Draw ``x`` above zero, so that no sum is zero, and seeds from 0 to 2³² - 1."""
+    shape, k = d.one_of(((3, 2), 4), ((4, 5), 5), ((3, 4), 3), ((3, 3), 1), ((2, 5), 4), ((), 1))
+    first, other = (int(seed) for seed in d.whole(2**31, 2))
+    seeds = [first, other, first, d.one_of(0, 2**32 - 1)]
+    if d.maybe("400 seeds", one_in=4):
+        shape, k = d.one_of(((4,), 2), ((2, 2), 2), ((4, 1), 2))
+        seeds = [*range(first, first + 400)]
+    elif d.maybe("seeds that are alike"):
+        shape, k = d.one_of(((5, 10), 20), ((40,), 17))
+        near = [first ^ 2**bit for bit in range(32)] + [first + 10**n for n in range(2, 10)]
+        seeds = [first, 0, *near, 2**32 - 2, 2**32 - 1, 0]
+    elif d.maybe("all are kept", one_in=6):
+        k = prod(shape)
+    alone = min(map(len, d.groups)) == 1
+    zeros = -1 if alone else d.rank("only zeros on rank {}")
+    overflow = d.rank("rank {} has an inf or a NaN", one_in=4)
+    d.say(f"{k} of {prod(shape)}")
+
+    def x_of(rank: int) -> Tensor:
+        numbers = d.exact(*shape)
+        x = torch.where(numbers == 0, 1, numbers).abs() * (rank != zeros)
+        if rank == overflow:  # in every second place, because not all places are drawn
+            second = torch.arange(x.numel()).view(shape) % 2 == 0
+            return torch.where(second, d.not_finite(torch.ones(1).double()), x)
+        return x
+
+    return [{"x": x_of(rank), "k": k, "seeds": seeds} for rank in d.ranks]
+
+
+# The checks ---------------------------------------------------------------------------------------
+
+
+def drawn_codec(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 5 for one student: ranks, numbers, a codec and a network."""
     k, n = one_of(generator, 2, 3, 4), one_of(generator, *range(301, 2000))
     codec = one_of(generator, "8 bits", "1 bit")
@@ -307,141 +459,109 @@ def drawn_codec(generator: torch.Generator) -> Case:
         f"twice.\n{words}; an all_to_all sends its pieces one after the other, an all_gather is a "
         "ring."
     )
-    return Case(name, k, {"shape": (n,), "codec": codec, "calls": 2}, network=network)
+    names = ("tensor", "tensor of the second call")
+    own = [
+        {
+            "tensors": {name: torch.randn(n, generator=generator) for name in names},
+            "codec": codec,
+            "members": tuple(range(k)),
+        }
+        for _ in range(k)
+    ]
+    return Case(name, k, network=network), own
 
 
 CHECKS = {
-    "quantize": task(
+    "quantize": by_reference(
         "quantize",
-        inputs=quantized_inputs,
+        seeds=(2, 5, 20, 24, 28, 29, 30, 42, 45, 49, 54),
+        reference="course_lib.compression.uniform_8bit:quantize",
         program=run_quantize,
-        judges=[reads_codes],
-        cases=in_many_forms(
-            Case("15 numbers", 1, {"shape": (3, 5), "exponent": 0, "sign": 1}),
-            Case("11 numbers, tiny ones", 1, {"shape": (11,), "exponent": -100, "sign": -1}),
-            Case("35 numbers", 1, {"shape": (5, 7), "exponent": 3, "sign": -1}),
-            Case("24 numbers", 1, {"shape": (2, 3, 4), "exponent": -1, "sign": 1}),
-            Case("one number", 1, {"shape": (), "exponent": 2, "sign": -1}),
-            Case("zeros only", 1, {"shape": (2, 2), "exponent": 0, "sign": 0}),
-            Case("no numbers", 1, {"shape": (0,), "exponent": 0, "sign": 1}),
-            Case("the example", 1, {"x": (127.0, 0.25, -0.25, 3.0), "u": (0.0, 0.8, 0.8, 0.1)}),
-        ),
-        in_turn=[(2, 2)],
+        draw=draw_quantize,
+        variety=ALONE,
+        judge=reads_codes,
     ),
-    "dequantize": task(
+    "dequantize": by_reference(
         "dequantize",
-        inputs=received,
+        seeds=(3, 11, 18, 24, 29, 31, 34),
+        reference="course_lib.compression.uniform_8bit:dequantize",
         program=run_dequantize,
-        judges=[
-            equals(
-                from_wire(decode_bytes),
-                {
-                    "the numbers if the codes are read as 0 to 255: read them as int8, -127 to "
-                    "127": from_wire(as_unsigned),
-                    "the codes without the scale: multiply each code by s": from_wire(
-                        without_scale
-                    ),
-                },
-                tolerance=EXACT,
-            )
-        ],
-        cases=in_many_forms(
-            Case("6 numbers", 1, {"shape": (3, 2), "offset": 0}),
-            Case("5 numbers, behind 3 bytes", 1, {"shape": (5,), "offset": 3}),
-            Case("12 numbers, behind 16 bytes", 1, {"shape": (4, 3), "offset": 16}),
-            Case("one number, behind 1 byte", 1, {"shape": (), "offset": 1}),
-            Case("no numbers", 1, {"shape": (0, 2), "offset": 0}),
-        ),
-        in_turn=[(0, 0)],
-    ),
-    "encode_top_k": task(
-        "encode_top_k",
-        inputs=with_k,
-        program=run_top_k,
-        judges=[reads_top_k],
-        cases=in_many_forms(
-            Case("3 of 600", 1, {"shape": (20, 30), "k": 3}),
-            Case("20 of 100", 1, {"shape": (100,), "k": 20, "exponent": 8}),
-            Case("21 of 77", 1, {"shape": (7, 11), "k": 21}),
-            Case("2 of 64", 1, {"shape": (8, 8), "k": 2}),
-            Case("3 of 65", 1, {"shape": (5, 13), "k": 3}),
-            Case("all of 9", 1, {"shape": (3, 3), "k": 9}),
-            Case("2 of 61", 1, {"shape": (61,), "k": 2}),
-            Case("1 of 24", 1, {"shape": (4, 6), "k": 1, "infinite": True}),
-            Case("one of one", 1, {"shape": (), "k": 1}),
-            Case("none of none", 1, {"shape": (0,), "k": 0}),
-            Case("none of six", 1, {"shape": (2, 3), "k": 0}),
-        ),
-        in_turn=[(1, 1)],
-    ),
-    "with_feedback": task(
-        "with_feedback",
-        inputs=in_turn,
-        program=run_feedback,
-        judges=[equals_feedback],
-        cases=in_many_forms(
-            Case("one key", 1, turns(4, "rounded", "weight")),
-            Case("two keys", 1, turns(6, "only_largest", "weight", "bias") | {"exponent": 6}),
-            Case("two keys, signs", 1, turns(5, "signs", 0, "0")),
-            Case("2 ranks, three keys", 2, turns(3, "rounded", ("a", 1000), ("a", 1001), "c")),
-            Case("four keys, rounded", 1, turns(4, "rounded", "a", "b", "c", "d")),
-            Case("two keys, rounded", 1, turns(6, "rounded", "weight", "bias")),
-            Case("many keys", 1, turns(3, "signs", *MANY_KEYS)),
-        ),
-    ),
-    "compressed_all_reduce": task(
-        "compressed_all_reduce",
-        inputs=with_codec,
-        program=run_all_reduce,
-        may_change=["tensor", "again"],
-        judges=[
-            equals_compressed_sum,
-            same_on_all_ranks,
-        ],
-        expects=[
-            sends_at_most(two_rounds, hint=TWO_ROUNDS),
-            receives_at_most(two_rounds, hint=TWO_ROUNDS),
-        ],
-        worth={"values": 3, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank", 1, {"shape": (3, 2), "codec": "1 bit"}),
-            Case("2 ranks, 12 numbers", 2, {"shape": (4, 3), "codec": "8 bits", "calls": 2}),
-            Case("3 ranks, 95 numbers", 3, {"shape": (5, 19), "codec": "1 bit"}),
-            Case("4 ranks in two groups, 30 numbers", 4, {"shape": (5, 6), "codec": "8 bits"}),
-            Case("4 ranks, 203 numbers", 4, {"shape": (7, 29), "codec": "8 bits", "zeros": [2]}),
-            Case("5 ranks in two groups, 7 numbers", 5, {"shape": (7,), "codec": "1 bit"}),
-            Case("5 ranks, 3 numbers", 5, {"shape": (3,), "codec": "8 bits"}),
-            Case("3 ranks, one number", 3, {"shape": (), "codec": "8 bits"}),
-            Case("2 ranks, no numbers", 2, {"shape": (0, 4), "codec": "1 bit"}),
-        ),
-        in_turn=[(6, 5)],
-    ),
-    "random_k_mean": task(
-        "random_k_mean",
-        inputs=inputs_above_zero,
-        program=run_random_k,
-        judges=[draws_places, has_values],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most(K_VALUES, all_reduce=one_each),
-            sends_at_most(k_numbers, hint=K_VALUES),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank, 4 of 6", 1, drawn(4, (3, 2), 1, 2, 1)),
-            Case("2 ranks, 5 of 20", 2, drawn(5, (4, 5), 7, 8, 7, 9)),
-            Case("4 ranks, all of 7", 4, drawn(7, (7,), 3) | {"infinite": [2]}),
-            Case("4 ranks in two groups, 3 of 12", 4, drawn(3, (3, 4), 2**32 - 1, 0)),
-            Case("1 rank, 2 of 4, 2000 seeds", 1, drawn(2, (4,), *range(2000))),
-            Case("5 ranks in two groups, 1 of 9", 5, drawn(1, (3, 3), 11, 12)),
-            Case("4 ranks, 4 of 10", 4, drawn(4, (2, 5), 21, 22) | {"zeros": [1]}),
-            Case(
-                "2 ranks, 20 of 50",
-                2,
-                drawn(20, (5, 10), 0, 1, 1000, 2**16, 2**31, 2**32 - 2, 2**32 - 1),
+        draw=draw_wire,
+        variety=Variety(ranks=(1,), dtypes=DTYPES, layouts=(), groups=False),
+        mistakes={
+            "the numbers if the codes are read as 0 to 255: read them as int8, -127 to 127": (
+                read_as(lambda codes, scale: codes * scale)
             ),
-        ),
-        in_turn=[(2, 3)],
+            "the codes without the scale: multiply each code by s": (
+                read_as(lambda codes, scale: codes.view(torch.int8))
+            ),
+        },
+        exact=True,
+    ),
+    "encode_top_k": by_reference(
+        "encode_top_k",
+        seeds=(2, 4, 6, 13, 29, 33, 40, 41, 43, 46, 51),
+        reference="course_lib.compression.top_k:encode_top_k",
+        program=run_top_k,
+        draw=draw_top_k,
+        variety=ALONE,
+        judge=reads_top_k,
+    ),
+    "with_feedback": by_reference(
+        "with_feedback",
+        seeds=(1, 4, 5, 7, 9, 11, 12, 13, 20),
+        reference="course_lib.compression.error_feedback:with_feedback",
+        program=run_feedback,
+        draw=draw_turns,
+        variety=Variety(ranks=(1, 1, 2, 3), dtypes=(*DTYPES, "bfloat16"), groups=False),
+        mistakes={
+            "the result if you keep x - C(x + e): keep x + e - C(x + e)": left_of_x,
+        },
+        as_if={
+            "C(x), without the residual: add what the last call with an equal key left out (equal "
+            "keys may be different objects)": with_keys(lambda key, step, x: (key, step)),
+            "the result if all keys share one residual: each key needs its own": with_keys(
+                lambda key, step, x: tuple(x.shape)
+            ),
+        },
+        exact=True,
+    ),
+    "compressed_all_reduce": by_reference(
+        "compressed_all_reduce",
+        seeds=(2, 3, 8, 10, 11, 12, 24, 26, 29, 31, 33),
+        reference="course_lib.compression.all_reduce:sum_by_codec",
+        program=run_all_reduce,
+        draw=draw_sums,
+        variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 6, 7), dtypes=DTYPES),
+        mistakes={
+            "Σ C(x): compress the sums, too, before you send them": compressed_sum(
+                round_trip, not_at_all
+            ),
+            "C(Σ x): compress the shards, too, before you send them": compressed_sum(
+                not_at_all, round_trip
+            ),
+            "the tensor as it was before the call: write the result into it": (
+                lambda inputs, me, expected: inputs[me]["tensors"]
+            ),
+        },
+        may_change=["tensors"],
+        exact=True,
+        allowed=Allowed(kinds=KINDS, calls=None, slack=None),
+        expects=[Expectation(two_rounds)],
+        worth={"values": 3, "communication": 1},
+    ),
+    "random_k_mean": by_reference(
+        "random_k_mean",
+        seeds=(0, 9, 11, 12, 14, 15, 28, 30, 31),
+        reference="course_lib.compression.random_k:random_k_mean",
+        program=run_random_k,
+        draw=draw_random_k,
+        variety=Variety(ranks=(2, 3, 4, 3, 5, 1, 7), dtypes=DTYPES),
+        judge=fair_means,
+        # A rank that is alone in its group need not call anything.
+        allowed=Allowed(least=0, hint=K_VALUES),
+        expects=[receives_at_least(lambda case, rank: len(case.members(rank)) > 1)],
+        worth={"values": 2, "communication": 1},
     ),
     "defend_compressed_all_reduce": defence("compressed_all_reduce", drawn_codec),
 }

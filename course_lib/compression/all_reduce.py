@@ -28,14 +28,14 @@ S. Gan et al., "BAGUA", VLDB 2021 (centralized low precision); H. Tang et al., "
 Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import AllReduce, Group, flat_in_place, library_all_reduce, place_in
-from course_lib.compression.payload import Compressor, Payload, as_vector
+from course_lib.compression.payload import Codec, Compressor, Payload, as_vector
 from course_lib.sharding import shard
 
 
@@ -73,6 +73,16 @@ def compressed_all_reduce(
         ):
             compressor.decode_into(payload, each)
         compressor.drop_overflow(key, flat)
+
+
+def sum_by_codec(
+    x: Tensor,
+    encode: Callable[[Tensor], Tensor],
+    decode: Callable[[Tensor, Sequence[int], torch.dtype], Tensor],
+    group: Group = None,
+) -> None:
+    """Replace `x` on every rank by C(Σ C(x)), in place, where C is a `Codec` of two functions."""
+    compressed_all_reduce(x, Codec(encode, decode), group)
 
 
 def _sum_of_mine(

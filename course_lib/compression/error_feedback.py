@@ -48,6 +48,23 @@ from course_lib.compression.payload import (
 )
 
 
+def with_feedback(compress: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Hashable], Tensor]:
+    """Return ``send(x, key)``, which gives C(x + e) and keeps what was left out: the idea alone.
+
+    `compress` is C: it takes a float32 tensor and returns a new one of the same shape. Residuals
+    are float32, one for each key, and 0 at first. The result has the dtype of `x`.
+    """
+    residuals: dict[Hashable, Tensor] = {}
+
+    def send(x: Tensor, key: Hashable) -> Tensor:
+        p = x.float() + residuals.get(key, 0)
+        sent = compress(p)
+        residuals[key] = p - sent
+        return sent.to(x.dtype, copy=True)
+
+    return send
+
+
 class ErrorFeedback(Compressor):
     """Adds a memory for each key to `compressor`.
 

@@ -151,6 +151,36 @@ class CompressorInPlace(Compressor):
         """As `Compressor.decode_into`, without `decode`."""
 
 
+class Codec(Compressor):
+    """A compressor made of two functions.
+
+    Args:
+        encode: takes a float32 vector and returns its wire, whose length depends only on the
+            length of the vector.
+        decode: ``decode(wire, shape, dtype)`` returns the tensor.
+
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[Tensor], Tensor],
+        decode: Callable[[Tensor, Sequence[int], torch.dtype], Tensor],
+    ) -> None:
+        self._encode, self._decode = encode, decode
+
+    def nbytes(self, shape: Shape) -> int:
+        """Return the length of the wire of as many zeros."""
+        return self._encode(torch.zeros(elements(shape))).numel()
+
+    def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
+        """Return the wire of the elements in order."""
+        return Payload(self._encode(as_vector(tensor)), tensor.shape, tensor.dtype)
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Return what the wire stands for."""
+        return self._decode(payload.wire, payload.shape, payload.dtype)
+
+
 def elements(shape: Shape) -> int:
     """Return how many elements a tensor of this shape has."""
     return shape if isinstance(shape, int) else prod(shape)

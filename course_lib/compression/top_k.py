@@ -48,6 +48,28 @@ SAMPLE = 1 << 16
 """How many elements the threshold is guessed from."""
 
 
+def encode_top_k(x: Tensor, k: int) -> Tensor:
+    """Return the k largest |x_i| as bytes: their values, then their places.
+
+    Args:
+        x: n numbers, of any shape and floating dtype; they are compared in float32.
+        k: from 0 to n.
+
+    Returns:
+        4 k + min(4 k, ⌈n/8⌉) bytes, uint8: the values as float32, in the order of `x`; then a
+        bitmap, or a list of int32 if it is not longer.
+
+    """
+    x = as_vector(x)
+    places, values = largest(x, k)
+    if packed_bytes(x.numel(), 1) < 4 * k:
+        chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
+        where = pack_bits(chosen.index_fill_(0, places, True), 1)
+    else:
+        where = places.to(torch.int32).view(torch.uint8)
+    return torch.cat([values.view(torch.uint8), where])
+
+
 class TopK(CompressorInPlace):
     """The largest elements by absolute value, and their positions.
 
@@ -74,16 +96,7 @@ class TopK(CompressorInPlace):
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return values and positions. Not-a-number counts as larger than any number."""
-        x = as_vector(tensor)
-        k = self.count(x.numel())
-        indices, values = largest(x, k)
-        wire = torch.empty(self.nbytes(x.numel()), dtype=torch.uint8, device=x.device)
-        wire[: 4 * k] = values.view(torch.uint8)
-        if self._as_bitmap(x.numel()):
-            chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
-            wire[4 * k :] = pack_bits(chosen.index_fill_(0, indices, True), 1)
-        else:
-            wire[4 * k :] = indices.to(torch.int32).view(torch.uint8)
+        wire = encode_top_k(tensor, self.count(tensor.numel()))
         return Payload(wire, tensor.shape, tensor.dtype)
 
     def encode_with_residual(self, x: Tensor, residual: Tensor, key: Hashable = None) -> Payload:
@@ -125,7 +138,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Among equal elements, any may be chosen.
     """
-    if not for_numpy(x) or x.numel() < 4 * SAMPLE or k > x.numel() // 8:
+    if not for_numpy(x) or x.numel() < 4 * SAMPLE or not 0 < k <= x.numel() // 8:
         return _by_sorting(x, k)
     sample = x[:: x.numel() // SAMPLE].abs()
     expected = k / x.numel() * sample.numel()

@@ -25,7 +25,7 @@ exchanges 8 bits with a minimum and a maximum per chunk. Block scales: T. Dettme
 Optimizers via Block-wise Quantization", ICLR 2022.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,33 @@ LARGEST = 127
 """The largest number that a byte stands for."""
 SMALLEST = torch.finfo(torch.float32).tiny
 """Scales below this (1.2e-38) count as zero: the block is sent as zeros, and all of it is left."""
+
+
+def quantize(x: Tensor, u: Tensor) -> Tensor:
+    """Return the bytes of `x` with one scale for all of it: the formula, without blocks.
+
+        s = max|x| / 127          q_i = ⌊x_i / s + u_i⌋
+
+    Args:
+        x: n numbers, of any shape and floating dtype.
+        u: numbers in [0, 1), in the shape of `x`; 1/2 rounds to the nearest.
+
+    Returns:
+        n + 4 bytes, uint8: s as float32, then each q as int8. All are 0 if `x` is 0.
+
+    """
+    x, u = as_vector(x), u.reshape(-1)
+    scale = x.abs().max() / LARGEST if x.numel() else x.new_zeros(())
+    scaled = x / torch.where(scale == 0, 1, scale)
+    # In float32, 127 + u can be 128, which int8 does not have.
+    codes = (scaled + u).floor().clamp(max=LARGEST).to(torch.int8)
+    return torch.cat([scale.view(1).view(torch.uint8), codes.view(torch.uint8)])
+
+
+def dequantize(wire: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the numbers s q_i of the bytes of `quantize`, in this shape and dtype."""
+    scale = wire[:4].clone().view(torch.float32)  # a view needs memory that begins at four bytes
+    return (wire[4:].view(torch.int8) * scale).view(shape).to(dtype)
 
 
 class Uniform8Bit(CompressorInPlace):

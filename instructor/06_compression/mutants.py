@@ -50,6 +50,12 @@ quantize__numpy_edited = edits_of(
 
 quantize__into_the_wire_edited = edits_of(
     quantize__into_the_wire,
+    Mutant(
+        "scale_in_the_dtype_of_x",
+        "scale[0]: expected",
+        "max([abs(v) for v in flat.tolist()], default=0.0)",
+        "float(x.abs().max() / 127) * 127 if x.numel() else 0.0",
+    ),
     Mutant("lets_128_wrap", "except that 128 became -128", "> 127] = 127", "> 127] = -128"),
     Mutant(
         "imports_the_reference",
@@ -93,6 +99,18 @@ dequantize__in_place_edited = edits_of(
     Mutant("views_any_four_bytes", "divisible", "wire = wire.clone()", "pass"),
     Mutant("float32_only", "has dtype torch.float32", ".to(dtype)", ""),
     Mutant("rounds_to_float16", "rounded to float16 on the way", ".to(dtype)", ".half().to(dtype)"),
+    Mutant(
+        "keeps_the_first_scale",
+        "expected",
+        "(wire, shape, dtype):",
+        "(wire, shape, dtype, kept={}):",
+        also=(
+            (
+                "wire[:4].view(torch.float32)[0]",
+                "kept.setdefault(len(wire), wire[:4].view(torch.float32)[0])",
+            ),
+        ),
+    ),
 )
 
 
@@ -141,7 +159,7 @@ encode_top_k__numpy_edited = edits_of(
     ),
     Mutant(
         "counts_whole_bytes_only",
-        "61 bits take 8 whole bytes",
+        "whole bytes, like the list",
         "len(bitmap) < len(listed)",
         "n // 8 < 4 * k",
     ),
@@ -158,7 +176,13 @@ encode_top_k__numpy_edited = edits_of(
 
 encode_top_k__by_hand_edited = edits_of(
     encode_top_k__by_hand,
-    Mutant("drops_a_zero", "all of 9", "True)[:k]] = True", "True)[:k]] = True; kept &= flat != 0"),
+    Mutant("compares_squares", "expected", "flat.abs()", "flat.square()"),
+    Mutant(
+        "drops_a_zero",
+        "4 k + min(4 k, ceil(n/8))",
+        "True)[:k]] = True",
+        "True)[:k]] = True; kept &= flat != 0",
+    ),
 )
 
 
@@ -199,6 +223,13 @@ def with_feedback__default_dict(compress):
 with_feedback__a_class_edited = edits_of(
     with_feedback__a_class,
     Mutant("dropped", "add what the last call with an equal key left out", "(e)", "(x.float())"),
+    Mutant(
+        "forgets_old_keys",
+        "many keys",
+        "e += x",
+        "e += x; len(self.left) > 100 and self.left.pop(next(iter(self.left)))",
+    ),
+    Mutant("by_its_text", "expected", "default(key,", "default(str(key),"),
     Mutant("one_for_all_keys", "all keys share one residual", "key, torch.zeros", "0, torch.zeros"),
 )
 
@@ -209,11 +240,12 @@ with_feedback__default_dict_edited = edits_of(
     Mutant("in_the_dtype_of_x", "nearly right", ", result)", ", result).to(x.dtype).float()"),
     Mutant(
         "changes_x",
-        "change of x",
+        "x after the call",
         "residuals[key] + x.to(torch.float32",
         "x.add_(residuals[key]).float(",
     ),
-    Mutant("by_object", "expected", "[key]", "[id(key)]"),
+    Mutant("by_object", "what the last call with an equal key left out", "[key]", "[id(key)]"),
+    Mutant("drops_nan", "expected", "torch.sub(p, result)", "torch.sub(p, result).nan_to_num()"),
     Mutant(
         "compresses_twice",
         "compress is called twice for the same tensor",
@@ -230,7 +262,7 @@ with_feedback__default_dict_edited = edits_of(
             ("torch.zeros(()))", "torch.zeros(())))"),
         ),
     ),
-    Mutant("by_its_hash", "✗ many keys", "residuals[key]", "residuals[hash(key)]"),
+    Mutant("by_its_hash", "many keys", "residuals[key]", "residuals[hash(key)]"),
 )
 
 
@@ -321,7 +353,7 @@ compressed_all_reduce__messages_edited = edits_of(
     ),
     Mutant(
         "every_second_rank",
-        "two groups",
+        "in two groups",
         "get_rank(group",
         "get_rank() // (1 if group is None else 2",
         VIRTUAL,
@@ -333,7 +365,19 @@ compressed_all_reduce__messages_edited = edits_of(
         "= decode",
         "= own if wire is wires[rank] else decode",
     ),
-    Mutant("alone_once", "✗ 1 rank", "(result, wires)", "(result, wires) if k > 1 else wires"),
+    Mutant("encodes_twice", "expected", "[encode(total)] * k", "[encode(total) for _ in range(k)]"),
+    Mutant(
+        "sums_in_the_dtype_of_x",
+        "In float32, the same case passes",
+        "total += decode(wire, own.shape, torch.float32)",
+        "total = (total + decode(wire, own.shape, torch.float32)).to(x.dtype).float()",
+    ),
+    Mutant(
+        "alone_once",
+        "compress the sums, too",
+        "(result, wires)",
+        "(result, wires) if k > 1 else wires",
+    ),
     Mutant(
         "remembers_its_wires",
         "of the second call",
@@ -375,6 +419,20 @@ def random_k_mean__smallest_of_random_numbers(x, k, seed, group=None):
     return result
 
 
+@passes
+def random_k_mean__silent_if_alone(x, k, seed, group=None):
+    flat, size = x.detach().reshape(-1), dist.get_world_size(group)
+    places = np.random.default_rng(seed).permutation(len(flat))[:k]
+    values = flat[places].double()
+    if size > 1:
+        sums = values.to(x.dtype)
+        dist.all_reduce(sums, group=group)
+        values = sums.double()
+    result = torch.zeros(len(flat), dtype=x.dtype)
+    result[places] = (values * len(flat) / (k * size)).to(x.dtype)
+    return result.reshape(x.shape)
+
+
 random_k_mean__sample_edited = edits_of(
     random_k_mean__sample,
     Mutant("own_seed", "draws other places than rank", "(seed)", "(seed + dist.get_rank())"),
@@ -404,6 +462,14 @@ random_k_mean__sample_edited = edits_of(
         "flat[places].clone()",
         "flat[places].double()",
         also=(("values * (n / k / size)", "(values * (n / k / size)).to(x.dtype)"),),
+    ),
+    Mutant("seed_of_16_bits", "draw the same places", "(seed)", "(seed % 65536)"),
+    Mutant("drops_nan", "expected", "[places].clone()", "[places].nan_to_num()"),
+    Mutant(
+        "first_place_always",
+        "All sets of k places must be equally likely",
+        "random.Random(seed).sample(range(n), k)",
+        "[0, *random.Random(seed).sample(range(1, n), k - 1)]",
     ),
     Mutant("seed_in_float32", "draw the same places", "(seed)", "(float(np.float32(seed)))"),
 )

@@ -3,5 +3,4 @@
 - `memory`: whether parameters keep their memory
 - `averaging`, `training`: means over a group, and training steps that use them
 - `chance`: random results, judged by counting
-- `sums`: exact sums of the tensors of a group's ranks
 """
