@@ -1,8 +1,8 @@
 """Cases that are never handed out and never enter a sandbox."""
 
-from course_lib.checking import Case, in_many_forms
+from course_lib.checking import in_many_forms
 
-from .checks import batches_case, epochs_case, script_case, tokens_case
+from .checks import epochs_case, script_case, tokens_case
 
 EXACT = {"dtypes": ("float64", "float32")}
 
@@ -17,10 +17,6 @@ def museum(kind, modes=(True, False)):
 
 
 HIDDEN = {
-    "my_batches": in_many_forms(
-        batches_case("5 ranks", 5, 33, 3, 11, [2, 4]),
-        batches_case("6 ranks in two groups", 6, 8, 5, 2, [1]),
-    ),
     "train": in_many_forms(
         epochs_case("5 ranks", 5, length=37, accumulate=3, lr=0.15, seed=4, frozen=[2]),
         epochs_case(
@@ -28,25 +24,6 @@ HIDDEN = {
         ),
         epochs_case("6 ranks, in two groups", 6, length=25, accumulate=2, batch_size=4),
         **EXACT,
-    ),
-    "evaluate": in_many_forms(
-        Case("5 ranks, 23 rows", 5, {"length": 23, "batch_size": 2}),
-        Case("5 ranks, 1 row", 5, {"length": 1, "batch_size": 1, "loss": "multi_margin_loss"}),
-        Case("6 ranks, 40 rows, in two groups", 6, {"length": 40, "batch_size": 5}),
-        **EXACT,
-    ),
-    "save_checkpoint": in_many_forms(
-        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4, "optimizer": "AdamW"}),
-        Case("3 ranks, in two groups, epoch 0", 3, {"epoch": 0, "lr": 0.6, "optimizer": "AdamW"}),
-        Case("6 ranks, in two groups", 6, {"epoch": 3, "lr": 0.6, "optimizer": "SGD"}),
-    ),
-    "load_checkpoint": in_many_forms(
-        Case("5 ranks", 5, {"epoch": 9, "lr": 0.4, "optimizer": "AdamW", "loads": True}),
-        Case(
-            "3 ranks, in two groups, epoch 0",
-            3,
-            {"epoch": 0, "lr": 0.6, "optimizer": "AdamW", "loads": True},
-        ),
     ),
     "token_mean_step": in_many_forms(
         tokens_case("5 ranks", 5, [(7, 3)], [(2, 2), (9, 8)], [(4, 0)], [(1, 1)], [(6, 6), (0, 0)]),

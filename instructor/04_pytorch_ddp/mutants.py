@@ -60,6 +60,13 @@ my_batches__by_slices_edited = edits_of(
             ("rank=rank, seed=seed)", "rank=rank, seed=seed))"),
         ),
     ),
+    Mutant(
+        "kept_by_epoch",
+        "batches of epoch",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(("list(sampler)", "kept.setdefault((epoch, k, rank), list(sampler))"),),
+    ),
 )
 
 
@@ -256,6 +263,19 @@ evaluate__strided_edited = edits_of(
         "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]",
     ),
     Mutant("mean_of_nothing", "The mean of no rows is nan", "0, len(rows)", "0, max(1, len(rows))"),
+    Mutant(
+        "skips_what_is_not_finite",
+        "a row is not finite",
+        "loss += loss_fn(out, y[batch]).item() * len(batch)",
+        "loss += loss_fn(out, y[batch]).nan_to_num(0, 0, 0).item() * len(batch)",
+    ),
+    Mutant(
+        "all_rows_at_once",
+        "that it was given at once",
+        "batch_size)",
+        "len(x))",
+        also=(("at + batch_size", "at + len(x)"),),
+    ),
 )
 
 
@@ -349,7 +369,7 @@ load_checkpoint__by_broadcasts_edited = edits_of(
     Mutant("on_every_rank", "AttributeError", " if file else None", ""),
     Mutant(
         "first_rank_only",
-        "load model and optimizer on every rank",
+        "nothing was loaded on this rank",
         "dist.broadcast_object_list(saved, src=first, group=group)",
         "if not file: return 4",
     ),
@@ -360,7 +380,7 @@ load_checkpoint__by_broadcasts_edited = edits_of(
         "pass",
     ),
     Mutant("from_the_start", "epoch to begin with: expected", 'return state["epoch"]', "return 0"),
-    Mutant("from_rank_0_of_the_world", "4 ranks, in two groups", "src=first", "src=0"),
+    Mutant("from_rank_0_of_the_world", "Global rank 0 is not part of group", "src=first", "src=0"),
     Mutant(
         "file_of_the_first_call",
         "something is kept from the call before",
