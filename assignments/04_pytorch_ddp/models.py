@@ -18,6 +18,7 @@ from course_lib.checking import Draw
 FEATURES, HIDDEN, CLASSES = 32, 16, 3
 SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
 """Shapes of the small network's parameters."""
+NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 EXPERT_SHAPES = ((CLASSES, FEATURES), (CLASSES,)) * 2
 LABELS = ("cross_entropy", "multi_margin_loss")
 """Losses whose targets are labels. The targets of other losses have one number per output."""
@@ -98,7 +99,8 @@ class Watched(nn.Module):
         """Return the outputs of these rows."""
         self.rows.append(len(x))
         self.trained |= any(module.training for module in self.layers)
-        return self.layers(x)
+        outputs: Tensor = self.layers(x)
+        return outputs
 
 
 class Experts(nn.Module):

@@ -137,7 +137,7 @@ train__no_sync_edited = edits_of(
     train__no_sync,
     Mutant(
         "a_forward_for_the_loss",
-        "forward passes, expected one for each",
+        "forward passes beyond one for each",
         "shown += loss.detach()",
         "shown += loss_fn(model(x[batch]), y[batch]).detach() * (len(batch) / count)",
     ),
@@ -154,6 +154,7 @@ train__no_sync_edited = edits_of(
         "last, out = batch is window[-1], ddp(x[batch])",
         also=(("loss_fn(ddp(x[batch]), y[batch])", "loss_fn(out, y[batch])"),),
     ),
+    Mutant("never_clears", "after training", "optimizer.zero_grad()", "pass"),
     Mutant("never_syncs", "nothing was averaged", "nullcontext() if last else ddp.", "ddp."),
     Mutant(
         "own_start",
@@ -448,7 +449,7 @@ token_mean_step__with_ddp_edited = edits_of(
     token_mean_step__with_ddp,
     Mutant(
         "mean_of_micro_batches",
-        "2 ranks, 24 labels and 2",
+        "gradient of parameter 0",
         'F.cross_entropy(model(x), y, reduction="sum") * (k / sums[0].item())',
         "F.cross_entropy(model(x), y).nan_to_num() / len(micro_batches)",
     ),
@@ -465,10 +466,10 @@ token_mean_step__with_ddp_edited = edits_of(
         '(model(x), y, reduction="sum") * (k',
         "(model(x), y) * len(y[y >= 0]) * (k",
     ),
-    Mutant("counts_padding", "2 ranks, 24 labels and 2", "(y >= 0).sum()", "len(y)"),
+    Mutant("counts_padding", "tokens without a label do not count", "(y >= 0).sum()", "len(y)"),
     Mutant(
         "skips_an_empty_rank",
-        "one without labels",
+        "has no labels",
         "model.zero_grad()",
         """
         if not mine.sum():
@@ -480,7 +481,7 @@ token_mean_step__with_ddp_edited = edits_of(
     Mutant("keeps_old_gradients", ".grad is not empty", "model.zero_grad()", "pass"),
     Mutant(
         "clips_micro_batches",
-        "large gradients",
+        "gradients that are clipped",
         "loss.backward()",
         "loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     ),
@@ -536,6 +537,12 @@ def exhibit_1__ddp(model, loss_fn, batches, lr, group=None):
         with torch.no_grad():
             for param in model.parameters():
                 param -= lr * param.grad
+
+
+exhibit_1__ddp_edited = edits_of(
+    exhibit_1__ddp,
+    Mutant("clips", "very wrong", "lr * param.grad", "lr * param.grad.clamp(-10, 10)"),
+)
 
 
 @passes
@@ -622,7 +629,7 @@ exhibit_2__touches_all_edited = edits_of(
     Mutant("as_it_hangs", "Expected to have finished reduction", " + nothing", ""),
     Mutant(
         "knows_the_model",
-        "2 ranks, another model",
+        "another model",
         "param in model",
         "e in model.experts for param in e",
     ),
