@@ -134,8 +134,8 @@ def save_checkpoint(
     `ddp` wraps the model as ``ddp.module``. Nothing in the file depends on the number of ranks.
     """
     if place_in(group)[0] == 0:
-        state = {"model": ddp.get_submodule("module").state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**state, "epoch": epoch}, file)
+        model = ddp.get_submodule("module").state_dict()
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
 
 
 def load_checkpoint(
