@@ -863,7 +863,8 @@ CHECKS = {
         **MUSEUM,
     ),
     "exhibit_2": by_reference(
-        "exhibit_2", seeds=(2, 3, 4, 5, 8, 11, 12, 16, 20, 22),
+        "exhibit_2",
+        seeds=(2, 3, 4, 5, 8, 11, 12, 16, 20, 22),
         reference="course_lib.ddp.script:train_on_batches",
         draw=draw_script("experts"),
         **MUSEUM,
