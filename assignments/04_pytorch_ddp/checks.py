@@ -1,320 +1,879 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-`run_judges.py` has the inputs, programs and judges of batches and training runs. `judges.py` has
-those of evaluation and checkpoints, `token_judges.py` those of the mean over tokens. A program gets
-only its rank's input.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. `models` has the models of the programs. A program gets only its rank's
+input.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.checking import (
+    Allowed,
     Case,
-    Form,
+    Draw,
+    Expectation,
+    Given,
+    Observed,
+    Variety,
+    by_reference,
     calls_at_most,
-    equals,
-    in_many_forms,
-    only_calls,
-    receives_at_least,
     sends_at_most,
-    task,
 )
-from course_lib.checking.shared.averaging import unless_alone
-from course_lib.checking.shared.training import NUMEL, SHAPES
+from course_lib.ranks import Trace
 
-from .judges import (
-    checkpoint_inputs,
-    evaluate_inputs,
-    evaluate_program,
-    evaluation,
-    load_program,
-    loading,
-    save_program,
-    saving,
+from .models import (
+    CLASSES,
+    EXPERT_SHAPES,
+    FEATURES,
+    HIDDEN,
+    NUMEL,
+    SHAPES,
+    Experts,
+    ScaledTanh,
+    Watched,
+    content_of,
+    draw_weights,
+    fill,
+    fresh_optimizer,
+    loss_of,
+    named_network,
+    network,
+    running,
+    targets_of,
 )
-from .run_judges import (
-    SCRIPT_MISTAKES,
-    epochs_inputs,
-    epochs_program,
-    equals_run,
-    my_batches_program,
-    own_rows_only,
-    right_batches,
-    script_inputs,
-    script_program,
-    windows_of,
-    with_script,
-)
-from .token_judges import right_step, token_inputs, token_program
 
-EXACT = {"dtypes": ("float32", "float64")}  # many steps in bfloat16 would hide a wrong one
+COLLECTIVES = (
+    *("all_gather", "all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all"),
+    *("reduce_scatter", "send", "recv", "barrier"),
+)
 SMALL = 512  # bytes that a rank may send in addition to its gradients
-TWO_NUMBERS = 8  # bytes
 
-# Tasks 1 and 2: batches, training ----------------------------------------------------------
+# Task 1: the batches of a rank --------------------------------------------------------------------
+
+_EXPECTED = "expected a list of lists of row numbers"
 
 
-def batches_case(name, k, length, batch_size, seed, epochs):
-    return Case(
-        name, k, {"length": length, "batch_size": batch_size, "seed": seed, "epochs": epochs}
+def draw_calls(d: Draw) -> list[Any]:
+    """Draw several calls: a length, a batch size, an epoch and a seed for each."""
+    length = d.one_of(10, 13, 12, 7, 33, 24)
+    length = d.maybe("fewer rows than ranks", d.one_of(1, 2), length)
+    size, seed = d.one_of(2, 3, 4, 5), d.one_of(0, 7, 1, 11)
+    epochs = d.one_of([0, 1], [0, 1, 2], [3, 0], [0, 5], [2, 4])
+    calls = [(length, size, epoch, seed) for epoch in epochs]
+    if d.maybe("another seed in between"):
+        calls.insert(1, (length, size, epochs[0], seed + 2))
+    if d.maybe("another length in between"):
+        calls.insert(1, (length + 5, size + 1, epochs[0], seed))
+    return [{"calls": calls} for _ in d.ranks]
+
+
+def run_batches(my_batches: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``my_batches(length, batch_size, epoch, seed, group=group)`` several times."""
+    received = {}
+    for call in own["calls"]:
+        batches = my_batches(*call, group=given.group)
+        if not isinstance(batches, list | tuple):
+            raise TypeError(f"my_batches returns {type(batches).__name__}, {_EXPECTED}")
+        if any(isinstance(batch, int) for batch in batches):
+            raise TypeError(f"my_batches returns {batches!r:.40}, {_EXPECTED}")
+        received[_batches(*call)] = str([[int(row) for row in batch] for batch in batches])
+    return received
+
+
+def _batches(length: int, batch_size: int, epoch: int, seed: int) -> str:
+    return f"batches of epoch {epoch} ({length} rows, batches of {batch_size}, seed {seed})"
+
+
+Rows = list[int]
+
+
+def batches_of(call: Sequence[int], k: int, me: int, drop_last: bool = False) -> list[Rows]:
+    """Return the batches of member `me` of `k`; see `draw_calls`."""
+    length, size, epoch, seed = call
+    sampler = DistributedSampler(range(length), k, me, seed=seed, drop_last=drop_last)
+    sampler.set_epoch(epoch)
+    rows = list(sampler)
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
+
+
+def batches_if(wrong: Callable[[Sequence[int], int, int], list[Rows]]) -> Callable[..., Any]:
+    """Return the mistake of a function that takes these batches."""
+    return lambda inputs, me, expected: {
+        _batches(*call): str(wrong(call, len(inputs), me)) for call in inputs[me]["calls"]
+    }
+
+
+def in_order_of_epoch_0(call: Sequence[int], k: int, me: int) -> list[Rows]:
+    length, size, _, seed = call
+    return batches_of((length, size, 0, seed), k, me)
+
+
+def without_short_ones(call: Sequence[int], k: int, me: int) -> list[Rows]:
+    return [batch for batch in batches_of(call, k, me) if len(batch) == call[1]]
+
+
+BATCHES_MISTAKES = {
+    "the order of epoch 0: tell the sampler the epoch (set_epoch)": batches_if(in_order_of_epoch_0),
+    "the batches of a sampler with drop_last=True, but no row may be lost": batches_if(
+        lambda call, k, me: batches_of(call, k, me, drop_last=True)
+    ),
+    "batches without the last, short one": batches_if(without_short_ones),
+}
+
+# Task 2: training ---------------------------------------------------------------------------------
+
+
+def draw_training(d: Draw) -> list[Any]:
+    """Draw the same rows for all ranks of a group, and different weights for each rank."""
+    length, size, accumulate = d.one_of(13, 16, 21, 25), d.one_of(2, 3, 4), d.one_of(2, 3, 2, 1)
+    accumulate = d.maybe("one window per epoch", 50, accumulate, one_in=4)
+    epochs, seed = d.one_of([0, 1], [5, 2], [0, 1, 2], [4, 1], [3]), d.one_of(0, 1, 4, 5)
+    large = d.maybe("large gradients")
+    losses = "cross_entropy", "mse_loss", "smooth_l1_loss", "multi_margin_loss"
+    loss = "mse_loss" if large else d.one_of(*losses)
+    frozen = d.maybe("frozen parameters", d.one_of([0, 1], [2], [0, 1, 2]), [])
+    before = draw_weights(d, 1.0) if d.maybe(".grad is not empty") else None
+    lr, made = 1e-4 if large else d.one_of(0.1, 0.15, 0.2), {}
+    for members in d.groups:
+        x, scores = d.randn(length, FEATURES), (1000 if large else 1) * d.randn(length, CLASSES)
+        for me, rank in enumerate(members):
+            calls = [(length, size, epoch, seed) for epoch in epochs]
+            batches = [batches_of(call, len(members), me) for call in calls]
+            made[rank] = {
+                "x": x,
+                "y": targets_of(loss, scores),
+                "weights": draw_weights(d, 0.3),
+                "scale": 1 + d.randn().abs(),
+                "before": before,
+                "frozen": frozen,
+                "loss": loss,
+                "settings": [lr, size, accumulate],
+                "epochs": epochs,
+                "seed": seed,
+                "windows": [
+                    batches_of_epoch[at : at + accumulate]
+                    for batches_of_epoch in batches
+                    for at in range(0, len(batches_of_epoch), accumulate)
+                ],
+                # The ranks may add losses in float32, so those of a float64 case are not compared.
+                "compares": d.form.dtype != "float64",
+            }
+    return [made[rank] for rank in d.ranks]
+
+
+def run_train(train: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Train a model; return its weights and buffer, the losses, and what rows the model got."""
+    x, rows_seen, passes = own["x"], set[int](), 0
+
+    def note(_: nn.Module, arguments: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if not _functorch.is_functorch_wrapped_tensor(rows := arguments[0]):
+            rows_seen.update((rows[:, None] == x).all(-1).nonzero()[:, 1].tolist())
+
+    model = network(own["weights"], ScaledTanh(own["scale"]), own["frozen"])
+    fill(model, own["before"])
+    model[0].register_forward_pre_hook(note)
+    given.model(model)
+    loss_fn, epochs = loss_of(own["loss"]), given.iterable(own["epochs"])
+    losses = train(
+        model, loss_fn, x, own["y"], *own["settings"], epochs, own["seed"], group=given.group
     )
+    if not own["compares"] and isinstance(losses, list | tuple):
+        losses = len(losses)
+    batches = [batch for window in own["windows"] for batch in window]
+    return {
+        "parameter {} after training": [param.detach() for param in model.parameters()],
+        "buffer {} after training": [buffer.clone() for buffer in model.buffers()],
+        "loss of step {}" if own["compares"] else "number of losses": losses,
+        OTHER_ROWS: str(sorted(rows_seen.difference(*batches))),
+        f"{PASSES} one for each of {len(batches)} micro-batches": max(0, passes - len(batches)),
+    }
 
 
-def epochs_case(name, k, **parameters):
-    usual = {"length": 10, "batch_size": 2, "accumulate": 1, "epochs": [0, 1], "lr": 0.2}
-    return Case(name, k, {**usual, "seed": 0, **parameters})
+OTHER_ROWS = "rows that the model was given and that are in none of this rank's batches"
+PASSES = "forward passes beyond"
 
 
-MARGIN = {"length": 9, "loss": "multi_margin_loss"}
+def sgd_run(weight: Callable[[int, int, int], float], alone: bool = False) -> Callable[..., Any]:
+    """Return the mistake of a run that weights a micro-batch's mean loss like this.
+
+    ``weight(rows, rows of the window, accumulate)`` is the weight. With `alone`, a rank takes the
+    steps of its own gradients.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        first, members = inputs[0], [inputs[me]] if alone else inputs
+        lr, _, accumulate = first["settings"]
+        model = network(first["weights"], ScaledTanh(first["scale"]), first["frozen"])
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+        for windows in zip(*(own["windows"] for own in members), strict=True):
+            optimizer.zero_grad()
+            for own, window in zip(members, windows, strict=True):
+                count = sum(map(len, window))
+                for rows in window:
+                    loss = loss_of(own["loss"])(model(own["x"][rows]), own["y"][rows])
+                    (loss * weight(len(rows), count, accumulate) / len(members)).backward()
+            optimizer.step()
+        return {"parameter {} after training": [param.detach() for param in model.parameters()]}
+
+    return mistake
 
 
-@epochs_program
-def train_program(train, model, loss_fn, mine, given):
-    settings = [mine[key] for key in ("lr", "batch_size", "accumulate")]
-    epochs = given.iterable(mine["epochs"])
-    return train(
-        model, loss_fn, mine["x"], mine["y"], *settings, epochs, mine["seed"], group=given.group
+def in_order_of_epoch_0_only(inputs: Sequence[Any]) -> Sequence[Any]:
+    return [{**own, "epochs": [0 for _ in own["epochs"]]} for own in inputs]
+
+
+TRAIN_MISTAKES = {
+    "a run that divides by `accumulate` also where a window has fewer micro-batches": sgd_run(
+        lambda rows, count, accumulate: 1 / accumulate
+    ),
+    "a run with this rank's own gradients: nothing was averaged": sgd_run(
+        lambda rows, count, accumulate: rows / count, alone=True
+    ),
+}
+TRAIN_AS_IF = {
+    "a run whose epochs all have the order of epoch 0: tell the sampler the epoch (set_epoch)": (
+        in_order_of_epoch_0_only
     )
+}
 
 
-def steps(case, rank):
-    """Return the number of optimizer steps."""
-    return len(windows_of(case.parameters, len(case.members(rank))))
+def of_training(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    if value.get(OTHER_ROWS) != "[]":
+        return (
+            "The ranks share the work: each takes only its own batches, and gets from the others "
+            "only their gradients."
+        )
+    if any(value.get(key) for key in expected[me] if key.startswith(PASSES)):
+        return (
+            "Take the loss from the forward pass that you call backward for: with BatchNorm, a "
+            "second one would change the running means."
+        )
+    return ""
 
 
-def gradient_bytes(case, rank):
-    """Return the bytes that a rank sends if it sends its gradients once per optimizer step."""
-    return steps(case, rank) * (NUMEL * case.itemsize + 64) + SMALL
-
-
-def trained_bytes(case, rank):
-    """Return the bytes of the gradients of trained parameters."""
-    frozen = case.parameters.get("frozen", ())
-    trained = (torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
-    return sum(trained) * case.itemsize
-
-
-def gradients_of_others(case, rank):
-    """Return the bytes that a rank must receive: the gradients of trained parameters, each step."""
-    return steps(case, rank) * trained_bytes(case, rank)
-
-
-# Task 5: the mean over tokens --------------------------------------------------------------
-
-
-def tokens_case(name, k, *tokens, **more):
-    return Case(name, k, {"tokens": tokens, **more})
-
-
-# Task 6: the museum ------------------------------------------------------------------------
-
-
-def script_case(name, k, kind, steps, rows, lr, **more):
-    # BatchNorm divides by the deviation of a batch. With three rows it can be so small that
-    # rounding shows in the weights, so the cases have eight rows or more.
-    return Case(name, k, {"kind": kind, "steps": steps, "rows": rows, "lr": lr, **more})
-
-
-def mended(name, kind, *more, modes=(True, False)):
-    """Return the check of an exhibit whose batches are given, with the cases of all exhibits."""
-    return task(
-        name,
-        inputs=script_inputs,
-        program=script_program,
-        judges=[equals(with_script(), SCRIPT_MISTAKES)],
-        cases=in_many_forms(
-            script_case("1 rank", 1, kind, 2, 8, 0.2),
-            script_case("2 ranks", 2, kind, 3, 9, 0.1, loss="mse_loss"),
-            script_case("3 ranks", 3, kind, 3, 9, 0.3),
-            script_case("4 ranks, in two groups", 4, kind, 2, 8, 0.2),
-            script_case("2 ranks, very wrong", 2, kind, 2, 8, 1e-4, loss="mse_loss", large=1000),
-            *more,
-            modes=modes,
-            **EXACT,
+def once_per_step(case: Case, observed: Observed, trace: Trace) -> None:
+    """Demand that a rank sends gradients only once per step, and its weights only at the start."""
+    steps = [len(each["own"]["windows"]) for each in observed.inputs]
+    for demand in (
+        sends_at_most(
+            lambda case, rank: steps[rank] * (NUMEL * case.itemsize + 64) + SMALL,
+            kinds=["all_reduce"],
+            hint="Send gradients once per optimizer step, not once per micro-batch. Put forward "
+            "and backward of each micro-batch but a window's last into no_sync().",
         ),
+        sends_at_most(
+            lambda case, rank: 5 * (NUMEL * case.itemsize + SMALL) // 2,
+            besides=["all_reduce"],
+            hint="Wrap the model once, before the first epoch.",
+        ),
+        calls_at_most(all_reduce=lambda case, rank: (len(SHAPES) + 2) * steps[rank]),
+    ):
+        demand.test(case, observed, trace)
+
+
+# Task 3: evaluation that counts each row once -----------------------------------------------------
+
+LOSS, ACCURACY = "mean loss", "accuracy"
+MODE = "the model was given rows in training mode"
+
+
+def draw_rows(d: Draw) -> list[Any]:
+    """Draw a model for all ranks, and the same rows for all ranks of a group."""
+    length, size = d.one_of(7, 9, 11, 20, 23), d.one_of(2, 3, 4)
+    length = d.maybe("fewer rows than ranks", d.one_of(1, 2), length)
+    size = d.maybe("batches longer than a rank's rows", 32, size)
+    loss = d.one_of("cross_entropy", "multi_margin_loss")
+    uint8 = loss == "cross_entropy" and d.maybe("labels in uint8")
+    large, overflow = d.maybe("large numbers", 100.0, 1.0), d.maybe("a row is not finite", one_in=6)
+    weights, drawn = draw_weights(d, 0.5), {}
+    for members in d.groups:
+        x, y = large * d.randn(length, FEATURES), d.whole(CLASSES, length)
+        own = {
+            "weights": weights,
+            "x": d.not_finite(x) if overflow else x,
+            "y": y.to(torch.uint8) if uint8 else y,
+            "loss": loss,
+            "batch_size": size,
+            "share": -(-length // len(members)),
+            # The ranks may add in float32, so the sums of a float64 case are not compared.
+            "compares": d.form.dtype != "float64",
+        }
+        drawn |= dict.fromkeys(members, own)
+    return [drawn[rank] for rank in d.ranks]
+
+
+def run_evaluate(evaluate: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``evaluate(model, loss_fn, x, y, batch_size, group=group)``; report the model's rows."""
+    model = Watched(own["weights"])
+    given.model(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    x, y, size = own["x"], own["y"], own["batch_size"]
+    answer: Any = evaluate(model, loss_of(own["loss"]), x, y, size, group=given.group)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise TypeError(f"evaluate returns {answer!r:.60}, not a pair (mean loss, accuracy)")
+    if any(p.grad is None or not bool((p.grad == 1).all()) for p in model.parameters()):
+        raise RuntimeError("evaluate changes the gradients of the model, but must change nothing")
+    # In training mode BatchNorm changes its buffers. Then the report must be about the mode.
+    moved = any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if moved and not model.trained:
+        raise RuntimeError("evaluate changes parameters or buffers, but must change nothing")
+    loss, accuracy = answer
+    numbers = {LOSS: loss, ACCURACY: accuracy}
+    if not own["compares"]:
+        numbers = {"rows that are right": round(float(accuracy) * len(x))}
+    share, seen = own["share"], model.rows
+    return {
+        MODE: model.trained,
+        **numbers,
+        f"rows that the model was given beyond {share} of {len(x)}": max(0, sum(seen) - share),
+        f"rows beyond {size} that it was given at once": max([0, *(n - size for n in seen)]),
+    }
+
+
+def mean_over(parts: Callable[[int, int, int, int], list[Rows]]) -> Callable[..., Any]:
+    """Return the mistake that takes the mean over parts of the rows, each as its mean.
+
+    ``parts(length, k, me, batch_size)`` returns lists of rows.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        own, results = inputs[me], []
+        model = Watched(own["weights"]).eval()
+        for rows in filter(None, parts(len(own["x"]), len(inputs), me, own["batch_size"])):
+            with torch.no_grad():
+                out, y = model(own["x"][rows]), own["y"][rows]
+            right = (out.argmax(1) == y).double().mean().item()
+            results.append((loss_of(own["loss"])(out, y).item(), right))
+        if not results:
+            return None  # this rank has no rows
+        means = (math.fsum(column) / len(results) for column in zip(*results, strict=True))
+        return {MODE: False, **dict(zip((LOSS, ACCURACY), means, strict=True))}
+
+    return mistake
+
+
+def strided_batches(n: int, k: int, me: int, size: int) -> list[Rows]:
+    strided = [list(range(n))[rank::k] for rank in range(k)]
+    return [rows[at : at + size] for rows in strided for at in range(0, n, size)]
+
+
+EVALUATE_MISTAKES = {
+    "the result if padded rows are counted: a sampler repeats rows to give every rank equally "
+    "many": mean_over(lambda n, k, me, size: [[i % n for i in range(-(-n // k) * k)]]),
+    "the result of this rank's rows alone": mean_over(
+        lambda n, k, me, size: [list(range(n))[me::k]]
+    ),
+    "the mean of the batches' means: a short batch counts as much as a full one": mean_over(
+        strided_batches
+    ),
+}
+
+
+def of_evaluation(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    if value.get(MODE):
+        return (
+            "Call model.eval() first: then dropout drops nothing, and BatchNorm uses its running "
+            "means."
+        )
+    loss, right = value.get(LOSS), expected[me].get(LOSS)
+    if loss != loss and right == right:
+        return (
+            "The mean of no rows is nan. If there are fewer rows than ranks, some ranks have no "
+            "rows: do not call loss_fn on these ranks."
+        )
+    if any(value.get(key) for key in expected[me] if "beyond" in key):
+        return "The ranks share the work: each looks at its own part only."
+    return ""
+
+
+# Task 4: checkpoints ------------------------------------------------------------------------------
+
+# Every rank has its own disk, and only the first rank of a group has the file.
+
+KEYS = {"model", "optimizer", "epoch"}
+IN_FILE, WROTE = "model in the file", "a file was written"
+_UNREADABLE = "torch.load(file, weights_only=True) cannot read"
+
+
+def draw_run(d: Draw) -> list[Any]:
+    """Draw a run, the same on all ranks, and fresh weights that differ on each rank."""
+    run = {
+        "optimizer": d.one_of("SGD", "AdamW"),
+        "epoch": d.maybe("from epoch 0", 0, d.one_of(1, 4, 9)),
+        "lr": d.one_of(0.1, 0.2, 0.5),
+        "weights": draw_weights(d, 1.0),
+        "moments": draw_weights(d, d.maybe("moments of zeros", 0.0, 1.0)),
+        "scale": d.randn(),
+    }
+    return [
+        {"run": run, "fresh": {"weights": draw_weights(d, 1.0), "scale": d.randn()}}
+        for _ in d.ranks
+    ]
+
+
+def run_save(save_checkpoint: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Save on all ranks, each to its own disk; return the content of this rank's disk."""
+    model, optimizer = running(own["run"])
+    ddp: nn.Module = DistributedDataParallel(given.model(model), process_group=given.group)
+    ddp.train(model.training)
+    file = io.BytesIO()
+    try:
+        save_checkpoint(file, ddp, optimizer, own["run"]["epoch"], group=given.group)
+    except pickle.PicklingError:  # no rank can import the classes of this folder
+        raise ValueError(f"{_UNREADABLE} whole objects: save their state_dict()") from None
+    if file.closed:
+        raise RuntimeError(
+            "save_checkpoint closes the file. Leave the file open: the caller closes it"
+        )
+    content = file.getvalue()
+    after = {"model after saving": {k: v.clone() for k, v in model.state_dict().items()}}
+    after |= content_of(optimizer.state_dict(), " after saving")
+    if torch.distributed.get_rank(given.group) or not content:
+        return {WROTE: bool(content), **after}
+    try:
+        saved = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        reason = str(error).partition(". ")[0]
+        raise ValueError(f"{_UNREADABLE} it: {reason}") from None
+    if not isinstance(saved, dict) or set(saved) != KEYS:
+        keys = sorted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
+        raise ValueError(f"the file holds {keys}, not a dict of model, optimizer and epoch")
+    state = {IN_FILE: dict(saved["model"]), "epoch in the file": saved["epoch"]}
+    return {WROTE: True, **state, **content_of(saved["optimizer"], " in the file"), **after}
+
+
+WROTE_MISTAKES = {
+    "a file on the wrong rank. Only the group's first rank writes a file: the one with "
+    "dist.get_rank(group) == 0": lambda inputs, me, expected: {WROTE: not expected[me][WROTE]},
+}
+
+
+def of_the_file(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    names = value.get(IN_FILE)
+    if not isinstance(names, dict) or names.keys() == expected[0][IN_FILE].keys():
+        return ""
+    if all(str(name).startswith("module.") for name in names):
+        return "These are the wrapper's names: save the state of the module inside (ddp.module)."
+    return "Save the state of the module inside, ddp.module, with its own keys: do not change them."
+
+
+def draw_file(d: Draw) -> list[Any]:
+    """Draw a run as `draw_run`; only the first rank of a group has it."""
+    firsts = {members[0] for members in d.groups}
+    return [
+        {"run": own["run"] if rank in firsts else None, "fresh": own["fresh"]}
+        | {"optimizer": own["run"]["optimizer"], "lr": 0.123 + 0.1 * rank}
+        for rank, own in enumerate(draw_run(d))
+    ]
+
+
+def run_load(load_checkpoint: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Load into a fresh model and optimizer; return their content."""
+    file = None
+    if own["run"] is not None:
+        model, optimizer = running(own["run"])
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        file = io.BytesIO()
+        torch.save({**state, "epoch": own["run"]["epoch"]}, file)
+        file.seek(0)
+    model = given.model(named_network(own["fresh"]["weights"], own["fresh"]["scale"]))
+    optimizer = fresh_optimizer(model, own["optimizer"], own["lr"])
+    epoch = load_checkpoint(file, model, optimizer, group=given.group)
+    return {
+        "loaded model": {k: v.clone() for k, v in model.state_dict().items()},
+        **content_of(optimizer.state_dict()),
+        "epoch to begin with": epoch,
+    }
+
+
+def nothing_loaded(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    fresh = inputs[me]["fresh"]
+    return {"loaded model": dict(named_network(fresh["weights"], fresh["scale"]).state_dict())}
+
+
+def not_loaded(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    if value.get("optimizer's state of parameter {}"):
+        return ""
+    return (
+        "The optimizer has no state, but the state of each parameter is a part of the run: load "
+        "model and optimizer on every rank."
     )
 
+
+# Task 5: the mean over tokens ---------------------------------------------------------------------
+
+UNLABELLED = -100
+GRADIENT = "gradient of parameter {}"
+
+
+def draw_tokens(d: Draw) -> list[Any]:
+    """Draw the same weights for all ranks, and different micro-batches for each.
+
+    The tokens are multiplied by `size`, and the first weight is divided by it. So the outputs do
+    not depend on it, and the first weight's gradient does: with 0.1 nothing is clipped.
+    """
+    size = d.maybe("gradients that are clipped", d.one_of(3, 9, 20), 0.1)
+    many = d.form.dtype == "float16" and d.maybe("thousands of labels", one_in=1)
+    unlabelled = d.rank("rank {} has no labels")
+    empty = d.rank("rank {} has a micro-batch without rows")
+    frozen = d.maybe("a frozen layer", d.one_of([0, 1], [1, 2]), [])
+    before = draw_weights(d, 1.0) if d.maybe(".grad is not empty") else None
+    size, as_tuple = 800 if many else size, d.one_of(True, False)
+    weights = draw_weights(d, 0.2)
+    weights[0] *= 0.25 / size
+    made = []
+    for rank in d.ranks:
+        none = rank == unlabelled and len(d.members(rank)) > 1
+        counts = [d.one_of(*range(1, 10)) for _ in range(d.one_of(1, 2, 3))]
+        counts = [counts[0] + 9 * (rank % 2), *counts[1:]]
+        if many:
+            counts[0] += 4000 - 1500 * (rank % 2)
+        if rank == empty:
+            counts.insert(d.one_of(0, len(counts)), 0)
+        pairs = [(n, 0 if none else d.one_of(n, (n + 1) // 2)) for n in counts]
+        made.append(
+            {
+                "weights": weights,
+                "before": before,
+                "frozen": frozen,
+                "x": [size * (d.randn(count, FEATURES) + 0.5) for count, _ in pairs],
+                "y": [_labels(d, *pair) for pair in pairs],
+                "tuple": as_tuple,
+            }
+        )
+    return made
+
+
+def _labels(d: Draw, count: int, labelled: int) -> Tensor:
+    y = torch.full((count,), UNLABELLED)
+    places = torch.randperm(count, generator=d.numbers)[:labelled]
+    y[places] = d.whole(CLASSES - 1, labelled)
+    return y
+
+
+def run_tokens(step: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``step(ddp, micro_batches, group=group)``; return the gradients and the loss."""
+    model = given.model(network(own["weights"], frozen=own["frozen"]))
+    ddp = DistributedDataParallel(model, process_group=given.group)
+    ddp.train(model.training)
+    fill(model, own["before"])
+    pairs = list(zip(own["x"], own["y"], strict=True))
+    micro_batches = tuple(pairs) if own["tuple"] else pairs
+    loss = step(ddp, micro_batches, group=given.group)
+    return {GRADIENT: [param.grad for param in model.parameters()], LOSS: loss}
+
+
+def tokens_if(
+    mean: Callable[[list[int], list[Tensor]], Tensor], counts_all: bool = False
+) -> Callable[..., Any]:
+    """Return the mistake of this mean: of the ranks' numbers of labels, and sums of gradients.
+
+    With `counts_all`, tokens without a label are counted, too.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        counts, sums = [], []
+        for own in inputs:
+            model = network([weight.double() for weight in own["weights"]], frozen=own["frozen"])
+            x, y = torch.cat(own["x"]).double(), torch.cat(own["y"])
+            F.cross_entropy(model(x), y, reduction="sum").backward()
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+            counts.append(len(y) if counts_all else int((y != UNLABELLED).sum()))
+            sums.append(torch.cat([grad.flatten() for grad in grads]))
+        pieces = mean(counts, sums).split([weight.numel() for weight in inputs[me]["weights"]])
+        right = expected[me][GRADIENT]
+        return {
+            GRADIENT: [
+                gradient if gradient is None else piece.view_as(gradient).to(gradient.dtype)
+                for piece, gradient in zip(pieces, right, strict=True)
+            ]
+        }
+
+    return mistake
+
+
+def clipped(gradient: Tensor) -> Tensor:
+    return gradient / max(1.0, float(gradient.norm()))
+
+
+def mean_of_all(counts: list[int], sums: list[Tensor]) -> Tensor:
+    return clipped(torch.stack(sums).sum(0) / sum(counts))
+
+
+def mean_of_means(counts: list[int], sums: list[Tensor]) -> Tensor:
+    means = [total / max(1, count) for count, total in zip(counts, sums, strict=True)]
+    return clipped(torch.stack(means).mean(0))
+
+
+def divided_twice(counts: list[int], sums: list[Tensor]) -> Tensor:
+    return clipped(torch.stack(sums).sum(0) / sum(counts) / len(counts))
+
+
+def clipped_by_each(counts: list[int], sums: list[Tensor]) -> Tensor:
+    k = len(counts)
+    return torch.stack([clipped(k * total / sum(counts)) for total in sums]).mean(0)
+
+
+TOKEN_MISTAKES = {
+    "a mean of the ranks' means: a label counts more on a rank that has few": tokens_if(
+        mean_of_means
+    ),
+    "the mean divided by the number of ranks: DDP divides by it once more": tokens_if(
+        divided_twice
+    ),
+    "the mean over all tokens, but tokens without a label do not count": tokens_if(
+        mean_of_all, counts_all=True
+    ),
+    "the mean of gradients that each rank clipped before: clip once, after the mean": tokens_if(
+        clipped_by_each
+    ),
+}
+
+
+def of_no_labels(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    loss = value.get(LOSS)
+    if loss == loss:
+        return ""
+    return "The mean of no labels is nan: add up losses, or leave out micro-batches without labels."
+
+
+# Task 6: the museum -------------------------------------------------------------------------------
+
+
+def draw_script(kind: str) -> Callable[[Draw], list[Any]]:
+    """Return the draw for a model of this kind: ``plain``, with ``norm`` (BatchNorm), ``experts``.
+
+    All ranks get the same weights, and each its own batches. For ``experts``, rank r's batch t has
+    rows for only one expert if r + t is even.
+    """
+
+    def draw(d: Draw) -> list[Any]:
+        large, rows = d.maybe("very wrong"), d.one_of(8, 9)
+        loss = "mse_loss" if large else d.one_of("cross_entropy", "mse_loss")
+        model = d.maybe("another model", "plain", kind) if kind == "experts" else kind
+        experts = model == "experts"
+        unused = experts and d.maybe("an expert that no rank uses")
+        frozen = [2] if experts and d.maybe("a frozen expert") else []
+        zeros = d.rank("rank {} has rows of zeros") if kind == "plain" else -1
+        lr, steps = 1e-4 if large else d.one_of(0.1, 0.2, 0.3), d.one_of(2, 3)
+        weights = draw_weights(d, 0.3, EXPERT_SHAPES if experts else SHAPES)
+        test, made = d.randn(rows + 2, FEATURES), []
+        for rank in d.ranks:
+            x = [(d.randn(rows, FEATURES) + 0.5 * rank) * (rank != zeros) for _ in range(steps)]
+            for t, batch in enumerate(x if experts else ()):
+                batch[:, 0] = batch[:, 0].abs() if unused or (rank + t) % 2 == 0 else batch[:, 0]
+            y = [targets_of(loss, (1000 if large else 1) * d.randn(rows, CLASSES)) for _ in x]
+            made.append(
+                {"weights": weights, "x": x, "y": y, "test": test, "loss": loss, "lr": lr}
+                | {"kind": model, "frozen": frozen, "training": d.form.training}
+            )
+        return made
+
+    return draw
+
+
+def script_model(own: Any) -> nn.Module:
+    """Return the model of this rank."""
+    if own["kind"] == "experts":
+        return Experts(own["weights"], own["frozen"])
+    norm = nn.BatchNorm1d(HIDDEN, dtype=own["weights"][0].dtype)
+    return network(own["weights"], norm if own["kind"] == "norm" else None)
+
+
+def run_script(script: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Train with the script; return the replica's weights, and with ``norm`` more values.
+
+    A script of the kind ``norm`` also gets test rows, and returns its predictions for them.
+    """
+    model = given.model(script_model(own))
+    batches = given.iterable(list(zip(own["x"], own["y"], strict=True)))
+    tested = [own["test"]] if own["kind"] == "norm" else []
+    loss_fn = loss_of(own["loss"])
+    returned = script(model, loss_fn, batches, *tested, own["lr"], group=given.group)
+    return trained(model, returned if tested else None)
+
+
+def trained(model: nn.Module, prediction: Any) -> dict[str, Any]:
+    """Return the weights at the end, and the prediction and buffers if there is a prediction."""
+    values: dict[str, Any] = {
+        "parameter {} at the end": [param.detach() for param in model.parameters()]
+    }
+    if prediction is not None:
+        values["prediction"] = prediction
+        values["buffer {} at the end"] = [buffer.clone() for buffer in model.buffers()]
+    return values
+
+
+def script_if(averages: str) -> Callable[..., Any]:
+    """Return the mistake of a script that averages ``nothing``, ``parameters`` or ``gradients``.
+
+    It averages no buffers.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        models = [script_model(own).train(own["training"]) for own in inputs]
+        for step in range(len(inputs[0]["x"])):
+            for own, model in zip(inputs, models, strict=True):
+                model.zero_grad()
+                loss_of(own["loss"])(model(own["x"][step]), own["y"][step]).backward()
+            for params in zip(*(model.parameters() for model in models), strict=True):
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+                middle = torch.stack([param.detach() for param in params]).mean(0)
+                mean = torch.stack(grads).mean(0)
+                for param, own_grad in zip(params, grads, strict=True):
+                    start = middle if averages == "parameters" else param.data
+                    grad = mean if averages == "gradients" else own_grad
+                    param.data = start - inputs[0]["lr"] * grad
+        own, model = inputs[me], models[me]
+        if own["kind"] != "norm" or averages != "gradients":
+            return trained(model, None)
+        with torch.no_grad():
+            return trained(model, model.eval()(own["test"]))
+
+    return mistake
+
+
+SCRIPT_MISTAKES = {
+    "a run with this rank's own gradients: nothing was averaged": script_if("nothing"),
+    "a run that averages the parameters, and then takes a step with this rank's own gradient": (
+        script_if("parameters")
+    ),
+    "the result with this rank's own running means: the buffers differ between the ranks": (
+        script_if("gradients")
+    ),
+}
+
+
+MUSEUM: dict[str, Any] = {
+    "program": run_script,
+    "variety": Variety(dtypes=("float32", "float64")),
+    "mistakes": SCRIPT_MISTAKES,
+    "allowed": Allowed(kinds=COLLECTIVES, calls=None, slack=None),
+}
 
 CHECKS = {
-    "my_batches": task(
+    "my_batches": by_reference(
         "my_batches",
-        inputs=lambda case, generator: [dict(case.parameters) for _ in range(case.world_size)],
-        program=my_batches_program,
-        judges=[right_batches],
-        expects=[only_calls()],
-        cases=in_many_forms(
-            batches_case("1 rank, 5 rows", 1, 5, 2, 0, [0, 1]),
-            batches_case("2 ranks, 12 rows", 2, 12, 3, 7, [0, 1, 2]),
-            batches_case("3 ranks, 10 rows", 3, 10, 3, 0, [3, 0]),
-            batches_case("4 ranks, 13 rows, in two groups", 4, 13, 2, 1, [0, 5]),
-            batches_case("4 ranks, 1 row", 4, 1, 2, 3, [1]),
-        ),
-        in_turn=[(4, 3)],
+        seeds=(2, 12, 13, 32, 44, 49),
+        reference="course_lib.ddp.script:own_batches",
+        program=run_batches,
+        draw=draw_calls,
+        variety=Variety(dtypes=("float32",), layouts=()),
+        mistakes=BATCHES_MISTAKES,
+        exact=True,
     ),
-    "train": task(
+    "train": by_reference(
         "train",
-        inputs=epochs_inputs,
-        program=train_program,
-        judges=[
-            equals_run("parameter", "buffer", tolerance={"float64": 1e-9}),
-            equals_run("loss", tolerance={"float64": 1e-6}),
-            own_rows_only,
-        ],
-        expects=[
-            sends_at_most(
-                gradient_bytes,
-                kinds=["all_reduce"],
-                hint="Send gradients once per optimizer step, not once per micro-batch. Put "
-                "forward and backward of each micro-batch but a window's last into no_sync().",
-            ),
-            sends_at_most(
-                lambda case, rank: 5 * (NUMEL * case.itemsize + SMALL) // 2,
-                besides=["all_reduce"],
-                hint="Wrap the model once, before the first epoch.",
-            ),
-            calls_at_most(all_reduce=lambda case, rank: (len(SHAPES) + 2) * steps(case, rank)),
-            receives_at_least(unless_alone(gradients_of_others), kinds=["all_reduce"]),
-        ],
+        seeds=(0, 2, 3, 4, 8, 9, 11, 12, 16, 27),
+        reference="course_lib.ddp.script:train",
+        program=run_train,
+        draw=draw_training,
+        variety=Variety(dtypes=("float32", "float64")),
+        mistakes=TRAIN_MISTAKES,
+        as_if=TRAIN_AS_IF,
+        explain=of_training,
+        allowed=Allowed(kinds=COLLECTIVES, calls=None, slack=None),
+        expects=[Expectation(once_per_step)],
         worth={"values": 4, "communication": 2},
-        cases=in_many_forms(
-            epochs_case("1 rank, 7 rows", 1, length=7, accumulate=2),
-            epochs_case("2 ranks, 16 rows, windows of 2", 2, length=16, accumulate=2, lr=0.1),
-            epochs_case(
-                "3 ranks, 14 rows, squared error",
-                *(3,),
-                **{"length": 14, "accumulate": 3, "epochs": [5, 2], "seed": 5, "loss": "mse_loss"},
-            ),
-            epochs_case(
-                "4 ranks, 21 rows, in two groups",
-                *(4,),
-                **{"length": 21, "batch_size": 3, "accumulate": 3, "loss": "smooth_l1_loss"},
-            ),
-            epochs_case("2 ranks, a frozen layer", 2, **MARGIN, epochs=[0, 1, 2], frozen=[0, 1]),
-            epochs_case(
-                "2 ranks, 14 rows, windows of 3",
-                *(2,),
-                **{"length": 14, "accumulate": 3, "lr": 0.1, "loss": "mse_loss"},
-            ),
-            epochs_case("2 ranks, .grad is not empty", 2, length=8, accumulate=2, filled=True),
-            epochs_case(
-                "2 ranks, large gradients", 2, length=8, lr=1e-4, loss="mse_loss", large=1000
-            ),
-            **EXACT,
-        ),
-        in_turn=[(1, 4)],
     ),
-    "evaluate": task(
+    "evaluate": by_reference(
         "evaluate",
-        inputs=evaluate_inputs,
-        program=evaluate_program,
-        judges=evaluation,
-        expects=[
-            sends_at_most(SMALL, hint="Send only three sums: the other ranks need no more."),
-            receives_at_least(unless_alone(lambda case, rank: TWO_NUMBERS)),
-        ],
+        seeds=(1, 2, 5, 9, 12, 14, 28, 31, 41, 49),
+        reference="course_lib.ddp.script:evaluate",
+        program=run_evaluate,
+        draw=draw_rows,
+        variety=Variety(dtypes=("float32", "float64")),
+        mistakes=EVALUATE_MISTAKES,
+        explain=of_evaluation,
+        same_bits=True,
+        allowed=Allowed(
+            kinds=COLLECTIVES,
+            calls=None,
+            slack=SMALL - 16,
+            hint="Send only three sums: the other ranks need no more.",
+        ),
         worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank, 7 rows", 1, {"length": 7, "batch_size": 3}),
-            Case("2 ranks, 9 rows", 2, {"length": 9, "batch_size": 2, "labels": "uint8"}),
-            Case("3 ranks, 20 rows", 3, {"length": 20, "batch_size": 4}),
-            Case(
-                "4 ranks, 11 rows, in two groups",
-                *(4, {"length": 11, "batch_size": 3, "loss": "multi_margin_loss"}),
-            ),
-            Case("3 ranks, 2 rows", 3, {"length": 2, "batch_size": 8}),
-            **EXACT,
-        ),
-        in_turn=[(2, 4)],
     ),
-    "save_checkpoint": task(
+    "save_checkpoint": by_reference(
         "save_checkpoint",
-        inputs=checkpoint_inputs,
-        program=save_program,
-        judges=saving,
-        cases=in_many_forms(
-            Case("1 rank, epoch 1", 1, {"epoch": 1, "lr": 0.5, "optimizer": "SGD"}),
-            Case("2 ranks, epoch 4", 2, {"epoch": 4, "lr": 0.1, "optimizer": "AdamW"}),
-            Case("3 ranks, epoch 2", 3, {"epoch": 2, "lr": 0.2, "optimizer": "SGD"}),
-            Case("4 ranks, in two groups", 4, {"epoch": 7, "lr": 0.3, "optimizer": "AdamW"}),
-            **EXACT,
-        ),
-        in_turn=[(1, 1)],
+        seeds=(2, 14, 28, 32, 39, 41, 49, 63),
+        reference="course_lib.ddp.script:save_checkpoint",
+        program=run_save,
+        draw=draw_run,
+        variety=Variety(dtypes=("float32", "float64")),
+        mistakes=WROTE_MISTAKES,
+        explain=of_the_file,
+        exact=True,
+        allowed=Allowed(kinds=COLLECTIVES, calls=None, slack=None),
     ),
-    "load_checkpoint": task(
+    "load_checkpoint": by_reference(
         "load_checkpoint",
-        inputs=checkpoint_inputs,
-        program=load_program,
-        judges=loading,
-        cases=in_many_forms(
-            *(
-                Case(name, k, {"epoch": epoch, "lr": lr, "optimizer": optimizer, "loads": True})
-                for name, k, epoch, lr, optimizer in (
-                    ("1 rank, epoch 1", 1, 1, 0.5, "SGD"),
-                    ("2 ranks, epoch 4", 2, 4, 0.1, "AdamW"),
-                    ("3 ranks, epoch 0", 3, 0, 0.2, "SGD"),
-                    ("4 ranks, in two groups", 4, 7, 0.3, "AdamW"),
-                )
-            ),
-            **EXACT,
-        ),
-        in_turn=[(1, 1)],
+        seeds=(2, 8, 11, 28, 31, 45, 61),
+        reference="course_lib.ddp.script:load_checkpoint",
+        program=run_load,
+        draw=draw_file,
+        variety=Variety(dtypes=("float32", "float64")),
+        mistakes={"the model before the call: nothing was loaded on this rank": nothing_loaded},
+        explain=not_loaded,
+        exact=True,
+        # As tensors, the state takes fewer bytes than in a file.
+        allowed=Allowed(kinds=COLLECTIVES, calls=None, slack=None, least=0.3),
     ),
-    "token_mean_step": task(
+    "token_mean_step": by_reference(
         "token_mean_step",
-        inputs=token_inputs,
-        program=token_program,
-        judges=[right_step],
-        expects=[
-            sends_at_most(
-                lambda case, rank: trained_bytes(case, rank) + SMALL,
-                besides=["broadcast"],
-                hint="Send gradients once. Put forward and backward of each micro-batch but the "
-                "last into no_sync().",
-            ),
-            receives_at_least(unless_alone(trained_bytes)),
-        ],
+        seeds=(0, 1, 2, 3, 4, 8, 9, 11, 12, 16, 22, 27),
+        reference="course_lib.ddp.script:token_mean_step",
+        program=run_tokens,
+        draw=draw_tokens,
+        # A share of labels is a float32 number if PyTorch divides two counts: not float64, then.
+        variety=Variety(dtypes=("float32", "float16")),
+        mistakes=TOKEN_MISTAKES,
+        explain=of_no_labels,
+        allowed=Allowed(
+            kinds=COLLECTIVES,
+            calls=None,
+            slack=SMALL,
+            hint="Send gradients once. Put forward and backward of each micro-batch but the last "
+            "into no_sync().",
+        ),
         worth={"values": 4, "communication": 2},
-        cases=in_many_forms(
-            tokens_case("1 rank, 2 micro-batches", 1, [(6, 4), (3, 3)]),
-            tokens_case("2 ranks, 24 labels and 2", 2, [(16, 16), (9, 8)], [(4, 2)]),
-            tokens_case("2 ranks, large gradients", 2, [(9, 7), (4, 4)], [(5, 3), (2, 1)], size=9),
-            tokens_case("3 ranks, one without labels", 3, [(5, 0)], [(8, 8)], [(7, 3), (2, 1)]),
-            tokens_case(
-                "4 ranks, in two groups",
-                *(4, [(5, 5), (2, 2), (3, 1)], [(4, 4)], [(9, 6), (2, 0)], [(3, 1)]),
-            ),
-            tokens_case("2 ranks, no rows", 2, [(0, 0)], [(6, 5), (0, 0), (3, 1)]),
-            tokens_case(
-                "2 ranks, a frozen layer", 2, [(6, 6), (5, 1)], [(9, 3)], frozen=[1, 2], size=3
-            ),
-            tokens_case("2 ranks, .grad is not empty", 2, [(8, 6)], [(3, 2), (4, 1)], filled=True),
-            replace(
-                tokens_case("2 ranks, 6000 labels", 2, [(3900, 3800)], [(2300, 2200)], size=800),
-                form=Form(dtype="float16"),
-            ),
-            iterables=("list", "tuple"),
-            **EXACT,
-        ),
-        in_turn=[(1, 2)],
     ),
-    "exhibit_1": mended("exhibit_1", "plain"),
-    "exhibit_2": mended(
+    "exhibit_1": by_reference(
+        "exhibit_1",
+        seeds=(2, 8, 11, 12, 16, 17, 20),
+        reference="course_lib.ddp.script:train_on_batches",
+        draw=draw_script("plain"),
+        **MUSEUM,
+    ),
+    "exhibit_2": by_reference(
         "exhibit_2",
-        "experts",
-        script_case("2 ranks, another model", 2, "plain", 2, 3, 0.2),
-        script_case("2 ranks, a frozen expert", 2, "experts", 2, 3, 0.2, frozen=[2]),
+        seeds=(2, 3, 4, 5, 8, 11, 12, 16, 20, 22),
+        reference="course_lib.ddp.script:train_on_batches",
+        draw=draw_script("experts"),
+        **MUSEUM,
     ),
-    "exhibit_3": mended(
+    "exhibit_3": by_reference(
         "exhibit_3",
-        "norm",
-        Case(
-            "2 ranks, in evaluation mode",
-            *(2, {"kind": "norm", "steps": 2, "rows": 8, "lr": 0.2}),
-            form=Form(training=False),
-        ),
-        modes=(True,),
+        seeds=(2, 8, 11, 12, 16, 17, 22),
+        reference="course_lib.ddp.script:train_and_predict",
+        draw=draw_script("norm"),
+        **MUSEUM,
     ),
 }

@@ -11,6 +11,7 @@ for every model, with the interface of PyTorch's class:
 - `reducer`: buckets that are sent during backward
 - `uneven_inputs`: ranks that run out of batches
 - `wrapper`: the class, with PyTorch's names
+- `script`: what a training script needs around it: batches, accumulation, evaluation, checkpoints
 """
 
 from course_lib.ddp.buffers import broadcast_module_states, verify_same_model

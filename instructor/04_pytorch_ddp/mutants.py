@@ -60,6 +60,13 @@ my_batches__by_slices_edited = edits_of(
             ("rank=rank, seed=seed)", "rank=rank, seed=seed))"),
         ),
     ),
+    Mutant(
+        "kept_by_epoch",
+        "batches of epoch",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(("list(sampler)", "kept.setdefault((epoch, k, rank), list(sampler))"),),
+    ),
 )
 
 
@@ -130,7 +137,7 @@ train__no_sync_edited = edits_of(
     train__no_sync,
     Mutant(
         "a_forward_for_the_loss",
-        "forward passes, expected one for each",
+        "forward passes beyond one for each",
         "shown += loss.detach()",
         "shown += loss_fn(model(x[batch]), y[batch]).detach() * (len(batch) / count)",
     ),
@@ -147,6 +154,7 @@ train__no_sync_edited = edits_of(
         "last, out = batch is window[-1], ddp(x[batch])",
         also=(("loss_fn(ddp(x[batch]), y[batch])", "loss_fn(out, y[batch])"),),
     ),
+    Mutant("never_clears", "after training", "optimizer.zero_grad()", "pass"),
     Mutant("never_syncs", "nothing was averaged", "nullcontext() if last else ddp.", "ddp."),
     Mutant(
         "own_start",
@@ -256,6 +264,19 @@ evaluate__strided_edited = edits_of(
         "[m.eval() for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]",
     ),
     Mutant("mean_of_nothing", "The mean of no rows is nan", "0, len(rows)", "0, max(1, len(rows))"),
+    Mutant(
+        "skips_what_is_not_finite",
+        "a row is not finite",
+        "loss += loss_fn(out, y[batch]).item() * len(batch)",
+        "loss += loss_fn(out, y[batch]).nan_to_num(0, 0, 0).item() * len(batch)",
+    ),
+    Mutant(
+        "all_rows_at_once",
+        "that it was given at once",
+        "batch_size)",
+        "len(x))",
+        also=(("at + batch_size", "at + len(x)"),),
+    ),
 )
 
 
@@ -349,7 +370,7 @@ load_checkpoint__by_broadcasts_edited = edits_of(
     Mutant("on_every_rank", "AttributeError", " if file else None", ""),
     Mutant(
         "first_rank_only",
-        "load model and optimizer on every rank",
+        "nothing was loaded on this rank",
         "dist.broadcast_object_list(saved, src=first, group=group)",
         "if not file: return 4",
     ),
@@ -360,7 +381,7 @@ load_checkpoint__by_broadcasts_edited = edits_of(
         "pass",
     ),
     Mutant("from_the_start", "epoch to begin with: expected", 'return state["epoch"]', "return 0"),
-    Mutant("from_rank_0_of_the_world", "4 ranks, in two groups", "src=first", "src=0"),
+    Mutant("from_rank_0_of_the_world", "Global rank 0 is not part of group", "src=first", "src=0"),
     Mutant(
         "file_of_the_first_call",
         "something is kept from the call before",
@@ -428,7 +449,7 @@ token_mean_step__with_ddp_edited = edits_of(
     token_mean_step__with_ddp,
     Mutant(
         "mean_of_micro_batches",
-        "2 ranks, 24 labels and 2",
+        "gradient of parameter 0",
         'F.cross_entropy(model(x), y, reduction="sum") * (k / sums[0].item())',
         "F.cross_entropy(model(x), y).nan_to_num() / len(micro_batches)",
     ),
@@ -445,10 +466,10 @@ token_mean_step__with_ddp_edited = edits_of(
         '(model(x), y, reduction="sum") * (k',
         "(model(x), y) * len(y[y >= 0]) * (k",
     ),
-    Mutant("counts_padding", "2 ranks, 24 labels and 2", "(y >= 0).sum()", "len(y)"),
+    Mutant("counts_padding", "tokens without a label do not count", "(y >= 0).sum()", "len(y)"),
     Mutant(
         "skips_an_empty_rank",
-        "one without labels",
+        "has no labels",
         "model.zero_grad()",
         """
         if not mine.sum():
@@ -460,7 +481,7 @@ token_mean_step__with_ddp_edited = edits_of(
     Mutant("keeps_old_gradients", ".grad is not empty", "model.zero_grad()", "pass"),
     Mutant(
         "clips_micro_batches",
-        "large gradients",
+        "gradients that are clipped",
         "loss.backward()",
         "loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     ),
@@ -516,6 +537,12 @@ def exhibit_1__ddp(model, loss_fn, batches, lr, group=None):
         with torch.no_grad():
             for param in model.parameters():
                 param -= lr * param.grad
+
+
+exhibit_1__ddp_edited = edits_of(
+    exhibit_1__ddp,
+    Mutant("clips", "very wrong", "lr * param.grad", "lr * param.grad.clamp(-10, 10)"),
+)
 
 
 @passes
@@ -602,7 +629,7 @@ exhibit_2__touches_all_edited = edits_of(
     Mutant("as_it_hangs", "Expected to have finished reduction", " + nothing", ""),
     Mutant(
         "knows_the_model",
-        "2 ranks, another model",
+        "another model",
         "param in model",
         "e in model.experts for param in e",
     ),
