@@ -51,11 +51,10 @@ def draw_links(d: Draw) -> list[Any]:
         "a tree": [((i - 1) // 2, i) for i in range(1, k)],
         "all with all": [(i, j) for j in range(k) for i in range(j)],
         "any links": [(i, j) for j in range(k) for i in range(j) if d.one_of(True, False)],
-        "no links": [],
     }
     name = d.one_of(*graphs, "any links")
-    links = graphs[name]
     d.say(f"{name}, {counted(k, 'rank')}")
+    links = d.maybe("but no links", [], graphs[name], one_in=6)
     if links and d.maybe("some links the other way", one_in=2):
         links = [link if d.one_of(True, False) else link[::-1] for link in links]
     if links and d.maybe("links that are listed twice", one_in=2):
@@ -82,7 +81,10 @@ def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], val
         return ""
     of_links = [float(weights[i, j]) for i in range(k) for j in range(i) if right[i, j]]
     if len(of_links) > 1 and set(of_links) in ({0.0}, {1.0}):
-        return ""  # a generator is empty when the links are counted, and the report says so
+        return (
+            f"Each link has the weight {of_links[0]:.0f}. If your code goes through the links "
+            "twice: a generator is empty after the first time. Begin with links = list(links)."
+        )
     degree = ((right != 0).sum(1) - (right.diag() != 0).long()).tolist()
     for i in range(k):
         for j in range(k):
@@ -188,7 +190,7 @@ def draw_steps(d: Draw) -> list[Any]:
     shapes = d.one_of([(3, 2), (4,)], [(4,), (2, 2), ()], [(2, 3), (1,)], [(2, 3), (2, 3)])
     shapes = d.maybe("an empty parameter", [*shapes, (0,)], shapes)
     shapes = d.maybe("only one parameter", [(5, 2)], shapes, one_in=6)
-    unused = shapes[1:] and d.maybe("nobody uses the first parameter", one_in=6)
+    unused = shapes[1:] and d.maybe("nobody uses the first parameter")
     unused_on = d.rank("rank {} does not use the first parameter") if shapes[1:] else -1
     before = d.maybe(".grad is not empty")
     size, zeros = d.maybe("large gradients", 300.0, 1.0), d.rank("no gradient on rank {}")
@@ -293,16 +295,16 @@ STEP_MISTAKES = {
 
 
 def draw_gap(d: Draw) -> list[Any]:
-    """Draw a matrix whose eigenvalues are well conditioned."""
+    """Draw two matrices of one size, whose eigenvalues are well conditioned."""
     k = d.maybe("one rank alone", 1, d.one_of(2, 3, 4, 5, 6, 7, 8, 9), one_in=6)
-    graph = d.one_of(*WELL_CONDITIONED)
-    d.say(f"{k} × {k}, {graph}")
-    return [{"matrix": GRAPHS[graph](d, k), "like": torch.ones(1)}]
+    graphs = [d.one_of(*WELL_CONDITIONED) for _ in range(2)]
+    d.say(f"{k} × {k}: {' and '.join(graphs)}")
+    return [{"matrices": [GRAPHS[graph](d, k) for graph in graphs], "like": torch.ones(1)}]
 
 
 def run_gap(spectral_gap: Callable[..., Any], own: Any, given: Given) -> Any:
-    [weights] = watched_weights(given, [own["matrix"]], own["like"].dtype)
-    return {"spectral gap": spectral_gap(weights)}
+    weights = watched_weights(given, own["matrices"], own["like"].dtype)
+    return {"gap of matrix {}": [spectral_gap(each) for each in weights]}
 
 
 GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
@@ -318,17 +320,21 @@ GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
 }
 
 
-@sees({"spectral gap": NUMBER})
+@sees({"gap of matrix {}": [NUMBER, NUMBER]})
 def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge the gap with the tolerance that the task's text promises."""
-    gap = round(expected[0]["spectral gap"], 12)  # an eigenvalue of 1 is rounded
-    rtol, atol = (1e-9, 1e-9) if case.form.dtype == "float64" else (1e-3, 0 if gap else 1e-4)
-    spectrum = eigenvalues(inputs[0]["matrix"])
-    mistakes = [
-        (words, {"spectral gap": mistake(spectrum)}) for words, mistake in GAP_MISTAKES.items()
-    ]
-    right = {"spectral gap": gap}
-    expect_equal(values[0], right, "rank 0", rtol=rtol, atol=atol, lookalikes=mistakes)
+    """Judge the gaps with the tolerance that the task's text promises."""
+    spectra = [eigenvalues(matrix) for matrix in inputs[0]["matrices"]]
+    gaps = [round(gap, 12) for gap in expected[0]["gap of matrix {}"]]  # of 1e-16, 0 is left
+    double = case.form.dtype == "float64"
+    errors = {
+        f"gap of matrix {n}": 1e-9 if double else 1e-3 * gap or 1e-4 for n, gap in enumerate(gaps)
+    }
+    mistakes = {words: [of(spectrum) for spectrum in spectra] for words, of in GAP_MISTAKES.items()}
+    if case.after is None:
+        mistakes["the gap of the matrix before: keep nothing between calls"] = gaps[:1] * 2
+    lookalikes = [(words, {"gap of matrix {}": wrong}) for words, wrong in mistakes.items()]
+    right = {"gap of matrix {}": gaps}
+    expect_equal(values[0], right, "rank 0", rtol=0, atol=0, errors=errors, lookalikes=lookalikes)
 
 
 # Task 5: which graph is the fastest ---------------------------------------------------------------
@@ -338,22 +344,30 @@ NUMBERS = ("nbytes", "latency", "bandwidth", "tolerance")
 
 def draw_choice(d: Draw) -> list[Any]:
     """Draw matrices and a network on which no two choices take equally long."""
-    power = d.maybe("a power of the eigenvalue equals the tolerance", one_in=5)
+    # The second eigenvalue of a lazy line of two ranks is 1/2, exactly.
+    power = d.maybe("a power of the eigenvalue equals the tolerance", one_in=4)
     many = not power and d.maybe("40 ranks", one_in=6)
     any_mean = not power and d.maybe("any mean will do", one_in=6)
-    never = not many and d.maybe("one never agrees", d.one_of("pairs", "each takes the next one's"))
+    never = [d.one_of("pairs", "each takes the next one's")]
+    special = [
+        *(["a lazy line"] if power else d.maybe("one never agrees", never, [])),
+        *d.maybe("a rank sends to more than it hears", ["pairs after one way"], []),
+        *d.maybe("a candidate without own shares", ["nothing of its own"], []),
+    ]
     while True:
-        k = 2 if power else 40 if many else d.one_of(3, 4, 5, 6, 8, 16)
-        names = [d.one_of(*WELL_CONDITIONED) for _ in range(d.one_of(1, 2, 3, 4))]
-        names = [*names, never] if never and d.one_of(True, False) else [never, *names]
-        matrices = [GRAPHS[name](d, k) for name in names if name]
-        tolerance = 1.0 if any_mean else d.one_of(0.9, 0.7, 0.5, 0.1, 0.01, 1e-3, 1e-6)
+        k = 2 if power else 40 if many else d.one_of(2, 3, 4, 5, 6, 7, 8, 16)
+        others = d.one_of(0 if special else 1, 1, 2, 3)
+        names = [*special, *(d.one_of(*WELL_CONDITIONED) for _ in range(others))]
+        names = names[:: d.one_of(1, -1)]
+        matrices = [GRAPHS[name](d, k) for name in names]
+        tolerance = d.one_of(0.9, 0.7, 0.3, 0.1, 0.01, 1e-6)
+        tolerance = d.one_of(0.5, 0.5, 0.25) if power else 1.0 if any_mean else tolerance
         if no_two_alike(matrices, tolerance):
             break
-    d.say(f"{k} × {k}: {', '.join(filter(None, names))}")
+    d.say(f"{k} × {k}: {', '.join(names)}")
     latency, bandwidth = d.one_of((1e-6, 1.7e6), (20e-6, 1e9), (1e-3, 1e9), (10e-3, 1e8))
     # The bytes of a message take so many latencies: no whole number, so there are no ties.
-    nbytes = round(latency * bandwidth * d.one_of(0.0137, 0.193, 1.37, 4.31, 17.13))
+    nbytes = round(latency * bandwidth * d.one_of(0.0137, 0.0371, 0.193, 1.37, 17.13))
     numbers = (max(1, nbytes), latency, bandwidth, tolerance)
     return [
         {
@@ -374,24 +388,30 @@ def run_choice(choose_graph: Callable[..., Any], own: Any, given: Given) -> Any:
     return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
 
 
-def a_step_less(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    own, which = inputs[0], expected[0]["which"]
-    if which is None:
-        return None
-    _, receivers = steps_and_receivers(own["matrices"][which], own["tolerance"])
-    step = own["latency"] + receivers * own["nbytes"] / own["bandwidth"]
-    return {"seconds": expected[0]["seconds"] - step}
+def fastest(less: int = 0, whole: bool = False) -> Callable[..., Any]:
+    """Return the mistake of taking `less` steps, or of a ring that sends `whole` tensors."""
 
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        own, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = own["latency"], own["nbytes"] / own["bandwidth"]
+        seconds: dict[int | None, float] = {
+            None: 2 * (k - 1) * (latency + of_tensor / (1 if whole else k))
+        }
+        for which, matrix in enumerate(own["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, own["tolerance"])
+            if steps:
+                seconds[which] = max(1, steps - less) * (latency + receivers * of_tensor)
+        which = min(seconds, key=lambda which: seconds[which])
+        return {"seconds": seconds[which], "which": which}
 
-def whole_tensors(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    own, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
-    ring = 2 * (k - 1) * (own["latency"] + own["nbytes"] / own["bandwidth"])
-    return {"seconds": ring} if expected[0]["which"] is None else None
+    return mistake
 
 
 CHOICE_MISTAKES = {
-    "the time of one step less: round T up": a_step_less,
-    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": whole_tensors,
+    "the time of one step less: round T up": fastest(less=1),
+    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": fastest(
+        whole=True
+    ),
 }
 ROWS_FOR_COLUMNS = (
     "the time if you count row i, the ranks that rank i hears: count column i, the ranks that it "
@@ -404,7 +424,8 @@ ALONE = Variety(ranks=(1,), dtypes=BOTH, layouts=("transposed",), groups=False)
 
 CHECKS = {
     "metropolis_weights": by_reference(
-        "metropolis_weights", seeds=(0, 2, 14, 28),
+        "metropolis_weights",
+        seeds=(0, 2, 5, 14, 20, 22),
         reference="course_lib.decentralized:metropolis_weights",
         program=run_links,
         draw=draw_links,
@@ -412,7 +433,8 @@ CHECKS = {
         explain=explain_weights,
     ),
     "start_mixing": by_reference(
-        "start_mixing", seeds=(4, 6, 9, 11, 12, 15, 17, 20, 37, 51, 54, 62),
+        "start_mixing",
+        seeds=(4, 6, 9, 11, 12, 15, 17, 20, 37, 51, 54, 62),
         reference="course_lib.decentralized:start_mixing",
         program=run_mixing,
         draw=draw_mixing,
@@ -423,6 +445,7 @@ CHECKS = {
     ),
     "decentralized_step": by_reference(
         "decentralized_step",
+        seeds=(1, 3, 6, 11, 14, 23, 28, 35, 39, 45, 56, 59),
         reference="course_lib.decentralized:decentralized_step",
         program=run_steps,
         draw=draw_steps,
@@ -434,6 +457,7 @@ CHECKS = {
     ),
     "spectral_gap": by_reference(
         "spectral_gap",
+        seeds=(11, 13, 20, 39, 49),
         reference="course_lib.decentralized:spectral_gap",
         program=run_gap,
         draw=draw_gap,
@@ -442,6 +466,7 @@ CHECKS = {
     ),
     "choose_graph": by_reference(
         "choose_graph",
+        seeds=(2, 5, 6, 13, 14, 20, 24, 26, 30, 44),
         reference="course_lib.decentralized:choose_graph",
         program=run_choice,
         draw=draw_choice,

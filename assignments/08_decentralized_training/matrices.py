@@ -89,6 +89,7 @@ def permutations(d: Draw, k: int) -> Matrix:
 GRAPHS = {
     "a ring": lambda d, k: ring(k),
     "a line": lambda d, k: of_links(k, [(i, i + 1) for i in range(k - 1)]),
+    "a lazy line": lambda d, k: of_links(k, [(i, i + 1) for i in range(k - 1)], spare=3),
     "a star": lambda d, k: star(k),
     "all with all": lambda d, k: of_hops(k, dict.fromkeys(range(k), 1)),
     "pairs": lambda d, k: pairs(k),
@@ -105,8 +106,6 @@ GRAPHS = {
     "a mean of permutations": permutations,
 }
 """Name → the matrix for K ranks, which may be drawn. K may be 1."""
-HALF = {"numbers": torch.tensor([[3, 1], [1, 3]]), "denominator": 4}
-"""The second eigenvalue is 1/2, exactly."""
 WELL_CONDITIONED = tuple(GRAPHS)[:-2]
 """Graphs whose eigenvalues can be computed with nearly all digits."""
 
@@ -153,9 +152,11 @@ def steps_and_receivers(matrix: Matrix, tolerance: float) -> tuple[int, int]:
     factor, numbers = second_largest(eigenvalues(matrix).abs()), matrix["numbers"]
     if factor > 1 - 1e-9:
         return 0, 0
+    # The only eigenvalue of two ranks is 2a - 1, if a is a rank's own share: it is not rounded.
+    by = 1e-9 if len(numbers) == 2 else 5e-6
     lower, upper = (
-        max(1, math.ceil(math.log(tolerance) / math.log(max(1e-7, factor + moved))))
-        for moved in (-3e-7, 3e-7)
+        max(1, math.ceil(math.log(tolerance) / math.log(max(5e-6, factor + moved)) - 1e-6))
+        for moved in (-by, by)
     )
     if lower < upper or factor > 1 - 1e-3:
         return -1, 0
