@@ -95,6 +95,7 @@ GRAPHS = {
     "pairs": lambda d, k: pairs(k),
     "one way": lambda d, k: of_hops(k, {0: 1, 1: 1}),
     "hops 0, 1 and 3": lambda d, k: of_hops(k, {0: 1, 1: 1, 3: 1}),
+    "hops 1 and 2": lambda d, k: of_hops(k, {1: 1, 2: 1}),
     "nothing of its own": lambda d, k: of_hops(k, {1: 1, -1: 1}),
     "each takes the next one's": lambda d, k: of_hops(k, {1: 1}),
     "nobody hears anybody": lambda d, k: of_hops(k, {0: 1}),
