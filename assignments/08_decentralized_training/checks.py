@@ -62,7 +62,7 @@ def draw_links(d: Draw) -> list[Any]:
         links.append(links[0][::-1])
     if d.maybe("one rank more, without a link"):
         k += 1
-    return [{"links": links, "world_size": k}]
+    return [{"links": links, "world_size": k, "iterable": d.form.iterable}]
 
 
 def run_links(metropolis_weights: Callable[..., Any], own: Any, given: Given) -> Any:
@@ -80,7 +80,8 @@ def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], val
     if not isinstance(weights, Tensor) or weights.shape != right.shape:
         return ""
     of_links = [float(weights[i, j]) for i in range(k) for j in range(i) if right[i, j]]
-    if len(of_links) > 1 and set(of_links) in ({0.0}, {1.0}):
+    once = inputs[me]["iterable"] == "generator"
+    if once and len(of_links) > 1 and set(of_links) in ({0.0}, {1.0}):
         return (
             f"Each link has the weight {of_links[0]:.0f}. If your code goes through the links "
             "twice: a generator is empty after the first time. Begin with links = list(links)."

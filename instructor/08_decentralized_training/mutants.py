@@ -38,11 +38,11 @@ metropolis_weights__by_sets_edited = edits_of(
     Mutant("without_the_one", "the larger number of neighbours", "1 / (1 +", "1 / ("),
     Mutant(
         "nothing_for_oneself",
-        "row 0 sums to 0.5, expected 1",
+        "A rank's own share is 1 minus",
         "weights[i, i] = 1 - weights[i].sum()",
         "pass",
     ),
-    Mutant("one_direction", "W[1, 0] is 0", "neighbours[j].add(i)", "pass"),
+    Mutant("one_direction", "The weight of a link is", "neighbours[j].add(i)", "pass"),
     Mutant("two_hops", "are not linked", "return weights", "return weights @ weights"),
     Mutant(
         "counts_a_link_twice",
@@ -180,7 +180,7 @@ start_mixing__receives_first_edited = edits_of(
     ),
     Mutant(
         "numbers_for_ranks",
-        "✗ 5 ranks, two groups, a line",
+        "pass group=group to every call",
         "group_src=j",
         "src=j",
         VIRTUAL,
@@ -310,7 +310,7 @@ decentralized_step__flat_edited = edits_of(
     ),
     Mutant(
         "freezes_the_unused",
-        "requires a gradient",
+        "which of the parameters require a gradient",
         "p.copy_(piece.view(p.shape))",
         "p.copy_(piece.view(p.shape)).requires_grad_(p.grad is not None)",
     ),
@@ -322,7 +322,7 @@ decentralized_step__flat_edited = edits_of(
     ),
     Mutant(
         "matrix_of_the_first_call",
-        "rank 0: parameter 0",
+        "parameter 0",
         "group=None):",
         "group=None, kept={}):",
         also=(("rank, k =", "weights = kept.setdefault(weights.shape, weights); rank, k ="),),
@@ -359,10 +359,10 @@ spectral_gap__from_the_mean_edited = edits_of(
     spectral_gap__from_the_mean,
     Mutant("the_eigenvalue", "the gap is 1 - |λ₂|", "1 - torch", "torch"),
     Mutant("with_its_sign", "take the second largest absolute value", "rest).abs()", "rest).real"),
-    Mutant("of_a_symmetric_matrix", "spectral gap: expected", "eigvals", "eigvalsh"),
+    Mutant("of_a_symmetric_matrix", "gap of matrix", "eigvals", "eigvalsh"),
     Mutant(
         "singular_values",
-        "of a matrix that is not symmetric",
+        "gap of matrix",
         "torch.linalg.eigvals(rest)",
         "torch.linalg.svdvals(rest)",
     ),
@@ -439,10 +439,10 @@ choose_graph__all_times_edited = edits_of(
     Mutant("no_step_at_all", "✗ any mean will do", "steps = 1", "steps = 0"),
     Mutant("sends_to_itself", "seconds", "- int(weights[j, j] != 0)", "+ 0"),
     Mutant("hears_itself_always", "seconds", "int(weights[j, j] != 0)", "1"),
-    Mutant("never_the_all_reduce", "✗ many bytes", "if seconds < ring", "if True"),
+    Mutant("never_the_all_reduce", "seconds: expected", "if seconds < ring", "if True"),
     Mutant(
         "believes_in_agreement",
-        "✗ one that never agrees",
+        "seconds: expected",
         "second >= 1 - 1e-6",
         "False",
         also=(("second**steps > tolerance", "1 - 1e-6 > second**steps > tolerance"),),
