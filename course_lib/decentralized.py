@@ -40,7 +40,8 @@ al., "Exponential Graph is Provably Efficient for Decentralized Deep Training", 
 S. Boyd et al., "Randomized Gossip Algorithms", 2006.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 import torch
@@ -109,6 +110,21 @@ def random_pairs(world_size: int, seed: int = 0) -> Callable[[int], Tensor]:
     return matrix_of
 
 
+def metropolis_weights(links: Iterable[tuple[int, int]], world_size: int) -> Tensor:
+    """Return a mixing matrix for any network, float64, K × K. Each link is a pair of ranks.
+
+        W_ij = W_ji = 1 / (1 + max(d_i, d_j))        if i and j are linked; d_i: neighbours of i
+
+    Rank i's own share W_ii fills its row up to 1. Links count once, in either order.
+    """
+    linked = torch.zeros(world_size, world_size, dtype=torch.float64)
+    for i, j in links:
+        linked[i, j] = linked[j, i] = 1
+    neighbours = linked.sum(1)
+    weights = linked / (1 + torch.maximum(neighbours[:, None], neighbours))
+    return weights + torch.diag(1 - weights.sum(1))
+
+
 def check_mixing(matrix: Tensor, world_size: int) -> Tensor:
     """Return `matrix` as float64 if it is a mixing matrix for K ranks.
 
@@ -151,6 +167,50 @@ def second_eigenvalue(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(check_mixing(matrix, world_size) - mean, 2))
 
 
+def spectral_gap(weights: Tensor) -> float:
+    """Return 1 - |λ₂|; |λ₂| is the second largest absolute value of the eigenvalues, 0 for K = 1.
+
+    In the end a step shrinks the distance to the mean by |λ₂|, also if the matrix is not symmetric.
+    `second_eigenvalue` is larger for some such matrices: it is the worst case of a single step.
+    """
+    eigenvalues = torch.linalg.eigvals(weights.double()).abs().sort(descending=True).values
+    return 1 - float(eigenvalues[1]) if len(weights) > 1 else 1.0
+
+
+def choose_graph(
+    candidates: Iterable[Tensor],
+    nbytes: int,
+    latency: float,
+    bandwidth: float,
+    tolerance: float,
+) -> tuple[int | None, float]:
+    """Return which mixing matrix first makes K tensors of `nbytes` nearly equal, and the time.
+
+    Mixing takes T steps: T is the smallest number, at least 1, with |λ₂|^T ≤ `tolerance`. In a step
+    a rank sends to d others at most. If a ring all-reduce is faster than all matrices, it is None.
+
+        T (α + d n/β)          mixing; never if the gap is below 10⁻⁶
+        2(K-1) (α + n/(Kβ))    ring all-reduce
+
+    `latency` α and the time are in seconds, `bandwidth` β in bytes per second.
+    """
+    candidates = list(candidates)
+    k = len(candidates[0])
+    best: tuple[int | None, float] = None, 2 * (k - 1) * (latency + nbytes / (k * bandwidth))
+    for which, weights in enumerate(candidates):
+        gap = spectral_gap(weights)
+        if gap < 1e-6:
+            continue
+        # The eigenvalue is rounded, so a power may be a little above a tolerance that it equals.
+        powers = math.log(tolerance) / math.log(1 - gap) if gap < 1 - tolerance else 1
+        steps = math.ceil(powers * (1 - 1e-12))
+        receivers = (weights != 0).sum(0) - (weights.diag() != 0).long()
+        seconds = steps * (latency + int(receivers.max()) * nbytes / bandwidth)
+        if seconds < best[1]:
+            best = which, seconds
+    return best
+
+
 @torch.no_grad()
 def consensus_distance(params: Iterable[Tensor], group: Group = None) -> float:
     """Return √(1/K Σ_i ‖w_i - w̄‖²), how far the ranks' weights are from their mean.
@@ -164,6 +224,75 @@ def consensus_distance(params: Iterable[Tensor], group: Group = None) -> float:
     squared = (mine - mean).square().sum().view(1) / world_size
     library_all_reduce(squared, group)
     return float(squared.sqrt())
+
+
+@torch.no_grad()
+def start_mixing(tensor: Tensor, weights: Tensor, group: Group = None) -> Callable[[], Tensor]:
+    """Begin to exchange `tensor` with the neighbours; return a function that gives the mean.
+
+    Rank i sends its w_i to all ranks j with W_ji ≠ 0, and receives w_j if W_ij ≠ 0. So its row of W
+    says whom it hears, and its column says who hears it. The returned function waits for these
+    messages and returns a new tensor,
+
+        Σ_j W_ij w_j        of the shape and dtype of `tensor`
+
+    All members call with the same shape and dtype, and nobody changes `tensor` before the end.
+    `weights` is K × K, of any floating-point dtype. Raises ValueError on a rank outside `group`.
+    """
+    rank, world_size = place_in(group)
+    own, row = tensor.detach().contiguous(), weights[rank].tolist()
+    received: dict[int, Tensor] = {}
+    messages = []
+    # Each rank begins with its right neighbour, so that not all send to the same rank first.
+    for hop in range(1, world_size):
+        to, source = (rank + hop) % world_size, (rank - hop) % world_size
+        if weights[to, rank]:
+            messages.append(dist.P2POp(dist.isend, own, group=group, group_peer=to))
+        if row[source]:
+            received[source] = torch.empty_like(own)
+            messages.append(
+                dist.P2POp(dist.irecv, received[source], group=group, group_peer=source)
+            )
+    # With NCCL, a message that waits would delay all later ones, so send them as one batch.
+    batches = [messages] if own.is_cuda else [[each] for each in messages]
+    works = [work for each in batches if each for work in dist.batch_isend_irecv(each)]
+
+    def finish() -> Tensor:
+        for work in works:
+            work.wait()
+        mixed: Tensor = own * row[rank]
+        for source in sorted(received):
+            mixed.add_(received[source], alpha=row[source])
+        return mixed
+
+    return finish
+
+
+def decentralized_step(
+    params: Iterable[Tensor],
+    loss: Callable[[], Tensor],
+    lr: float,
+    weights: Tensor,
+    group: Group = None,
+) -> None:
+    """Take one step of decentralized SGD: mix the parameters, and subtract this rank's gradient.
+
+        w_i ← Σ_j W_ij w_j - lr ∇f_i(w_i)        the gradient at the weights before mixing
+
+    `loss()` computes f_i at the parameters as they are. They travel in one message to each
+    neighbour, while the loss and its gradient are computed. All have the same dtype. A parameter
+    that the loss does not use is only mixed. The new numbers are written into the old memory.
+    """
+    params = list(params)
+    for param in params:
+        param.grad = None
+    finish = start_mixing(_flat(params), weights, group)
+    loss().backward()  # type: ignore[no-untyped-call]
+    _write(finish(), params)
+    with torch.no_grad():
+        for param in params:
+            if param.grad is not None:
+                param.sub_(param.grad, alpha=lr)
 
 
 class Gossip:
@@ -188,65 +317,34 @@ class Gossip:
         self.steps = 0
         if isinstance(mixing, Tensor):
             check_mixing(mixing, self.world_size)
-        self._flight: tuple[Tensor, dict[int, Tensor], list[dist.Work], Tensor] | None = None
+        self._finish: Callable[[], Tensor] | None = None
 
-    @torch.no_grad()
     def start(self) -> None:
         """Begin to send the current weights and to receive the neighbours' weights.
 
         Raises RuntimeError if the last exchange has not been finished.
         """
-        if self._flight is not None:
+        if self._finish is not None:
             raise RuntimeError(
                 "start() was called twice: call finish() between the two calls, or use "
                 "`with gossip:`"
             )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
-        mine = torch.cat([param.reshape(-1) for param in self.params])
-        incoming: dict[int, Tensor] = {}
-        messages = self._messages(mine, matrix, incoming)
-        # With NCCL, a message that waits would delay all later ones, so send them as one batch.
-        batches = [list(messages)] if mine.is_cuda else ([each] for each in messages)
-        works = [work for each in batches if each for work in dist.batch_isend_irecv(each)]
-        self._flight = mine, incoming, works, matrix[self.rank]
+        self._finish = start_mixing(_flat(self.params), matrix, self.group)
 
-    def _messages(
-        self, mine: Tensor, matrix: Tensor, incoming: dict[int, Tensor]
-    ) -> Iterator[dist.P2POp]:
-        """Yield this rank's messages, and put the receive buffers into `incoming`.
-
-        Each rank begins with its right neighbour, so that not all ranks send to the same one first.
-        """
-        for hop in range(1, self.world_size):
-            to, source = (self.rank + hop) % self.world_size, (self.rank - hop) % self.world_size
-            if matrix[to, self.rank]:
-                yield dist.P2POp(dist.isend, mine, group=self.group, group_peer=to)
-            if matrix[self.rank, source]:
-                incoming[source] = torch.empty_like(mine)
-                yield dist.P2POp(dist.irecv, incoming[source], group=self.group, group_peer=source)
-
-    @torch.no_grad()
     def finish(self) -> None:
         """Replace the weights by Σ_j W_ij w_j.
 
         Raises RuntimeError if `start` was not called before.
         """
-        if self._flight is None:
+        if self._finish is None:
             raise RuntimeError(
                 "finish() was called without start(), so nothing was sent: call start() first, or "
                 "use `with gossip:`"
             )
-        mine, incoming, works, row = self._flight
-        self._flight = None
-        for work in works:
-            work.wait()
-        mixed = mine * float(row[self.rank])
-        for source in sorted(incoming):
-            mixed.add_(incoming[source], alpha=float(row[source]))
-        pieces = torch.split(mixed, [param.numel() for param in self.params])
-        for param, piece in zip(self.params, pieces, strict=True):
-            param.copy_(piece.view_as(param))
+        finish, self._finish = self._finish, None
+        _write(finish(), self.params)
         self.steps += 1
 
     def __enter__(self) -> "Gossip":
@@ -261,6 +359,19 @@ class Gossip:
     ) -> None:
         if error is None:
             self.finish()
+
+
+def _flat(params: Iterable[Tensor]) -> Tensor:
+    """Return the numbers of all parameters in one new vector."""
+    return torch.cat([param.detach().reshape(-1) for param in params])
+
+
+@torch.no_grad()
+def _write(vector: Tensor, params: Sequence[Tensor]) -> None:
+    """Write a vector as `_flat` makes it into the parameters' own memory."""
+    pieces = torch.split(vector, [param.numel() for param in params])
+    for param, piece in zip(params, pieces, strict=True):
+        param.copy_(piece.view_as(param))
 
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:

@@ -1,270 +1,478 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The mixing matrices of tasks 2 to 5 are in `judges.py`. They are not the ones that task 1 asks for.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. A program gets only its rank's input. The mixing matrices of tasks 2 to 5
+are in `matrices.py`.
 """
 
+from __future__ import annotations
+
 import math
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from course_lib.checking import Case, equals, in_many_forms, only_calls, task
+from course_lib.checking import Allowed, Case, Draw, Given, Variety, by_reference, expect_equal
+from course_lib.checking.answers import NUMBER, sees
+from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
 from course_lib.ranks import compute
+from course_lib.ranks.explain.words import counted
 
-from .judges import (
-    chosen,
-    equals_steps,
-    gap,
-    matrices,
-    mixed,
-    one_message_each,
-    second,
-    second_eigenvalue,
-    steps_computes,
-    steps_inputs,
-    steps_program,
+from .matrices import (
+    GRAPHS,
+    WELL_CONDITIONED,
+    Matrix,
+    all_keep_some,
+    as_weights,
+    drawn_matrices,
+    eigenvalues,
+    no_two_alike,
+    second_largest,
+    steps_and_receivers,
     watched_weights,
-    weighs_each_link,
-    whole_numbers,
 )
 
-# Task 1: weights for a graph ---------------------------------------------------------------------
+RANKS = (2, 3, 4, 3, 5, 1, 6)
+BOTH = ("float32", "float64")
+SECONDS = 100e-6  # that a rank computes while its messages travel
+
+# Task 1: weights for a graph ----------------------------------------------------------------------
 
 
-def links_program(metropolis_weights, mine, given):
-    links, k = [tuple(link) for link in mine["links"]], mine["world_size"]
-    metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)  # must not affect the next
-    return metropolis_weights(given.iterable(links), mine["world_size"])
+def draw_links(d: Draw) -> list[Any]:
+    """Draw the links of a graph: a usual one, or any links."""
+    k = d.one_of(2, 3, 4, 5, 6, 7)
+    graphs = {
+        "a line": [(i, i + 1) for i in range(k - 1)],
+        "a star": [(0, i) for i in range(1, k)],
+        "a ring": [(i, (i + 1) % k) for i in range(k) if k > 2],
+        "a tree": [((i - 1) // 2, i) for i in range(1, k)],
+        "all with all": [(i, j) for j in range(k) for i in range(j)],
+        "any links": [(i, j) for j in range(k) for i in range(j) if d.one_of(True, False)],
+    }
+    name = d.one_of(*graphs, "any links")
+    d.say(f"{name}, {counted(k, 'rank')}")
+    links = d.maybe("but no links", [], graphs[name], one_in=6)
+    if links and d.maybe("some links the other way", one_in=2):
+        links = [link if d.one_of(True, False) else link[::-1] for link in links]
+    if links and d.maybe("links that are listed twice", one_in=2):
+        links = [link for link in links for _ in range(d.one_of(1, 2))]
+        links.append(links[0][::-1])
+    if d.maybe("one rank more, without a link"):
+        k += 1
+    return [{"links": links, "world_size": k, "iterable": d.form.iterable}]
 
 
-def graph(name, k, *links):
-    return Case(name, 1, {"world_size": k, "links": [list(link) for link in links]})
+def run_links(metropolis_weights: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``metropolis_weights(links, world_size)``, after a call for all links."""
+    k, links = own["world_size"], given.iterable([tuple(link) for link in own["links"]])
+    metropolis_weights([(i, j) for j in range(k) for i in range(j)], k)
+    weights = metropolis_weights(links, k)
+    left = list(map(list, links)) if isinstance(links, list) else own["links"]
+    return {"W": weights, "the list of links after the call": [list(link) for link in left]}
 
 
-# Task 2: mixing ----------------------------------------------------------------------------------
+def explain_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any], value: Any) -> str:
+    """Return which weight is wrong, and how many neighbours its ranks have."""
+    weights, right, k = value.get("W"), expected[me]["W"], inputs[me]["world_size"]
+    if not isinstance(weights, Tensor) or weights.shape != right.shape:
+        return ""
+    of_links = [float(weights[i, j]) for i in range(k) for j in range(i) if right[i, j]]
+    once = inputs[me]["iterable"] == "generator"
+    if once and len(of_links) > 1 and set(of_links) in ({0.0}, {1.0}):
+        return (
+            f"Each link has the weight {of_links[0]:.0f}. If your code goes through the links "
+            "twice: a generator is empty after the first time. Begin with links = list(links)."
+        )
+    degree = ((right != 0).sum(1) - (right.diag() != 0).long()).tolist()
+    for i in range(k):
+        for j in range(k):
+            got, most = float(weights[i, j]), max(degree[i], degree[j])
+            if i != j and not right[i, j] and got != 0:
+                return f"W[{i}, {j}] must be 0, since ranks {i} and {j} are not linked."
+            if i != j and right[i, j] and not math.isclose(got, right[i, j]):
+                return (
+                    f"W[{i}, {j}] is {got:.6g}, expected 1/{1 + most}: rank {i} has "
+                    f"{counted(degree[i], 'neighbour')}, rank {j} has {degree[j]}. The weight of a "
+                    "link is 1/(1 + d): d is the larger number of neighbours of its two ranks."
+                )
+    row = next((row for row in range(k) if not math.isclose(weights[row].sum(), 1)), None)
+    share = "A rank's own share is 1 minus the weights of its links."
+    return "" if row is None else f"Row {row} sums to {weights[row].sum():.6g}, expected 1. {share}"
 
 
-def mixing_inputs(case, generator):
-    made, p = [], case.parameters
-    for rank in range(case.world_size):
+# Task 2: mixing -----------------------------------------------------------------------------------
 
-        def draw(size=0 if rank == p["zeros"] else p["size"]):
-            return size * torch.rand(p["shape"], generator=generator, dtype=torch.double)
 
-        own = {"tensor": draw(), "second tensor": draw(), "seconds": case.parameters["seconds"]}
-        made.append({**own, **matrices(case, rank)[0]})
+def draw_mixing(d: Draw) -> list[Any]:
+    """Draw two tensors for every rank, which are mixed at once, each with a matrix."""
+    graph = d.one_of(*GRAPHS)
+    d.say(graph)
+    second_graph = d.maybe("two matrices", d.one_of(*GRAPHS), graph, one_in=4)
+    matrices = drawn_matrices(d, [graph, second_graph])
+    shape = d.one_of((3, 2), (4,), (5, 2), (2, 3))
+    shape = d.maybe("a single number", (), shape, one_in=6)
+    shape = d.maybe("no numbers", (0, 3), shape, one_in=6)
+    second_shape = d.maybe("two shapes", (3,), shape, one_in=4)
+    size = d.maybe("large numbers", 300.0, 1.0, one_in=4)
+    zeros = d.rank("only zeros on rank {}")
+    bad = all_keep_some(matrices) and shape != (0, 3)
+    bad_rank = d.rank("rank {} has an inf or a NaN", one_in=2) if bad else -1
+    dtype = d.one_of(*BOTH)
+
+    def drawn(rank: int, shape: tuple[int, ...]) -> Tensor:
+        tensor = size * (rank != zeros) * d.randn(*shape)
+        return d.not_finite(tensor) if rank == bad_rank else tensor
+
+    return [
+        {
+            "tensors": [drawn(rank, shape), drawn(rank, second_shape)],
+            "matrices": matrices[rank],
+            "matrix dtype": dtype,
+        }
+        for rank in d.ranks
+    ]
+
+
+def run_mixing(start_mixing: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Mix two tensors at once: start the second before the first is finished."""
+    weights = watched_weights(given, own["matrices"], getattr(torch, own["matrix dtype"]))
+    finishes = []
+    for tensor, matrix in zip(own["tensors"], weights, strict=True):
+        finishes.append(start_mixing(tensor, matrix, group=given.group))
+        if not callable(finishes[-1]):
+            kind = type(finishes[-1]).__name__
+            raise TypeError(f"start_mixing returns {kind}, expected a function")
+        compute(SECONDS)
+    first, second = (finish() for finish in finishes)
+    return {"tensor": first, "second tensor": second}
+
+
+def with_numbers(change: Callable[[Matrix], Tensor]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return the mistake whose result is the right one for other matrices."""
+    return lambda inputs: [
+        {**own, "matrices": [{**m, "numbers": change(m)} for m in own["matrices"]]}
+        for own in inputs
+    ]
+
+
+MIXING_AS_IF = {
+    "mixing with a column of the matrix: rank i needs row i": with_numbers(
+        lambda m: m["numbers"].T
+    ),
+    "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": with_numbers(
+        lambda m: m["numbers"].fill_diagonal_(m["denominator"])
+    ),
+    "mixing without ranks of tiny weight: hear every rank whose weight is not 0": with_numbers(
+        lambda m: m["numbers"] * (1000 * m["numbers"] > m["denominator"])
+    ),
+}
+
+ONE_MESSAGE_EACH = Allowed(
+    time=1.02,
+    hint="In each step, send one message to each rank that hears this rank, and receive one from "
+    "each rank that it hears. Begin all messages, then compute, then wait: then the messages "
+    "travel during the computation.",
+)
+
+# Task 3: a step of decentralized SGD --------------------------------------------------------------
+
+
+def draw_steps(d: Draw) -> list[Any]:
+    """Draw each rank's parameters w, and targets t for some steps: the loss is Σ w² t / 2."""
+    steps, graph = d.one_of(1, 2, 2, 3), d.one_of(*GRAPHS)
+    d.say(f"{graph}, {counted(steps, 'step')}")
+    others = [d.one_of(*GRAPHS) for _ in range(steps - 1)]
+    names = others and d.maybe("another matrix in each step", others, [graph] * (steps - 1))
+    matrices = drawn_matrices(d, [graph, *names])
+    bad_rank = d.rank("rank {} has an inf or a NaN", one_in=2) if all_keep_some(matrices) else -1
+    shapes = d.one_of([(3, 2), (4,)], [(4,), (2, 2), ()], [(2, 3), (1,)], [(2, 3), (2, 3)])
+    shapes = d.maybe("an empty parameter", [*shapes, (0,)], shapes)
+    shapes = d.maybe("only one parameter", [(5, 2)], shapes, one_in=6)
+    unused = shapes[1:] and d.maybe("nobody uses the first parameter")
+    unused_on = d.rank("rank {} does not use the first parameter") if shapes[1:] else -1
+    before = d.maybe(".grad is not empty")
+    size, zeros = d.maybe("large gradients", 300.0, 1.0), d.rank("no gradient on rank {}")
+    lr, dtype = d.one_of(0.5, 0.3, 0.1, 0.003), d.one_of(*BOTH)
+    made = []
+    for rank in d.ranks:
+        scale = 0.0 if rank == zeros else size
+        targets = [[scale * d.randn(*shape) for shape in shapes] for _ in range(steps)]
+        if rank == bad_rank:
+            place = min(1, len(shapes) - 1)
+            targets[0][place] = d.not_finite(targets[0][place])
+        made.append(
+            {
+                "values": [d.randn(*shape) for shape in shapes],
+                "targets": targets,
+                "matrices": matrices[rank],
+                "matrix dtype": dtype,
+                "lr": [lr / (step + 1) for step in range(steps)],
+                "first is unused": bool(unused) or rank == unused_on,
+                "before": before,
+            }
+        )
     return made
 
 
-def mixing_program(start_mixing, mine, given):
-    """Mix two tensors at once: start the second before the first is finished."""
-    [weights], finish = watched_weights(given, [mine], mine["tensor"]), {}
-    for name in ("tensor", "second tensor"):
-        finish[name] = start_mixing(mine[name], weights, group=given.group)
-        if not callable(finish[name]):
-            kind = type(finish[name]).__name__
-            raise TypeError(f"start_mixing returns {kind}, expected a function")
-        compute(mine["seconds"])
-    return {name: each() for name, each in finish.items()}
+def run_steps(step: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Take a step with each matrix; return the parameters after each step."""
+    params = [torch.nn.Parameter(value) for value in own["values"]]
+    for param in params if own["before"] else ():
+        param.grad = torch.ones_like(param)
+    memory, calls, after = addresses(params), [], []
+    given.watch.add_parameters("the parameters", params, values=False)
+    matrices = watched_weights(given, own["matrices"], getattr(torch, own["matrix dtype"]))
+    for targets, lr, weights in zip(own["targets"], own["lr"], matrices, strict=True):
+
+        def loss(targets: list[Tensor] = targets) -> Any:
+            calls.append("loss")
+            compute(SECONDS)
+            terms = [(p * p * t).sum() / 2 for p, t in zip(params, targets, strict=True)]
+            return sum(terms[own["first is unused"] :])
+
+        step(given.iterable(params), loss, lr, weights, group=given.group)
+        after.append([param.detach().clone() for param in params])
+    return {
+        "calls of loss()": len(calls),
+        "after step {}, parameter {}": after,
+        OWN_MEMORY: memory_of(params, memory),
+    }
 
 
-def mixing_computes(own):
-    return {own["seconds"]: 2}
+Step = Callable[[Tensor, Tensor, float, Callable[[Tensor], Tensor], Tensor], Tensor]
+"""``step(W, w, η, gradient, older)`` → the next weights; `older` is the sum of older gradients."""
 
 
-MIXING_MISTAKES = {
-    "mixing with a column of the matrix: rank i needs row i": mixed(lambda w: w.T),
-    "mixing with this rank's own tensor at weight 1: its weight is W[i, i]": mixed(
-        lambda w: w - w.diag().diag() + torch.eye(len(w)).double()
+def mistaken(step: Step) -> Callable[..., Any]:
+    """Return the mistake of ranks that all take this step; w has a row for each rank."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        def flat(key: Callable[[Any], list[Tensor]]) -> Tensor:
+            return torch.stack(
+                [torch.cat([t.double().flatten() for t in key(own)]) for own in inputs]
+            )
+
+        used = flat(
+            lambda own: [
+                torch.full_like(value, float(i > 0 or not own["first is unused"]))
+                for i, value in enumerate(own["values"])
+            ]
+        )
+        values, after = inputs[me]["values"], []
+        w, older = flat(lambda own: own["values"]), used * float(inputs[me]["before"])
+        for t, (lr, matrix) in enumerate(
+            zip(inputs[me]["lr"], inputs[me]["matrices"], strict=True)
+        ):
+            factor = used * flat(lambda own, t=t: own["targets"][t])  # type: ignore[misc]
+
+            def gradient(w: Tensor, factor: Tensor = factor) -> Tensor:
+                return factor * w
+
+            new = step(as_weights(matrix, torch.float64), w, lr, gradient, older)
+            older, w = older + gradient(w), new
+            pieces = w[me].split([value.numel() for value in values])  # type: ignore[no-untyped-call]
+            after.append([p.view_as(v).to(v.dtype) for p, v in zip(pieces, values, strict=True)])
+        return {"after step {}, parameter {}": after}
+
+    return mistake
+
+
+STEP_MISTAKES = {
+    "W(w - η g): do not mix the gradient": mistaken(
+        lambda W, w, lr, gradient, older: W @ (w - lr * gradient(w))
     ),
-    "mixing without ranks of tiny weight: hear every rank whose weight is not 0": mixed(
-        lambda w: torch.where(w > 1e-3, w, 0)
+    "a step with the gradient at the mixed weights: compute it at the weights before mixing": (
+        mistaken(lambda W, w, lr, gradient, older: W @ w - lr * gradient(W @ w))
+    ),
+    "a step with a gradient that was added to an older one: clear .grad before backward": mistaken(
+        lambda W, w, lr, gradient, older: W @ w - lr * (gradient(w) + older)
     ),
 }
 
-
-def mixing(name, k, graph, shape, size=1, zeros=None):
-    own = {"graphs": [graph] * 2, "shape": shape, "seconds": 100e-6, "size": size, "zeros": zeros}
-    return Case(name, k, own)
+# Task 4: how fast they agree ----------------------------------------------------------------------
 
 
-# Task 3: a step of D-PSGD ------------------------------------------------------------------------
+def draw_gap(d: Draw) -> list[Any]:
+    """Draw two matrices of one size, whose eigenvalues are well conditioned."""
+    k = d.maybe("one rank alone", 1, d.one_of(2, 3, 4, 5, 6, 7, 8, 9), one_in=6)
+    graphs = [d.one_of(*WELL_CONDITIONED) for _ in range(2)]
+    d.say(f"{k} × {k}: {' and '.join(graphs)}")
+    return [{"matrices": [GRAPHS[graph](d, k) for graph in graphs], "like": torch.ones(1)}]
 
 
-def steps(name, k, graphs, shapes, lr, **options):
-    plain = {"seconds": 0.0, "unused": None, "before": False, "size": 1, "zeros": None}
-    own = {"graphs": graphs, "shapes": shapes, "lr": lr}
-    return Case(name, k, {**plain, **own, **options})
+def run_gap(spectral_gap: Callable[..., Any], own: Any, given: Given) -> Any:
+    weights = watched_weights(given, own["matrices"], own["like"].dtype)
+    return {"gap of matrix {}": [spectral_gap(each) for each in weights]}
 
 
-# Tasks 4 and 5: how fast, and on which network ---------------------------------------------------
-
-
-def gap_inputs(case, generator):
-    graph, k = case.parameters["graph"], case.parameters["k"]
-    numbers, denominator = whole_numbers(graph, k)
-    return [{"numbers": numbers, "denominator": denominator, "one": torch.ones(1)}]
-
-
-def gap_program(spectral_gap, mine, given):
-    return {"spectral gap": spectral_gap(*watched_weights(given, [mine], mine["one"]))}
-
-
-GAP_MISTAKES = {
-    "|λ₂|, the second largest of the absolute values: the gap is 1 - |λ₂|": gap(second_eigenvalue),
-    "1 minus a real part: for a complex eigenvalue, |λ| = √(re² + im²)": gap(
-        lambda w: 1 - second(torch.linalg.eigvals(w).real.abs())
+GAP_MISTAKES: dict[str, Callable[[Tensor], float]] = {
+    "|λ₂|, the second largest of the absolute values: the gap is 1 - |λ₂|": (
+        lambda spectrum: second_largest(spectrum.abs())
+    ),
+    "1 minus a real part: for a complex eigenvalue, |λ| = √(re² + im²)": (
+        lambda spectrum: 1 - second_largest(spectrum.real.abs())
     ),
     "1 minus the second largest eigenvalue with its sign: take the second largest absolute value": (
-        gap(lambda w: 1 - second(torch.linalg.eigvals(w).real))
+        lambda spectrum: 1 - second_largest(spectrum.real)
     ),
 }
 
 
-def choice_inputs(case, generator):
-    names, k = case.parameters["candidates"], case.parameters["k"]
-    made = [whole_numbers(graph, k) for graph in names]
-    options = {key: case.parameters[key] for key in ("nbytes", "latency", "bandwidth", "tolerance")}
-    graphs = [{"numbers": numbers, "denominator": d} for numbers, d in made]
-    return [{"candidates": graphs, "one": torch.ones(1), **options}]
+@sees({"gap of matrix {}": [NUMBER, NUMBER]})
+def within_tolerance(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
+    """Judge the gaps with the tolerance that the task's text promises."""
+    spectra = [eigenvalues(matrix) for matrix in inputs[0]["matrices"]]
+    gaps = [round(gap, 12) for gap in expected[0]["gap of matrix {}"]]  # of 1e-16, 0 is left
+    double = case.form.dtype == "float64"
+    errors = {
+        f"gap of matrix {n}": 1e-9 if double else 1e-3 * gap or 1e-4 for n, gap in enumerate(gaps)
+    }
+    mistakes = {words: [of(spectrum) for spectrum in spectra] for words, of in GAP_MISTAKES.items()}
+    if case.after is None:
+        mistakes["the gap of the matrix before: keep nothing between calls"] = gaps[:1] * 2
+    lookalikes = [(words, {"gap of matrix {}": wrong}) for words, wrong in mistakes.items()]
+    right = {"gap of matrix {}": gaps}
+    expect_equal(values[0], right, "rank 0", rtol=0, atol=0, errors=errors, lookalikes=lookalikes)
 
 
-def choice_program(choose_graph, mine, given):
-    candidates = watched_weights(given, mine["candidates"], mine["one"])
-    numbers = (mine[key] for key in ("nbytes", "latency", "bandwidth", "tolerance"))
-    answer = choose_graph(given.iterable(candidates), *numbers)
+# Task 5: which graph is the fastest ---------------------------------------------------------------
+
+NUMBERS = ("nbytes", "latency", "bandwidth", "tolerance")
+
+
+def draw_choice(d: Draw) -> list[Any]:
+    """Draw matrices and a network on which no two choices take equally long."""
+    # The second eigenvalue of a lazy line of two ranks is 1/2, exactly.
+    power = d.maybe("a power of the eigenvalue equals the tolerance")
+    many = not power and d.maybe("40 ranks", one_in=6)
+    any_mean = not power and d.maybe("any mean will do", one_in=6)
+    words, graph = d.one_of(
+        ("one never agrees", d.one_of("pairs", "each takes the next one's")),
+        ("a rank sends to more than it hears", "pairs after one way"),
+        ("no rank has a share of its own", "hops 1 and 2"),
+    )
+    special = ["a lazy line"] if power else d.maybe(words, [graph], [], one_in=2)
+    while True:
+        k = 2 if power else 40 if many else d.one_of(2, 3, 4, 5, 6, 7, 8, 16)
+        others = 0 if power else d.one_of(*((0, 0, 1, 2) if special else (1, 2, 3)))
+        names = [*special, *(d.one_of(*WELL_CONDITIONED) for _ in range(others))]
+        names = names[:: d.one_of(1, -1)]
+        matrices = [GRAPHS[name](d, k) for name in names]
+        tolerance = d.one_of(0.9, 0.7, 0.3, 0.1, 0.01, 1e-6)
+        tolerance = d.one_of(0.5, 0.5, 0.25) if power else 1.0 if any_mean else tolerance
+        if no_two_alike(matrices, tolerance):
+            break
+    d.say(f"{k} × {k}: {', '.join(names)}")
+    latency, bandwidth = d.one_of((1e-6, 1.7e6), (20e-6, 1e9), (1e-3, 1e9), (10e-3, 1e8))
+    # The bytes of a message take so many latencies: no whole number, so there are no ties.
+    nbytes = round(latency * bandwidth * d.one_of(0.0137, 0.0371, 0.193, 1.37, 17.13))
+    numbers = (max(1, nbytes), latency, bandwidth, tolerance)
+    return [
+        {
+            "matrices": matrices,
+            "like": torch.ones(1),
+            **dict(zip(NUMBERS, numbers, strict=True)),
+        }
+    ]
+
+
+def run_choice(choose_graph: Callable[..., Any], own: Any, given: Given) -> Any:
+    weights = watched_weights(given, own["matrices"], own["like"].dtype)
+    candidates = given.iterable(weights)
+    answer = choose_graph(candidates, *(own[key] for key in NUMBERS))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError(f"choose_graph returns {type(answer).__name__}, expected (which, seconds)")
-    return {"seconds": answer[1], "which": answer[0]}
+    left = len(candidates) if isinstance(candidates, list) else len(weights)
+    return {"seconds": answer[1], "which": answer[0], "candidates in the list after the call": left}
+
+
+def fastest(less: int = 0, whole: bool = False) -> Callable[..., Any]:
+    """Return the mistake of taking `less` steps, or of a ring that sends `whole` tensors."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        own, k = inputs[0], len(inputs[0]["matrices"][0]["numbers"])
+        latency, of_tensor = own["latency"], own["nbytes"] / own["bandwidth"]
+        seconds: dict[int | None, float] = {
+            None: 2 * (k - 1) * (latency + of_tensor / (1 if whole else k))
+        }
+        for which, matrix in enumerate(own["matrices"]):
+            steps, receivers = steps_and_receivers(matrix, own["tolerance"])
+            if steps:
+                seconds[which] = max(1, steps - less) * (latency + receivers * of_tensor)
+        which = min(seconds, key=lambda which: seconds[which])
+        return {"seconds": seconds[which], "which": which}
+
+    return mistake
 
 
 CHOICE_MISTAKES = {
-    "the time of one step less: round T up": chosen(whole=math.floor),
-    "the time if you count row i, the ranks that rank i hears: count column i, the ranks that it "
-    "sends to": chosen(heard_in="rows"),
-    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": chosen(pieces=1),
+    "the time of one step less: round T up": fastest(less=1),
+    "the time of a ring all-reduce with messages of n bytes: each has n/K bytes": fastest(
+        whole=True
+    ),
 }
+ROWS_FOR_COLUMNS = (
+    "the time if you count row i, the ranks that rank i hears: count column i, the ranks that it "
+    "sends to"
+)
 
+# The checks ---------------------------------------------------------------------------------------
 
-def choose(name, k, candidates, nbytes, latency, bandwidth, tolerance):
-    own = {"k": k, "candidates": candidates, "nbytes": nbytes, "tolerance": tolerance}
-    return Case(name, 1, {**own, "latency": latency, "bandwidth": bandwidth})
-
-
-EXACT = {"float64": 1e-9, "float32": 1e-3}
-
-# Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
-in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
+ALONE = Variety(ranks=(1,), dtypes=BOTH, layouts=("transposed",), groups=False)
 
 CHECKS = {
-    "metropolis_weights": task(
+    "metropolis_weights": by_reference(
         "metropolis_weights",
-        inputs=lambda case, generator: [dict(case.parameters)],
-        program=links_program,
-        judges=[weighs_each_link],
-        cases=in_both_forms(
-            graph("a line of 4", 4, (0, 1), (1, 2), (2, 3)),
-            graph("a star of 5", 5, (0, 1), (0, 2), (0, 3), (0, 4)),
-            graph("a ring of 4, some links the other way", 4, (1, 0), (1, 2), (3, 2), (0, 3)),
-            graph("links that are listed twice", 4, (0, 1), (1, 0), (1, 2), (1, 2), (2, 3)),
-            graph("one rank is alone", 3, (0, 2)),
-            graph("a star and a pair", 6, (0, 1), (0, 2), (0, 3), (4, 5)),
-            graph("1 rank", 1),
-            graph("the example", 3, (0, 1), (1, 2)),
-        ),
+        seeds=(0, 2, 5, 14, 20, 22),
+        reference="course_lib.decentralized:metropolis_weights",
+        program=run_links,
+        draw=draw_links,
+        variety=Variety(ranks=(1,), dtypes=("float64",), layouts=(), groups=False),
+        explain=explain_weights,
     ),
-    "start_mixing": task(
+    "start_mixing": by_reference(
         "start_mixing",
-        inputs=mixing_inputs,
-        program=mixing_program,
-        computes=mixing_computes,
-        judges=[equals(mixed(), MIXING_MISTAKES)],
-        expects=one_message_each(lambda case: torch.Size(case.parameters["shape"]).numel()),
+        seeds=(1, 6, 11, 12, 15, 21, 28, 31, 44, 45, 46, 62),
+        reference="course_lib.decentralized:start_mixing",
+        program=run_mixing,
+        draw=draw_mixing,
+        variety=Variety(ranks=RANKS, dtypes=BOTH),
+        as_if=MIXING_AS_IF,
+        allowed=ONE_MESSAGE_EACH,
         worth={"values": 2, "communication": 2},
-        cases=in_both_forms(
-            mixing("1 rank", 1, "ring", (3, 2)),
-            mixing("2 ranks", 2, "line", (4,)),
-            mixing("3 ranks in a star", 3, "star", (3, 4)),
-            mixing("5 ranks, two groups, a line", 5, "line", (2, 3)),
-            mixing("4 ranks, one way, zeros on one", 4, "one way", (5, 2), zeros=2),
-            mixing("6 ranks, two groups, one way", 6, "one way", (4, 3)),
-            mixing("5 ranks in a ring, large numbers", 5, "ring", (), size=300),
-            mixing("4 ranks, two groups, nobody hears anybody", 4, "alone", (3,)),
-            mixing("5 ranks, whom it hears weighs differently", 5, "one way * star * star", (3, 2)),
-            mixing("5 ranks, nothing of its own", 5, "swap", (3, 2)),
-            mixing("4 ranks, hardly heard", 4, "hardly", (2, 3)),
-            mixing("2 ranks, no numbers", 2, "line", (0, 3)),
-        ),
-        in_turn=[(6, 3), (6, 6), (8, 6)],
     ),
-    "decentralized_step": task(
+    "decentralized_step": by_reference(
         "decentralized_step",
-        inputs=steps_inputs,
-        program=steps_program,
-        computes=steps_computes,
-        judges=[equals_steps],
-        expects=one_message_each(
-            lambda case: sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
-        ),
+        seeds=(1, 3, 6, 8, 9, 14, 17, 23, 28, 39, 44, 46, 54, 56, 59),
+        reference="course_lib.decentralized:decentralized_step",
+        program=run_steps,
+        draw=draw_steps,
+        variety=Variety(ranks=RANKS, dtypes=BOTH),
+        mistakes=STEP_MISTAKES,
+        may_change=["values"],
+        allowed=ONE_MESSAGE_EACH,
         worth={"values": 2, "communication": 2},
-        cases=in_both_forms(
-            steps("1 rank", 1, ["ring"], [(3, 2)], 0.5),
-            steps("2 ranks", 2, ["line"], [(3, 2), (4,), (0,)], 0.1),
-            steps("3 ranks, .grad is not empty", 3, ["line"], [(2, 2)], 0.5, before=True),
-            steps("4 ranks, two groups", 4, ["line"], [(2, 3), (1,)], 0.2, zeros=2),
-            steps("4 ranks in a ring, two steps", 4, ["ring"] * 2, [(4,), (2, 2)], 0.003, size=300),
-            steps("6 ranks, two groups, one way", 6, ["one way"] * 2, [(3,)], 0.3, before=True),
-            steps(
-                *("5 ranks, one parameter unused", 5, ["star * star"], [(3, 2), (2,)], 0.4),
-                unused=1,
-            ),
-            steps("6 ranks, two groups, two matrices", *(6, ["star", "one way"], [(2, 3)], 0.25)),
-            steps("4 ranks, 100 µs of gradient", *(4, ["ring"] * 3, [(8,)], 0.1), seconds=100e-6),
-            steps("3 ranks, nothing of its own", 3, ["turn", "swap"], [(2, 2)], 0.5),
-        ),
-        in_turn=[(4, 3)],
     ),
-    "spectral_gap": task(
+    "spectral_gap": by_reference(
         "spectral_gap",
-        inputs=gap_inputs,
-        program=gap_program,
-        judges=[equals(gap(lambda w: 1 - second_eigenvalue(w)), GAP_MISTAKES, tolerance=EXACT)],
-        expects=[only_calls()],
-        cases=in_both_forms(
-            *(
-                Case(f"{k} × {k}, {graph}", 1, {"graph": graph, "k": k})
-                for graph, k in (
-                    *(("ring", 8), ("swap", 6), ("star", 5), ("one way", 4), ("complete", 3)),
-                    *(("pairs", 4), ("hops 0, 1, 3", 7), ("alone", 1), ("star * one way", 4)),
-                )
-            ),
-        ),
-        in_turn=[(3, 5)],
+        seeds=(1, 6, 7, 11, 13, 16, 20, 23),
+        reference="course_lib.decentralized:spectral_gap",
+        program=run_gap,
+        draw=draw_gap,
+        variety=ALONE,
+        judge=within_tolerance,
     ),
-    "choose_graph": task(
+    "choose_graph": by_reference(
         "choose_graph",
-        inputs=choice_inputs,
-        program=choice_program,
-        judges=[equals(chosen(), CHOICE_MISTAKES, tolerance=EXACT)],
-        expects=[only_calls()],
-        cases=in_both_forms(
-            choose("far apart", 8, ["ring", "complete"], 10**4, 20e-3, 1e8, 1e-3),
-            choose("many bytes", 8, ["ring", "complete", "one way"], 10**8, 20e-6, 1e9, 1e-2),
-            choose("a rough mean", 6, ["ring", "hops 0, 1, 3"], 10**6, 2e-3, 1e9, 0.2),
-            choose("one that never agrees", 6, ["swap", "pairs", "ring"], 10**5, 1e-3, 1e9, 0.1),
-            choose("no time for gossip", 4, ["line", "one way"], 10**7, 1e-4, 1e8, 1e-6),
-            choose("hardly a mean", 6, ["complete", "ring"], 10**6, 1e-3, 1e9, 0.7),
-            choose("rows unlike columns", 4, ["line", "pairs * one way"], 10**5, 1e-3, 1e9, 0.1),
-            choose("three bytes", 4, ["line"], 3, 1e-6, 1e6, 1e-6),
-            choose("nothing of its own", 5, ["line", "swap"], 10**5, 1e-3, 1e9, 0.5),
-            choose("any mean will do", 5, ["complete", "ring"], 10**5, 1e-3, 1e9, 1.0),
-            choose("some hardly heard", 8, ["line", "ring * ring * ring"], 10**5, 1e-3, 1e9, 0.1),
-            choose("a star in the middle", 7, ["line", "star"], 10**5, 1e-3, 1e9, 0.9),
-            choose("forty in a line", 40, ["line"], 10**5, 1e-3, 1e9, 0.9),
-            choose("half after one step", 2, ["half"], 10**5, 1e-3, 1e9, 0.5),
-            choose("a quarter after two steps", 2, ["half"], 10**5, 1e-3, 1e9, 0.25),
-            choose("the race", 16, ["ring", "hypercube", "complete"], 4000, 10e-3, 1e8, 0.1),
-        ),
-        in_turn=[(4, 6)],
+        seeds=(3, 5, 9, 15, 24, 28, 29, 30, 33, 37, 41, 46, 62),
+        reference="course_lib.decentralized:choose_graph",
+        program=run_choice,
+        draw=draw_choice,
+        variety=ALONE,
+        mistakes=CHOICE_MISTAKES,
+        as_if={ROWS_FOR_COLUMNS: with_numbers(lambda matrix: matrix["numbers"].T)},
     ),
 }

@@ -38,15 +38,22 @@ metropolis_weights__by_sets_edited = edits_of(
     Mutant("without_the_one", "the larger number of neighbours", "1 / (1 +", "1 / ("),
     Mutant(
         "nothing_for_oneself",
-        "row 0 sums to 0.5, expected 1",
+        "A rank's own share is 1 minus",
         "weights[i, i] = 1 - weights[i].sum()",
         "pass",
     ),
-    Mutant("one_direction", "W[1, 0] is 0", "neighbours[j].add(i)", "pass"),
+    Mutant("one_direction", "The weight of a link is", "neighbours[j].add(i)", "pass"),
     Mutant("two_hops", "are not linked", "return weights", "return weights @ weights"),
     Mutant(
+        "counts_a_link_twice",
+        "The weight of a link is",
+        "[set() for _",
+        "[[] for _",
+        also=((".add(", ".append("),),
+    ),
+    Mutant(
         "walks_twice",
-        "Your code goes through the links twice",
+        "Begin with links = list(links)",
         "weights = torch.zeros(world_size, world_size, dtype=torch.float64)",
         """
         degree = torch.zeros(world_size)
@@ -80,6 +87,26 @@ def start_mixing__receives_first(tensor, weights, group=None):
         for j, buffer in buffers.items():
             total = total + float(weights[rank, j]) * buffer
         return total
+
+    return finish
+
+
+@passes
+def start_mixing__by_a_whole_row(tensor, weights, group=None):
+    rank, k = dist.get_rank(group), dist.get_world_size(group)
+    rows = torch.zeros(k, tensor.numel(), dtype=torch.float64, device=tensor.device)
+    own = tensor.detach().flatten().clone()
+    others = [j for j in range(k) if j != rank]
+    buffers = {j: torch.empty_like(own) for j in others if weights[rank, j]}
+    works = [dist.isend(own, group=group, group_dst=j) for j in others if weights[j, rank]]
+    works += [dist.irecv(b, group=group, group_src=j) for j, b in buffers.items()]
+
+    def finish():
+        for work in works:
+            work.wait()
+        for j, row in {rank: own, **buffers}.items():
+            rows[j] = row
+        return (weights[rank].double() @ rows).view(tensor.shape).to(tensor.dtype)
 
     return finish
 
@@ -124,6 +151,25 @@ start_mixing__receives_first_edited = edits_of(
         ("simulated",),
         also=(("torch.empty_like(data)", "kept.setdefault(j, torch.empty_like(data))"),),
     ),
+    Mutant(
+        "matrix_of_the_first_call",
+        "second tensor",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(("rank, k =", "weights = kept.setdefault(weights.shape, weights); rank, k ="),),
+    ),
+    Mutant(
+        "drops_what_is_not_finite",
+        "expected",
+        "return total",
+        "return total.nan_to_num(posinf=0.0, neginf=0.0)",
+    ),
+    Mutant(
+        "an_own_share_of_a_fifth_at_least",
+        "expected",
+        "float(weights[rank, rank]) * data",
+        "max(0.2, float(weights[rank, rank])) * data",
+    ),
     Mutant("hears_everybody", "may exchange messages only with", "> 0", ">= 0", VIRTUAL),
     Mutant(
         "waits_at_once",
@@ -134,7 +180,7 @@ start_mixing__receives_first_edited = edits_of(
     ),
     Mutant(
         "numbers_for_ranks",
-        "✗ 5 ranks, two groups, a line",
+        "pass group=group to every call",
         "group_src=j",
         "src=j",
         VIRTUAL,
@@ -251,6 +297,24 @@ decentralized_step__flat_edited = edits_of(
         "shape)) if p.grad is not None else None",
     ),
     Mutant(
+        "skips_a_step_that_is_not_finite",
+        "expected",
+        "- lr * g",
+        "- lr * g.nan_to_num(0, 0, 0)",
+    ),
+    Mutant(
+        "clips_its_gradient",
+        "expected",
+        "for each in grads])",
+        "for each in grads]).clamp(-50, 50)",
+    ),
+    Mutant(
+        "freezes_the_unused",
+        "which of the parameters require a gradient",
+        "p.copy_(piece.view(p.shape))",
+        "p.copy_(piece.view(p.shape)).requires_grad_(p.grad is not None)",
+    ),
+    Mutant(
         "in_new_memory",
         "expected 'kept', got 'replaced: write into the old memory",
         "copy_(piece.view(p.shape)",
@@ -258,7 +322,7 @@ decentralized_step__flat_edited = edits_of(
     ),
     Mutant(
         "matrix_of_the_first_call",
-        "rank 0: parameter 0",
+        "parameter 0",
         "group=None):",
         "group=None, kept={}):",
         also=(("rank, k =", "weights = kept.setdefault(weights.shape, weights); rank, k ="),),
@@ -277,6 +341,13 @@ def spectral_gap__from_the_mean(weights):
 
 
 @passes
+def spectral_gap__in_the_dtype_of_the_matrix(weights):
+    if len(weights) == 1:
+        return torch.tensor(1.0)
+    return 1 - torch.linalg.eigvals(weights).abs().sort().values[-2]
+
+
+@passes
 def spectral_gap__by_numpy(weights):
     import numpy
 
@@ -288,7 +359,13 @@ spectral_gap__from_the_mean_edited = edits_of(
     spectral_gap__from_the_mean,
     Mutant("the_eigenvalue", "the gap is 1 - |λ₂|", "1 - torch", "torch"),
     Mutant("with_its_sign", "take the second largest absolute value", "rest).abs()", "rest).real"),
-    Mutant("of_a_symmetric_matrix", "spectral gap: expected", "eigvals", "eigvalsh"),
+    Mutant("of_a_symmetric_matrix", "gap of matrix", "eigvals", "eigvalsh"),
+    Mutant(
+        "singular_values",
+        "gap of matrix",
+        "torch.linalg.eigvals(rest)",
+        "torch.linalg.svdvals(rest)",
+    ),
     Mutant("real_part", "for a complex eigenvalue", "rest).abs().max()", "rest).real.abs().max()"),
     Mutant(
         "needs_two_ranks",
@@ -304,7 +381,7 @@ spectral_gap__from_the_mean_edited = edits_of(
     ),
     Mutant(
         "of_the_first_matrix",
-        "something is kept from the call before",
+        "keep nothing between calls",
         "mean(weights):",
         "mean(weights, kept={}):",
         also=(("weights.double()", "kept.setdefault(len(weights), weights).double()"),),
@@ -333,14 +410,39 @@ def choose_graph__all_times(candidates, nbytes, latency, bandwidth, tolerance):
     return (number, seconds) if seconds < ring else (None, ring)
 
 
+@passes
+def choose_graph__by_logarithms(candidates, nbytes, latency, bandwidth, tolerance):
+    options = list(candidates)
+    ranks = len(options[0])
+    best = None, 2 * (ranks - 1) * (latency + nbytes / (ranks * bandwidth))
+    for number, weights in enumerate(options):
+        absolute = torch.linalg.eigvals(weights.to(torch.float64)).abs()
+        factor = absolute.sort().values[-2].item()
+        if 1 - factor < 1e-6:
+            continue
+        steps = 1
+        if factor > tolerance:
+            steps = math.ceil(math.log(tolerance) / math.log(factor) - 1e-9)
+        linked = (weights != 0).fill_diagonal_(False)
+        step = latency + linked.sum(0).max().item() * nbytes / bandwidth
+        if steps * step < best[1]:
+            best = number, steps * step
+    return best
+
+
 choose_graph__all_times_edited = edits_of(
     choose_graph__all_times,
     Mutant("whole_tensors_in_the_ring", "each has n/K", "/ k / bandwidth", "/ bandwidth"),
     Mutant("rows_for_columns", "the ranks that rank i hears: count column i", "[:, j] !", "[j] !"),
-    Mutant("never_the_all_reduce", "✗ many bytes", "if seconds < ring", "if True"),
+    Mutant("a_step_less", "round T up", "steps * (lat", "max(1, steps - 1) * (lat"),
+    Mutant("below_the_tolerance", "equals the tolerance", "**steps >", "**steps >="),
+    Mutant("no_step_at_all", "✗ any mean will do", "steps = 1", "steps = 0"),
+    Mutant("sends_to_itself", "seconds", "- int(weights[j, j] != 0)", "+ 0"),
+    Mutant("hears_itself_always", "seconds", "int(weights[j, j] != 0)", "1"),
+    Mutant("never_the_all_reduce", "seconds: expected", "if seconds < ring", "if True"),
     Mutant(
         "believes_in_agreement",
-        "✗ one that never agrees",
+        "seconds: expected",
         "second >= 1 - 1e-6",
         "False",
         also=(("second**steps > tolerance", "1 - 1e-6 > second**steps > tolerance"),),

@@ -17,12 +17,17 @@ from course_lib.decentralized import (
     Gossip,
     Mixing,
     check_mixing,
+    choose_graph,
     complete_mixing,
     consensus_distance,
+    decentralized_step,
     exponential_mixing,
+    metropolis_weights,
     random_pairs,
     ring_mixing,
     second_eigenvalue,
+    spectral_gap,
+    start_mixing,
     torus_mixing,
 )
 from course_lib.ranks import Ranks
@@ -160,3 +165,161 @@ def test_row_i_is_for_number_i_of_the_group(ranks_of, on):
     # A ring of two: a third is one's own, two thirds come from the only neighbour, on both sides.
     expected = [0.0, (1 + 2 * 3) / 3, 2.0, (3 + 2 * 1) / 3]
     assert torch.cat(ranks_of(on, 4).run(in_a_group)).tolist() == pytest.approx(expected)
+
+
+# The references of assignment 08 ------------------------------------------------------------------
+
+LINKS = [(1, 0), (1, 2), (0, 1), (2, 3), (2, 3), (1, 3)]
+
+
+def test_metropolis_weights_are_doubly_stochastic_and_zero_without_a_link():
+    weights = metropolis_weights(iter(LINKS), 5)
+    expected = [
+        *([3 / 4, 1 / 4, 0, 0, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4, 0]),
+        *([0, 1 / 4, 5 / 12, 1 / 3, 0], [0, 1 / 4, 1 / 3, 5 / 12, 0], [0, 0, 0, 0, 1]),
+    ]
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
+    check_mixing(weights, 5)
+
+
+def mixing_matrix(k: int) -> Tensor:
+    """Return a matrix that is not symmetric; rank 0 of three or more ranks has no own share."""
+    turn = torch.eye(k).roll(1, 1)
+    return (turn + turn @ turn + torch.eye(k).flip(0)).double() / 3
+
+
+def mix_two(k: int, bad_rank: int) -> list[Tensor]:
+    """Mix two tensors at once among the ranks of each group, and return the results."""
+    groups = (
+        [dist.new_group(list(range(k)))]
+        if k < 4
+        else [dist.new_group(ranks) for ranks in ([1, 2, 3], [0])]
+    )
+    rank = dist.get_rank()
+    group = groups[0] if k < 4 or rank else groups[1]
+    weights = mixing_matrix(dist.get_world_size(group))
+    tensors = own_tensors(rank, bad_rank)
+    before = [tensor.clone() for tensor in tensors]
+    finishes = [start_mixing(tensor, weights, group) for tensor in tensors]
+    results = [finish() for finish in finishes]
+    assert all(map(same_numbers, tensors, before))
+    assert all(
+        result.data_ptr() != tensor.data_ptr()
+        for result, tensor in zip(results, tensors, strict=True)
+    )
+    return results
+
+
+def same_numbers(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def own_tensors(rank: int, bad_rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    first = torch.randn(3, 2, generator=generator, dtype=torch.float64).T
+    if rank == bad_rank:
+        first[0, 0] = math.inf
+    return [first, torch.randn((), generator=generator, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+@pytest.mark.parametrize("bad_rank", [-1, 1])
+def test_start_mixing_gives_a_row_of_the_matrix_times_all_tensors(ranks_of, on, k, bad_rank):
+    results = ranks_of(on, k).run(mix_two, k, bad_rank)
+    for members in [[1, 2, 3], [0]] if k == 4 else [list(range(k))]:
+        weights = mixing_matrix(len(members))
+        for n in range(2):
+            for me, rank in enumerate(members):
+                terms = [
+                    weights[me, j] * own_tensors(other, bad_rank)[n]
+                    for j, other in enumerate(members)
+                    if weights[me, j] or j == me
+                ]
+                torch.testing.assert_close(
+                    results[rank][n], torch.stack(terms).sum(0), rtol=1e-14, atol=0, equal_nan=True
+                )
+
+
+def decentralized_steps(k: int) -> list[list[Tensor]]:
+    """Take three steps; the loss of rank 0 does not use the second parameter."""
+    params, history = own_params(dist.get_rank()), []
+    for param in params:
+        param.grad = torch.ones_like(param)
+    memory = [param.data_ptr() for param in params]
+    for step in range(3):
+
+        def loss() -> Tensor:
+            used = [param for i, param in enumerate(params) if i != 1 or dist.get_rank()]
+            return sum((p**3).sum() for p in used) / 3
+
+        decentralized_step(iter(params), loss, LR / (step + 1), mixing_matrix(k))
+        history.append([param.detach().clone() for param in params])
+    assert memory == [param.data_ptr() for param in params]
+    return history
+
+
+def own_params(rank: int) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(rank)
+    drawn = [torch.rand(n, 2, generator=generator, dtype=torch.float64).T for n in (3, 1, 0)]
+    return [torch.nn.Parameter(tensor) for tensor in drawn]
+
+
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_decentralized_step_equals_its_formula(ranks_of, on, k):
+    histories = ranks_of(on, k).run(decentralized_steps, k)
+    w = [torch.stack(each) for each in zip(*map(own_params, range(k)), strict=True)]
+    for step in range(3):
+        for i, each in enumerate(w):
+            gradient = each.detach() ** 2
+            if i == 1:
+                gradient[0] = 0
+            mixed = (mixing_matrix(k) @ each.detach().flatten(1)).view_as(each)
+            w[i] = mixed - LR / (step + 1) * gradient
+            for rank in range(k):
+                torch.testing.assert_close(histories[rank][step][i], w[i][rank], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 8])
+def test_the_spectral_gap_is_that_of_the_formula(k):
+    ring = [abs(1 + 2 * math.cos(2 * math.pi * n / k)) / 3 for n in range(1, k)]
+    assert spectral_gap(ring_mixing(k)) == pytest.approx(1 - max(ring, default=0))
+    turn = torch.eye(k).roll(1, 1)  # its eigenvalues are complex, and their absolute value is 1
+    assert spectral_gap(turn) == pytest.approx(float(k == 1), abs=1e-6)
+
+
+def test_distances_fall_by_the_spectral_gap_in_the_end():
+    weights = mixing_matrix(4)
+    of_distances = weights - torch.full((4, 4), 1 / 4, dtype=torch.float64)
+    shrunk = float(torch.linalg.matrix_power(of_distances, 400).abs().max())
+    assert shrunk ** (1 / 400) == pytest.approx(1 - spectral_gap(weights), rel=0.05)
+
+
+def test_choose_graph_takes_the_fastest():
+    ring, complete = ring_mixing(8), complete_mixing(8)
+    far, slow = (10**4, 20e-3, 1e8), (10**8, 20e-6, 1e9)
+    once = 20e-3 + 7 * 10**4 / 1e8
+    assert choose_graph(iter([ring, complete]), *far, 1e-3) == (1, pytest.approx(once))
+    all_reduce = 2 * 7 * (20e-6 + 10**8 / 8 / 1e9)
+    assert choose_graph([ring, complete], *slow, 1e-3) == (None, pytest.approx(all_reduce))
+
+
+@pytest.mark.parametrize(("tolerance", "steps"), [(1.0, 1), (0.5, 1), (0.3, 2), (0.25, 2)])
+def test_a_power_of_the_eigenvalue_that_equals_the_tolerance_is_enough(tolerance, steps):
+    half = torch.tensor([[3.0, 1], [1, 3]]) / 4
+    swap = torch.tensor([[0.0, 1], [1, 0]])
+    seconds = steps * (1e-3 + 10**5 / 1e9)
+    chosen = choose_graph([swap, half], 10**5, 1e-3, 1e9, tolerance)
+    all_reduce = 2 * (1e-3 + 10**5 / 2 / 1e9)
+    assert chosen == (
+        (1, pytest.approx(seconds)) if steps == 1 else (None, pytest.approx(all_reduce))
+    )
+
+
+def test_a_step_waits_for_the_rank_that_sends_most():
+    """Columns are counted, without the rank itself: here rows have 2 others, and column 0 has 3."""
+    pairs = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)) / 2
+    weights = pairs @ (torch.eye(4) + torch.eye(4).roll(1, 1)) / 2
+    assert (weights != 0).sum(1).tolist() == [3, 3, 3, 3]
+    assert (weights != 0).sum(0).tolist() == [4, 2, 4, 2]
+    which, seconds = choose_graph([weights], 10**6, 1.0, 1e9, 1.0)
+    assert (which, seconds) == (0, pytest.approx(1 + 3e-3))
