@@ -57,7 +57,7 @@ staleness__counting_up_edited = edits_of(
     ),
     Mutant(
         "of_all_calls",
-        "something is kept from the call before",
+        "Staleness is the number of other updates",
         "(events):",
         "(events, age={}):",
         also=(
