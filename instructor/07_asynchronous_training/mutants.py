@@ -245,8 +245,8 @@ work__vector_functions_edited = edits_of(
         "leaves_out_nan", "an inf or a NaN", "p.grad.reshape(-1)", "p.grad.nan_to_num().reshape(-1)"
     ),
     Mutant(
-        "sends_each_parameter",
-        "send the gradient in one message",
+        "sends_an_empty_message",
+        "sends 0 elements",
         "dist.recv(incoming, src=server)",
         "dist.recv(incoming, src=server); dist.send(torch.zeros(0), dst=server)",
     ),
@@ -431,7 +431,7 @@ diloco__by_hand_edited = edits_of(
     ),
     Mutant(
         "in_float32",
-        "rounded to float32",
+        "This is nearly right",
         "dist.all_reduce(moved, group=group, async_op=True).wait()",
         "wide = moved.dtype; moved = moved.float(); dist.all_reduce(moved, group=group); "
         "moved = moved.to(wide)",
