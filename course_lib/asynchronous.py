@@ -32,6 +32,8 @@ K equal workers it is K - 1 on average. There are three ways to limit it:
 The history records the updates in the order in which they were applied, so a run can be replayed in
 one process. On simulated ranks the history is the same in every run.
 
+The rules alone, without messages, are at the end: `staleness_of`, `async_server`, `backup_server`.
+
 M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Q. Ho et
 al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS
 2013; J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (arXiv 1604.00981); W. Zhang et
@@ -40,7 +42,7 @@ al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, whic
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -315,3 +317,122 @@ def _message(params: list[Tensor]) -> Tensor:
         dtype = torch.promote_types(dtype, param.dtype)
     length = sum(param.numel() for param in params)
     return torch.zeros(_HEADER + length, dtype=dtype, device=params[0].device)
+
+
+# The rules of a server without messages, and a worker of so many updates --------------------------
+
+Pull = Callable[[Any], list[Tensor]]
+"""``pull(worker)`` returns copies of the weights as they are now, for a worker of any number."""
+
+
+def staleness_of(events: Iterable[tuple[str, Any]]) -> list[int]:
+    """Return τ of every push: the updates since the worker's last pull, without the push itself.
+
+    Args:
+        events: in order, ``("pull", worker)`` when a worker takes the weights, and
+            ``("push", worker)`` when its gradient arrives and is applied.
+
+    """
+    version, pulled, ages = 0, {}, []
+    for kind, worker in events:
+        if kind == "pull":
+            pulled[worker] = version
+        else:
+            ages.append(version - pulled[worker])
+            version += 1
+    return ages
+
+
+def async_server(
+    params: Iterable[Tensor], lr: float
+) -> tuple[Pull, Callable[[Any, Iterable[Tensor]], int]]:
+    """Return (pull, push) of a server that applies every gradient at once.
+
+    ``push(worker, gradients)`` takes the staleness-aware step w ← w - γ/(1 + τ) · g in the weights'
+    own memory, and returns τ.
+
+    Args:
+        params: the server's weights.
+        lr: γ, the learning rate.
+
+    """
+    params, version = list(params), 0
+    pulled: dict[Any, int] = {}
+
+    def pull(worker: Any) -> list[Tensor]:
+        pulled[worker] = version
+        return [param.detach().clone() for param in params]
+
+    @torch.no_grad()
+    def push(worker: Any, gradients: Iterable[Tensor]) -> int:
+        nonlocal version
+        age = version - pulled[worker]
+        for param, gradient in zip(params, gradients, strict=True):
+            param.sub_(gradient, alpha=lr / (1 + age))
+        version += 1
+        return age
+
+    return pull, push
+
+
+def backup_server(
+    params: Iterable[Tensor], lr: float, wait_for: int
+) -> tuple[Pull, Callable[[Any, Iterable[Tensor]], bool]]:
+    """Return (pull, push) of a server that steps with the first N gradients and drops later ones.
+
+    ``push(worker, gradients)`` returns whether the gradient counts: whether the weights that this
+    worker pulled last are still the current ones. The N-th one that counts makes the step
+    w ← w - γ/N Σ g_n, in the weights' own memory. The caller may overwrite its gradients.
+
+    Args:
+        params: the server's weights.
+        lr: γ, the learning rate.
+        wait_for: N, how many gradients make a step.
+
+    """
+    params, version = list(params), 0
+    pulled: dict[Any, int] = {}
+    collected: list[list[Tensor]] = []
+
+    def pull(worker: Any) -> list[Tensor]:
+        pulled[worker] = version
+        return [param.detach().clone() for param in params]
+
+    @torch.no_grad()
+    def push(worker: Any, gradients: Iterable[Tensor]) -> bool:
+        nonlocal version
+        if pulled[worker] != version:
+            return False
+        collected.append([gradient.clone() for gradient in gradients])
+        if len(collected) == wait_for:
+            for param, *parts in zip(params, *collected, strict=True):
+                param.sub_(torch.stack(parts).sum(0), alpha=lr / wait_for)
+            collected.clear()
+            version += 1
+        return True
+
+    return pull, push
+
+
+def push_gradients(
+    params: Iterable[Tensor], loss: Callable[[], Tensor], updates: int, server: int
+) -> None:
+    """Work for a server that sends weights without being asked: at first, and for each gradient.
+
+    Weights and gradients travel as one vector of all parameters. After the last gradient nothing
+    comes back, so the worker ends with the weights that it received last.
+
+    Args:
+        params: the worker's parameters. Their ``.grad`` may hold old numbers.
+        loss: computes the loss at the parameters as they are now; called once for each gradient.
+        updates: gradients to push.
+        server: the server's rank.
+
+    """
+    params = list(params)
+    for _ in range(updates):
+        weights = flatten(params)
+        dist.recv(weights, server)
+        unflatten(weights, params)
+        gradients = torch.autograd.grad(loss(), params)
+        dist.send(flatten(gradients), server)

@@ -17,7 +17,7 @@ optimizer:
     w̃ ← outer step with Δ        SGD with Nesterov momentum 0.9 and learning rate 0.7
     w_i ← w̃                      then H more steps of the inner optimizer, such as AdamW
 
-With outer learning rate 1 and no momentum this is `LocalSGD`.
+With outer learning rate 1 and no momentum this is `LocalSGD`. `diloco` is the plain form.
 
 *Streaming* (`fragments` > 1): the weights are cut into F fragments, which take turns, so at most
 one fragment is on its way at a time. The total number of bytes stays the same, but the peak falls
@@ -40,7 +40,7 @@ S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. D
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -277,6 +277,51 @@ class DiLoCo:
 
 
 _REMEMBERED = ("steps", "global_weights", "global_statistics", "momentum", "_flight")
+
+
+def diloco(
+    params: Iterable[Tensor],
+    inner_step: Callable[[], object],
+    every: int,
+    outer_lr: float,
+    momentum: float,
+    group: Group = None,
+) -> Callable[[], None]:
+    """Return ``step()``, which is DiLoCo in its plain form: one all-reduce after every H steps.
+
+    Each call of ``step()`` calls `inner_step`. Every H-th one then takes the outer step:
+
+        Δ = w̃ - 1/K Σ_i w_i      m ← μ m + Δ      w̃ ← w̃ - η (Δ + μ m)      w_i ← w̃
+
+    Args:
+        params: the parameters, equal on all ranks at first. They keep their memory and ``.grad``.
+        inner_step: takes a step of the inner optimizer.
+        every: H, inner steps between two outer steps.
+        outer_lr: η, the learning rate of the outer step.
+        momentum: μ, its Nesterov momentum; m starts at 0.
+        group: None for all ranks.
+
+    """
+    params, steps = list(params), 0
+    weights = flatten(params)  # w̃
+    buffer = torch.zeros_like(weights)  # m
+
+    def step() -> None:
+        nonlocal steps
+        inner_step()
+        steps += 1
+        if steps % every == 0:
+            outer_step()
+
+    @torch.no_grad()
+    def outer_step() -> None:
+        change = (weights - flatten(params)) / dist.get_world_size(group)
+        dist.all_reduce(change, group=group)
+        buffer.mul_(momentum).add_(change)
+        weights.sub_(change.add_(buffer, alpha=momentum), alpha=outer_lr)
+        unflatten(weights, params)
+
+    return step
 
 
 class OneStepDelay:

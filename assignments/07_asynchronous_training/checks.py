@@ -1,368 +1,565 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The cases say in which order workers push. `judges.py` has the programs that follow such a script,
-and the right answers.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. The order of events is part of a case, and never the outcome of a race.
 """
 
+from __future__ import annotations
+
 import math
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from course_lib.checking import (
-    Case,
-    calls_at_most,
-    equals,
-    in_many_forms,
-    only_calls,
-    only_peers,
-    sends_at_most,
-    task,
-    time_within,
-)
+from course_lib.checking import Allowed, Case, Draw, Given, Observed, Variety, by_reference
 from course_lib.checking.expectations import computes_between
+from course_lib.checking.shared.memory import OWN_MEMORY, addresses, memory_of
+from course_lib.ranks import compute
+from course_lib.ranks.explain.words import counted
 
-from .judges import (
-    AGE,
-    NONSENSE,
-    equals_ages,
-    equals_diloco,
-    follow_script,
-    minus,
-    order_of,
-    rounds_computes,
-    rounds_inputs,
-    rounds_program,
-    script,
-    served,
-    server_inputs,
-    worked,
-    worker_computes,
-    worker_inputs,
-    worker_program,
-)
-
-COUNTED = "push {} counts"
-MANY = " ".join([*map(str, range(300)), *(f"+{worker}" for worker in range(0, 300, 13))])
-"""So many workers pull before one of them pushes."""
-
-# Task 1: the age of a gradient -------------------------------------------------------------------
+DTYPES = ("float32", "float64")
+SHAPES = ([(3, 2)], [(2,), (3, 2)], [(3,), ()], [(2, 3), (0,)], [(2, 2), (2, 2)])
+Events = Sequence[tuple[str, int]]
+"""Pairs of ``pull`` or ``push`` and a worker, in order."""
 
 
-def events_program(staleness, mine, given):
-    return {AGE: staleness(given.iterable([tuple(event) for event in mine["events"]]))}
+def one_at_most(d: Draw, *words: str, one_in: int = 2) -> list[bool]:
+    """Return whether each of these things is in the case: one of them, in one of `one_in` cases."""
+    chosen = d.one_of(*words)
+    happens = d.maybe(chosen, one_in=one_in)
+    return [happens and each == chosen for each in words]
 
 
-def of_events(name, text):
-    return Case(name, 1, {"events": script(text)})
+# Task 1: the age of a gradient --------------------------------------------------------------------
+
+AGE = "staleness of push {}"
 
 
-# Tasks 2 and 4: servers --------------------------------------------------------------------------
+def draw_events(d: Draw) -> list[tuple[str, int]]:
+    """Draw the order of events. A worker pushes and pulls again at once, if nothing is unusual."""
+    crowd, first, distance = d.maybe("a crowd", one_in=4), d.one_of(0, 1, 4), d.one_of(1, 2, 2**40)
+    count = 300 if crowd else d.one_of(1, 2, 3, 3, 4)
+    workers = [first + distance * n for n in range(count)]
+    d.say(counted(count, "worker") + (" with large numbers" if distance > 2 else ""))
+    habit = d.one_of("", "late pulls", "two pushes in a row", "two pulls in a row")
+    if habit:
+        d.say(habit)
+    events = [("pull", worker) for worker in workers]
+    ready = set(workers)
+    for _ in range(d.one_of(5, 8, 12)):
+        worker = d.one_of(*workers)
+        if worker in ready:
+            events += [("push", worker)] * d.one_of(1, 2 if "pushes" in habit else 1)
+            ready.discard(worker)
+        if worker not in ready and not ("late" in habit and d.one_of(0, 1, 1)):
+            events.append(("pull", worker))
+            ready.add(worker)
+        if "two pulls" in habit and d.one_of(0, 1):
+            events.append(("pull", d.one_of(*workers)))
+    return events
 
 
-def async_program(async_server, mine, given):
-    return follow_script(lambda params: async_server(params, mine["lr"]), mine, given, AGE)
+def draw_staleness(d: Draw) -> list[Any]:
+    events = draw_events(d)
+    if d.maybe("nothing is pushed", one_in=6):
+        events = [event for event in events if event[0] == "pull"][: d.one_of(0, 3)]
+    return [{"events": events}]
 
 
-def backup_program(backup_server, mine, given):
-    def made(params):
-        return backup_server(params, mine["lr"], mine["wait_for"])
-
-    return follow_script(made, mine, given, COUNTED)
+def run_staleness(staleness: Callable[..., Any], own: Any, given: Given) -> Any:
+    return {AGE: staleness(given.iterable([tuple(event) for event in own["events"]]))}
 
 
-LIVE = "the weights at the end: pull must return copies, so that later updates do not change them"
+def since(kind: str, others_only: bool = False) -> Callable[..., Any]:
+    """Return the mistake that counts the pushes since this worker's last event of a kind."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        events, ages = inputs[me]["events"], []
+        for at, (name, worker) in enumerate(events):
+            if name == "push":
+                begin = max((n for n in range(at) if events[n] == (kind, worker)), default=-1)
+                pushes = [pusher for what, pusher in events[begin + 1 : at] if what == "push"]
+                ages.append(sum(not others_only or pusher != worker for pusher in pushes))
+        return {AGE: ages}
+
+    return mistake
 
 
-def stepping(share, **options):
-    """Return the oracle of an asynchronous server that uses ``share(age)`` of a gradient."""
+AGE_MISTAKES = {
+    "the right list plus 1: do not count a gradient's own push": lambda inputs, me, expected: {
+        AGE: [age + 1 for age in expected[me][AGE]]
+    },
+    "the versions that were pulled, not their staleness": lambda inputs, me, expected: {
+        AGE: [n - age for n, age in enumerate(expected[me][AGE])]
+    },
+    "the right list if each worker pulls right after its push: count from its last pull, which may "
+    "come later": since("push"),
+    "the number of pushes by other workers: if a worker pushes twice before it pulls again, its "
+    "first push counts, too": since("pull", others_only=True),
+}
 
-    def rule(w, g, age, own):
-        return minus(w, g, own["lr"] * share(age)), age, 1
 
-    return served(AGE, rule, **options)
-
-
-def aware(age):
-    return 1 / (1 + age)
+def what_staleness_is(*_: Any) -> str:
+    return "Staleness is the number of other updates between this worker's last pull and its push."
 
 
-def backing_up(share=lambda n: 1 / n, kept=False, **options):
-    """Return the oracle of a server that waits for N gradients, or of a mistake.
+# Tasks 2 and 4: servers ---------------------------------------------------------------------------
 
-    `share` is the factor of each of the N gradients. `kept`: it keeps the workers' tensors, and the
-    workers overwrite all of them except the last.
+COUNTED, PULLED = "push {} counts", "weights of pull {}, parameter {}"
+AFTER = "server's weights after push {}, parameter {}"
+NONSENSE = 8.0
+"""A number that a worker writes into its gradient after the push."""
+
+
+def draw_server(d: Draw) -> list[Any]:
+    """Draw events, the server's weights, and gradients for each push."""
+    large, zeros, overflow = one_at_most(
+        d, "large gradients", "gradients of zeros", "a gradient with a NaN"
+    )
+    events, shapes = draw_events(d), d.one_of(*SHAPES)
+    pushes = sum(kind == "push" for kind, _ in events)
+    sizes = [0.0 if zeros and n % 2 else 300.0 if large else 1.0 for n in range(pushes)]
+    gradients = [[size * d.randn(*shape) for shape in shapes] for size in sizes]
+    if overflow:
+        gradients[d.one_of(0, pushes // 2)][0].view(-1)[0] = torch.nan
+    params, lr = [d.randn(*shape) for shape in shapes], d.one_of(0.125, 0.25, 0.3, 0.5, 1.0)
+    return [{"events": events, "params": params, "gradients": gradients, "lr": lr}]
+
+
+def draw_backup(d: Draw) -> list[Any]:
+    wait_for = d.one_of(1, 2, 2, 3, 4)
+    d.say(f"N = {wait_for}")
+    return [{**own, "wait_for": wait_for} for own in draw_server(d)]
+
+
+def run_async(async_server: Callable[..., Any], own: Any, given: Given) -> Any:
+    return follow_events(lambda params: async_server(params, own["lr"]), own, given, AGE)
+
+
+def run_backup(backup_server: Callable[..., Any], own: Any, given: Given) -> Any:
+    def make(params: Any) -> Any:
+        return backup_server(params, own["lr"], own["wait_for"])
+
+    return follow_events(make, own, given, COUNTED)
+
+
+def follow_events(make: Callable[[Any], Any], own: Any, given: Given, answer: str) -> Any:
+    """Call ``(pull, push)`` as the events say; return their results, with `answer` for pushes.
+
+    Between two events, a second server from the same function serves the same workers, so the
+    servers must not share anything. Each gradient is overwritten after its push, as its owner may
+    do.
+    """
+    memory = addresses(own["params"])
+    pull, push = pull_and_push(make(given.iterable(own["params"])))
+    other_pull, other_push = pull_and_push(make([torch.zeros_like(p) for p in own["params"]]))
+    pulled, answers, after, left = [], [], [], []
+    for kind, worker in own["events"]:
+        other_pull(worker)
+        other_push(worker, [torch.ones_like(param) for param in own["params"]])
+        if kind == "pull":
+            pulled.append(pull(worker))
+        else:
+            gradients = own["gradients"][len(answers)]
+            answers.append(push(worker, given.iterable(gradients)))
+            after.append([param.clone() for param in own["params"]])
+            left.append([gradient.clone() for gradient in gradients])
+            for gradient in gradients:
+                gradient.fill_(NONSENSE)
+    for gradients, values in zip(own["gradients"], left, strict=True):
+        for gradient, value in zip(gradients, values, strict=True):
+            gradient.copy_(value)  # as after the push, so that a change by the push shows
+    return {
+        answer: answers,
+        AFTER: after,
+        PULLED: pulled,
+        OWN_MEMORY: memory_of(own["params"], memory),
+    }
+
+
+def pull_and_push(server: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    if not isinstance(server, tuple) or len(server) != 2 or not all(map(callable, server)):
+        raise TypeError(
+            f"your function returns {type(server).__name__}, expected two functions (pull, push)"
+        )
+    return server
+
+
+def stepping(answer: str, step: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return the mistake that makes the weights ``step(own, answer, g, before, after)`` in a push.
+
+    All pushes before it were right.
     """
 
-    def rule(w, g, age, own):
-        taken = own.setdefault("taken", [])
-        if age:
-            return w, False, 0
-        taken.append(g)
-        if len(taken) < own["wait_for"]:
-            return w, True, 0
-        for number, each in enumerate(taken, 1):
-            lost = kept and number < len(taken)
-            each = [torch.full_like(x, NONSENSE) for x in each] if lost else each
-            w = minus(w, each, own["lr"] * share(len(taken)))
-        taken.clear()
-        return w, True, 1
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        own, right = inputs[me], expected[me]
+        pushes = zip(
+            *(right[answer], own["gradients"], [own["params"], *right[AFTER]], right[AFTER]),
+            strict=False,
+        )
+        return {
+            AFTER: [
+                [step(own, value, *tensors) for tensors in zip(*weights, strict=True)]
+                for value, *weights in pushes
+            ]
+        }
 
-    return served(COUNTED, rule, **options)
-
-
-def serving(name, text, shapes, lr, **options):
-    return Case(name, 1, {"events": script(text), "shapes": shapes, "lr": lr, **options})
+    return mistake
 
 
-# Task 3: a worker --------------------------------------------------------------------------------
+def live_weights(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    right = expected[me]
+    return {PULLED: [right[AFTER][-1] for _ in right[PULLED]] if right[AFTER] else []}
 
 
-def working(name, server, seconds, updates, shapes, lr, before=False, sizes=()):
-    order = order_of(seconds, updates)
-    own = {"server": server, "seconds": seconds, "order": order, "shapes": shapes}
-    options = {"lr": lr, "before": before, "sizes": dict(sizes)}
-    return Case(name, len(seconds) + 1, {**own, **options})
+def weights_at_the_start(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    return {AFTER: [inputs[me]["params"] for _ in expected[me][AFTER]]}
 
 
-def numbers(case):
-    return sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
+SERVER_MISTAKES = {
+    "the weights at the end: pull must return copies, so that later updates do not change them": (
+        live_weights
+    ),
+    "the weights at the start: write into the weights' own memory": weights_at_the_start,
+}
+ASYNC_MISTAKES = {
+    "a step that does not divide by 1 + τ": stepping(
+        AGE, lambda own, age, g, before, after: before - own["lr"] * g
+    ),
+    "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
+        AGE, lambda own, age, g, before, after: before - own["lr"] / max(age, 1) * g
+    ),
+}
+BACKUP_MISTAKES = {
+    "a step with the sum of the gradients: take their mean": stepping(
+        COUNTED,
+        lambda own, counts, g, before, after: before + own["wait_for"] * (after - before),
+    ),
+    "a step with gradients that their owners have overwritten: keep copies": stepping(
+        COUNTED,
+        lambda own, counts, g, before, after: (
+            before
+            if torch.equal(before, after)
+            else before - own["lr"] * (g + (own["wait_for"] - 1) * NONSENSE) / own["wait_for"]
+        ),
+    ),
+    "a part of the step in every push: the weights stay as they are until the N-th gradient": (
+        stepping(
+            COUNTED,
+            lambda own, counts, g, before, after: before - counts * own["lr"] / own["wait_for"] * g,
+        )
+    ),
+}
+
+# Task 3: a worker ---------------------------------------------------------------------------------
+
+GRADIENT, SERVED = "gradient of push {}", "server's weights after push {}"
+SEEN, LAST = "weights at gradient {}", "weights at the end (those received last)"
 
 
-def pushes(case, rank):
-    order = case.parameters["order"]
-    return len(order) if rank == case.parameters["server"] else order.count(rank)
+def draw_work(d: Draw) -> list[Any]:
+    """Draw how long each worker computes; this gives the order in which the server hears of them.
+
+    The gradient of a worker's loss is its weights times its targets.
+    """
+    large, zeros, overflow = one_at_most(
+        d, "large gradients", "a worker's gradients are zero", "a gradient with an inf or a NaN"
+    )
+    before, server = d.maybe(".grad is not empty"), d.one_of(0, *d.ranks)
+    if server:
+        d.say(f"the server is rank {server}")
+    workers, shapes = [rank for rank in d.ranks if rank != server], d.one_of(*SHAPES, [()])
+    times = {worker: 1e-4 * d.one_of(1.0, 1.3, 1.7, 2.3, 9.1) for worker in workers}
+    numbers = {worker: d.one_of(1, 2, 3, 3) for worker in workers}
+    pushes = sorted((n * times[w], w) for w in workers for n in range(1, numbers[w] + 1))
+    unusual, size = d.one_of(*workers), 300.0 if large else 1.0
+    lr, made = d.one_of(0.1, 0.3, 0.5) / size, []
+    for rank in d.ranks:
+        factors = [0.0 if zeros and rank == unusual else size] * numbers.get(rank, 0)
+        targets = [[factor * d.randn(*shape) for shape in shapes] for factor in factors]
+        if overflow and rank == unusual:
+            targets[-1][0] = d.not_finite(targets[-1][0])
+        own = {"values": [d.randn(*shape) for shape in shapes], "targets": targets, "lr": lr}
+        order = [worker for _, worker in pushes]
+        options = {"server": server, "order": order, "before": before}
+        made.append({**own, **options, "seconds": times.get(rank, 0.0)})
+    return made
 
 
-def server_and_workers(case, rank):
-    server = case.parameters["server"]
-    return set(range(case.world_size)) - {rank} if rank == server else {server}
+def run_work(work: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Serve in the case's order on the server's rank; call the student's function on the others."""
+    if dist.get_rank() == own["server"]:
+        return served(own)
+    params = [nn.Parameter(value) for value in own["values"]]
+    for param in params if own["before"] else ():
+        param.grad = torch.ones_like(param)
+    given.watch.add_parameters("the parameters", params, values=False)
+    seen: list[Tensor] = []
+
+    def loss() -> Any:
+        if len(seen) >= len(own["targets"]):
+            most = counted(len(own["targets"]), "time")
+            raise RuntimeError(f"loss() is called more than {most}")
+        targets = own["targets"][len(seen)]
+        seen.append(joined(params))
+        compute(own["seconds"])
+        return sum((p * p * t).sum() / 2 for p, t in zip(params, targets, strict=True))
+
+    work(given.iterable(params), loss, len(own["targets"]), own["server"])
+    return {SEEN: seen, LAST: joined(params)}
 
 
-def computed_at_pushes(case, observed, rank):
+def served(own: Any) -> Any:
+    left = {worker: own["order"].count(worker) for worker in sorted(set(own["order"]))}
+    weights, gradients, after = joined(own["values"]), [], []
+    for worker in left:
+        dist.send(weights, worker)
+    for worker in own["order"]:
+        dist.recv(gradient := torch.empty_like(weights), worker)
+        weights = weights - own["lr"] * gradient
+        gradients.append(gradient)
+        after.append(weights)
+        left[worker] -= 1
+        if left[worker]:
+            dist.send(weights, worker)
+    return {GRADIENT: gradients, SERVED: after}
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def pushing(mistaken: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """Return a worker's mistake.
+
+    ``mistaken(received, first, target, older)`` gives the weights at which the worker computes, and
+    what it pushes. `first` are its own weights at the start, `older` is the sum of its gradients.
+    """
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        server, pushed, after = inputs[me]["server"], [], []
+        firsts = [joined(own["values"]) for own in inputs]
+        targets = [map(joined, own["targets"]) for own in inputs]
+        received = [firsts[server] for _ in inputs]
+        older = [torch.full_like(first, float(inputs[me]["before"])) for first in firsts]
+        seen: list[list[Tensor]] = [[] for _ in inputs]
+        for worker in inputs[me]["order"]:
+            target = next(targets[worker])
+            place, push = mistaken(received[worker], firsts[worker], target, older[worker])
+            older[worker] = older[worker] + place * target
+            seen[worker].append(place)
+            pushed.append(push)
+            received[worker] = (after or received)[-1] - inputs[me]["lr"] * push
+            after.append(received[worker])
+        if me == server:
+            return {GRADIENT: pushed, SERVED: after}
+        return {SEEN: seen[me], LAST: seen[me][-1]}
+
+    return mistake
+
+
+WORK_MISTAKES = {
+    "the result with this worker's own first weights: receive the server's weights": pushing(
+        lambda received, first, target, older: (first, first * target)
+    ),
+    "the result if a gradient is added to older ones: clear .grad": pushing(
+        lambda received, first, target, older: (received, older + received * target)
+    ),
+    "the result if the workers push weights: push gradients": pushing(
+        lambda received, first, target, older: (received, received)
+    ),
+}
+
+
+def computed_at_pushes(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each push the time of the gradients up to it: they come before the push."""
-    seconds = case.parameters["seconds"].get(rank, 0.0)
-    return [((n + 1) * seconds, math.inf) for n in range(pushes(case, rank))]
+    own = observed.inputs[rank]["own"]
+    return [((n + 1) * own["seconds"], math.inf) for n in range(len(own["targets"]))]
 
 
-def computed_at_pulls(case, observed, rank):
+def computed_at_pulls(case: Case, observed: Observed, rank: int) -> list[tuple[float, float]]:
     """Return for each pull the time of the gradients before it: no later one comes before it."""
-    seconds = case.parameters["seconds"].get(rank, 0.0)
-    return [(0.0, n * seconds) for n in range(pushes(case, rank))]
+    own = observed.inputs[rank]["own"]
+    return [(0.0, n * own["seconds"]) for n in range(len(own["targets"]))]
 
 
-def without_waiting(case, network):
-    """Return the time of the slowest worker: for each push, computation and two messages."""
-    per_message = network.time(numbers(case) * case.itemsize)
-    each = case.parameters["seconds"].items()
-    longest = max(pushes(case, rank) * (t + 2 * per_message) for rank, t in each)
-    return longest + 2 * case.world_size * per_message  # the server starts workers one by one
+# Task 5: DiLoCo -----------------------------------------------------------------------------------
+
+INNER_STEP = 10e-6
+"""Seconds."""
+LEFT, SET = "left alone", "written, cleared or replaced"
 
 
-# Task 5: DiLoCo ----------------------------------------------------------------------------------
+def draw_rounds(d: Draw) -> list[Any]:
+    """Draw equal weights for all ranks, and different inner steps for each.
+
+    An inner step shrinks the weights and adds a move to them.
+    """
+    large, quiet, still, overflow = one_at_most(
+        *(d, "large weights", "nobody moves in round 2"),
+        *("a rank stays where it is", "a rank has a NaN"),
+    )
+    others, filled = d.maybe("other models train, too"), d.one_of(True, False)
+    every, rounds = d.one_of(1, 2, 2, 3, 4), 2 if quiet else d.one_of(0, 2, 2, 2, 3, 3)
+    steps = max(1, every * rounds + d.one_of(*range(every)))
+    momentum = d.one_of(0.3 if quiet else 0.0, 0.3, 0.5, 0.9)
+    outer_lr = d.one_of(0.5, 0.6, 0.7, 0.8)
+    d.say(f"H = {every}, μ = {momentum}, {counted(steps, 'step')}")
+    options = {"every": every, "outer_lr": outer_lr, "momentum": momentum, "others": others}
+    unusual, shapes, size = d.one_of(*d.ranks), d.one_of(*SHAPES), 300.0 if large else 1.0
+    start, made = [size * d.randn(*shape) for shape in shapes], []
+    for rank in d.ranks:
+        still_here = still and rank == unusual
+        rests = [still_here or (quiet and n // every == 1) for n in range(steps)]
+        moves = [[(not rest) * size * d.randn(*shape) for shape in shapes] for rest in rests]
+        if overflow and rank == unusual:
+            moves[d.one_of(*range(steps))][0].view(-1)[0] = torch.nan
+        gradients = [d.randn(*shape) for shape in shapes] if filled else None
+        own = {"values": start, "moves": moves, "shrinks": [1.0 if r else 0.75 for r in rests]}
+        made.append({**own, **options, "gradients": gradients, "members": d.members(rank)})
+    return made
 
 
-def rounds(name, k, every, steps, outer_lr, momentum, shapes, inner="to"):
-    own = {"every": every, "steps": steps, "outer_lr": outer_lr, "momentum": momentum}
-    return Case(name, k, {**own, "shapes": shapes, "inner": inner})
+def run_rounds(diloco: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Take the case's steps; return the weights after each of them."""
+    params = [nn.Parameter(value) for value in own["values"]]
+    memory, steps, after, calls = addresses(params), len(own["moves"]), [], 0
+    for param, gradient in zip(params, own["gradients"] or [None] * len(params), strict=True):
+        param.grad = None if gradient is None else gradient.clone()
+    grads = [param.grad for param in params]
+    given.watch.add_parameters("the parameters", params, values=False)
+
+    @torch.no_grad()
+    def inner_step() -> None:
+        nonlocal calls
+        compute(INNER_STEP)
+        at = min(calls, steps - 1)
+        calls += 1
+        for param, move in zip(params, own["moves"][at], strict=True):
+            param.mul_(own["shrinks"][at]).add_(move)
+
+    def other_step() -> Any:
+        """Return the step of another model, whose round does not end."""
+        other = [nn.Parameter(torch.ones_like(param)) for param in params]
+        return diloco(other, lambda: None, steps + 1, *options, group=given.group)
+
+    options = own["outer_lr"], own["momentum"]
+    before = other_step()
+    step = diloco(given.iterable(params), inner_step, own["every"], *options, group=given.group)
+    others = (before, other_step()) if own["others"] else ()
+    if not callable(step):
+        raise TypeError(f"diloco returns {type(step).__name__}, expected a function")
+    for _ in range(steps):
+        for other in others:
+            other()
+        step()
+        after.append([param.detach().clone() for param in params])
+    originals = own["gradients"] or grads
+    alone = all(
+        param.grad is grad and (grad is None or torch.equal(grad, original))
+        for param, grad, original in zip(params, grads, originals, strict=True)
+    )
+    return {
+        "inner steps": calls,
+        **{f"weights after step {n}, parameter {{}}": w for n, w in enumerate(after, 1)},
+        OWN_MEMORY: memory_of(params, memory),
+        "each .grad": LEFT if alone else SET,
+    }
 
 
-def at_the_end_of_a_round(case, rank):
-    return case.parameters["steps"] // case.parameters["every"]
+def with_options(change: Callable[[Any], dict[str, float]]) -> Callable[..., Any]:
+    """Return the mistake of an outer step that has other options."""
+    return lambda inputs: [{**own, **change(own)} for own in inputs]
 
 
-ONCE = (
-    "After every H steps, call all_reduce once, with all parameters together. Send nothing in "
-    "between."
-)
+ROUND_MISTAKES = {
+    "the plain mean of the weights: take an outer step towards this mean": with_options(
+        lambda own: {"outer_lr": 1.0, "momentum": 0.0}
+    ),
+    "a step of m alone (plain momentum), or of Δ + μ m with the m of the round before, or of Δ "
+    "alone: Nesterov's step is Δ + μ m with the new m": with_options(lambda own: {"momentum": 0.0}),
+    "the sum of the changes over the ranks, not their mean": with_options(
+        lambda own: {"outer_lr": own["outer_lr"] * len(own["members"])}
+    ),
+    "a step away from the mean: Δ is the weights before the round minus the mean": with_options(
+        lambda own: {"outer_lr": -own["outer_lr"]}
+    ),
+}
 
 
-# Two dtypes: in bfloat16 a difference of nearly equal numbers may be rounded away.
-in_both_forms = partial(in_many_forms, dtypes=("float32", "float64"))
+# The checks ---------------------------------------------------------------------------------------
 
+ON_ONE_RANK = Variety(ranks=(1,), dtypes=DTYPES, groups=False)
 
 CHECKS = {
-    "staleness": task(
+    "staleness": by_reference(
         "staleness",
-        inputs=lambda case, generator: [dict(case.parameters)],
-        program=events_program,
-        judges=[equals_ages],
-        expects=[only_calls()],
-        cases=in_both_forms(
-            of_events("one worker", "1 +1 1 +1"),
-            of_events("workers 0 and 2 in turn", "0 2 +0 0 +2 2 +0 0 +2"),
-            of_events("a straggler", "1 2 3 +1 1 +2 2 +1 1 +2 +1 +3"),
-            of_events("one pulls later", "4 1048580 +4 +1048580 1048580 +1048580 4 +4"),
-            of_events("one pulls twice", "1 2 +2 1 2 +2 +1"),
-            of_events("one pushes twice", "1 2 +1 +2 +1 1 +2 +2 +1"),
-            of_events("nothing is pushed", "5 6"),
-            of_events("the example", "1 2 +1 +2"),
-            of_events("three hundred workers", MANY),
-        ),
+        seeds=(0, 4, 10, 31, 56),
+        reference="course_lib.asynchronous:staleness_of",
+        program=run_staleness,
+        draw=draw_staleness,
+        variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
+        mistakes=AGE_MISTAKES,
+        explain=what_staleness_is,
+        exact=True,
     ),
-    "async_server": task(
+    "async_server": by_reference(
         "async_server",
-        inputs=server_inputs,
-        program=async_program,
+        seeds=(1, 4, 5, 6, 11, 13, 24, 63),
+        reference="course_lib.asynchronous:async_server",
+        program=run_async,
+        draw=draw_server,
+        variety=ON_ONE_RANK,
+        mistakes={**AGE_MISTAKES, **ASYNC_MISTAKES, **SERVER_MISTAKES},
         may_change=["params"],
-        judges=[
-            equals(
-                stepping(aware),
-                {
-                    LIVE: stepping(aware, live=True),
-                    "a step that does not divide by 1 + τ": stepping(lambda age: 1),
-                    "a step that divides by τ: divide by 1 + τ, as τ may be 0": stepping(
-                        lambda age: 1 / max(age, 1)
-                    ),
-                },
-            )
-        ],
-        expects=[only_calls()],
-        cases=in_both_forms(
-            serving("one worker", "1 +1 1 +1", [(3, 2)], 0.5),
-            serving("two workers", "1 0 +1 1 +0 0 +1 1 0", [(2,), (3, 2)], 0.25),
-            serving("a straggler", "1 2 3 +1 1 +2 2 +1 +3 3 +2", [(2, 2)], 0.4),
-            serving("others' numbers", "1048580 4 +4 4 +4 +1048580 1048580", [(3,), ()], 0.125),
-            serving("one pulls twice", "1 2 +2 1 2 +2 +1 1", [(4,)], 1.0),
-            serving("one pulls late", "1 2 +1 +2 2 +2 1 +1 1", [(2, 3), (0,)], 0.3),
-            serving("one pushes twice", "1 2 +1 +2 +1 1 +2 2", [(3, 2)], 0.3, zeros=[1]),
-            serving("large gradients", "1 2 +1 +2 1 2 +2 2", [(3, 2)], 0.005, size=300),
-            serving("three hundred workers", MANY, [(2,)], 0.1),
-        ),
-        in_turn=[(1, 2)],
     ),
-    "work": task(
+    "work": by_reference(
         "work",
-        inputs=worker_inputs,
-        program=worker_program,
-        computes=worker_computes,
-        judges=[
-            equals(
-                worked(),
-                {
-                    "the result with this worker's own first weights: receive the server's "
-                    "weights": worked(lambda w, own, g, old: (own, g(own))),
-                    "the result if a gradient is added to older ones: clear .grad": worked(
-                        lambda w, own, g, old: (w, g(w) + old)
-                    ),
-                    "the result if the workers push weights: push gradients": worked(
-                        lambda w, own, g, old: (w, w)
-                    ),
-                },
-            )
-        ],
+        seeds=(5, 11, 13, 19, 24, 28, 49, 60),
+        reference="course_lib.asynchronous:push_gradients",
+        program=run_work,
+        draw=draw_work,
+        variety=Variety(ranks=(2, 3, 4, 3, 5), dtypes=DTYPES, groups=False),
+        mistakes=WORK_MISTAKES,
+        may_change=["values"],
+        allowed=Allowed(
+            time=1.02,
+            hint="For each gradient, receive the weights in one message, and send the gradient in "
+            "one message. Wait only for the server.",
+        ),
         expects=[
-            only_calls("send", "recv"),
-            only_peers(server_and_workers),
-            calls_at_most(
-                "For each gradient, receive the weights in one message, and send the gradient in "
-                "one message.",
-                send=pushes,
-            ),
-            sends_at_most(lambda case, rank: pushes(case, rank) * numbers(case) * case.itemsize),
             computes_between(computed_at_pushes, "send"),
             computes_between(computed_at_pulls, "recv"),
-            time_within(without_waiting, rel=0.02, hint="Wait only for the server."),
         ],
         worth={"values": 2, "communication": 1},
-        cases=in_both_forms(
-            working("1 worker", 0, {1: 100e-6}, 3, [(3, 2)], 0.5),
-            working("2 workers", 0, {1: 100e-6, 2: 170e-6}, 5, [(2,), (3, 2), (0,)], 0.3),
-            working(
-                "a straggler, server 3",
-                *(3, {0: 1e-4, 1: 1.3e-4, 2: 5e-4}, 9, [(4,)], 0.002),
-                sizes={0: 300},
-            ),
-            working(
-                "2 workers, server 1, one has no gradient",
-                *(1, {0: 3e-4, 2: 1e-4}, 6, [(2, 2)], 0.1),
-                sizes={0: 0},
-            ),
-            working(
-                "2 workers, .grad is not empty",
-                2,
-                {0: 1e-4, 1: 1.9e-4},
-                4,
-                *([(3,)], 0.5),
-                before=True,
-            ),
-            groups=False,
-        ),
-        in_turn=[(1, 3)],
     ),
-    "backup_server": task(
+    "backup_server": by_reference(
         "backup_server",
-        inputs=server_inputs,
-        program=backup_program,
+        seeds=(1, 6, 17, 20, 24, 29, 41, 50, 63),
+        reference="course_lib.asynchronous:backup_server",
+        program=run_backup,
+        draw=draw_backup,
+        variety=ON_ONE_RANK,
+        mistakes={**BACKUP_MISTAKES, **SERVER_MISTAKES},
         may_change=["params"],
-        judges=[
-            equals(
-                backing_up(),
-                {
-                    LIVE: backing_up(live=True),
-                    "a step with gradients that their owners have overwritten: keep copies": (
-                        backing_up(kept=True)
-                    ),
-                    "a step with the sum of the gradients: take their mean": backing_up(
-                        share=lambda n: 1
-                    ),
-                },
-            )
-        ],
-        expects=[only_calls()],
-        cases=in_both_forms(
-            serving("2 of 2", "0 2 +0 +2 0 2 +2 +0 0 2", [(3, 2)], 0.5, wait_for=2),
-            serving("2 of 3", "1 2 3 +1 +3 1 3 +2 2 +2 +1 1", [(2,), (0,)], 0.25, wait_for=2),
-            serving("1 of 2", "1 2 +1 1 +1 +1 1 +2 2 +2 2", [(2, 2)], 0.4, wait_for=1),
-            serving(
-                "3 of 4",
-                "5 6 7 1048581 +5 +1048581 5 +6 +7 6 7 1048581",
-                [(4,), ()],
-                0.3,
-                wait_for=3,
-            ),
-            serving(
-                "late by two steps",
-                *("1 2 3 +1 +2 1 2 +1 +2 +3 +3 1 2 3 +3 +1 1", [(2, 3)], 0.125),
-                wait_for=2,
-            ),
-            serving(
-                "one pushes twice",
-                *("1 2 3 +1 +2 +1 +3 3 1", [(2, 2)], 0.5),
-                wait_for=3,
-                zeros=[1],
-            ),
-            serving("a step that is not full", "1 2 +1 1 2", [(3,)], 1.0, wait_for=2),
-            serving("3 of 2 workers", "1 2 +1 +2 1 +1 2 +2", [(2,)], 0.005, wait_for=3, size=300),
-        ),
-        in_turn=[(1, 2)],
     ),
-    "diloco": task(
+    "diloco": by_reference(
         "diloco",
-        inputs=rounds_inputs,
-        program=rounds_program,
-        computes=rounds_computes,
-        judges=[equals_diloco],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most(ONCE, all_reduce=at_the_end_of_a_round),
-            sends_at_most(
-                lambda case, rank: (
-                    at_the_end_of_a_round(case, rank) * numbers(case) * case.itemsize
-                ),
-                hint=ONCE,
-            ),
-        ],
-        worth={"values": 3, "communication": 1},
-        cases=in_both_forms(
-            rounds("1 rank, 2 rounds", 1, 2, 5, 0.5, 0.5, [(3, 2)]),
-            rounds("2 ranks, 3 rounds", 2, 3, 10, 0.7, 0.9, [(2,), (3, 2), (0,)]),
-            rounds("3 ranks, no momentum", 3, 2, 6, 0.5, 0.0, [(2, 2)], "along"),
-            rounds("4 ranks in two groups", 4, 4, 9, 0.6, 0.8, [(3,), ()], "along"),
-            rounds("4 ranks, H = 1", 4, 1, 3, 0.7, 0.3, [(4,)]),
-            rounds("5 ranks in two groups", 5, 2, 7, 0.7, 0.9, [(2, 3)]),
-            rounds("2 ranks, less than a round", 2, 5, 4, 0.7, 0.9, [(3, 2)], "along"),
+        seeds=(2, 11, 17, 28, 31, 41, 45, 46, 50, 60),
+        reference="course_lib.local_sgd:diloco",
+        program=run_rounds,
+        draw=draw_rounds,
+        variety=Variety(dtypes=DTYPES),
+        as_if=ROUND_MISTAKES,
+        may_change=["values"],
+        allowed=Allowed(
+            kinds=("all_reduce",),
+            hint="After every H steps, call all_reduce once, with all parameters together. Send "
+            "nothing in between.",
         ),
-        in_turn=[(4, 3)],
+        worth={"values": 3, "communication": 1},
     ),
 }

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, passes
+from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
 
 # staleness ---------------------------------------------------------------------------------
 
@@ -31,12 +31,39 @@ staleness__counting_up_edited = edits_of(
         "age.setdefault(worker, 0)",
         also=(("found.append(age[worker])", "found.append(age[worker]); age[worker] = -1"),),
     ),
-    Mutant("one_per_event", "was not asked for", "[worker] = 0", "[worker] = 0; found.append(0)"),
+    Mutant(
+        "one_per_event",
+        "Staleness is the number of other updates",
+        "[worker] = 0",
+        "[worker] = 0; found.append(0)",
+    ),
     Mutant(
         "a_version",
         "the versions that were pulled, not their staleness",
         "(age",
         "(len(found) - age",
+    ),
+    Mutant(
+        "leaves_out_its_own",
+        "the number of pushes by other workers",
+        "age[other] += 1",
+        "age[other] += other != worker",
+    ),
+    Mutant(
+        "in_a_table",
+        "workers with large numbers",
+        "for kind, worker in events:",
+        "for kind, worker in ((kind, worker % 4096) for kind, worker in events):",
+    ),
+    Mutant(
+        "of_all_calls",
+        "Staleness is the number of other updates",
+        "(events):",
+        "(events, age={}):",
+        also=(
+            ("age, found = {}, []", "found = []"),
+            ("age[worker] = 0", "age.setdefault(worker, 0)"),
+        ),
     ),
 )
 
@@ -77,7 +104,10 @@ async_server__as_a_class_edited = edits_of(
     Mutant("not_aware", "a step that does not divide by 1 + τ", "alpha=lr / (1 + age)", "alpha=lr"),
     Mutant("divides_by_staleness", "divide by 1 + τ, as τ may be 0", "/ (1 + age", "/ max(age, 1"),
     Mutant(
-        "in_new_memory", "weight 0 of the server", "list(params)", "[p.clone() for p in params]"
+        "in_new_memory",
+        "write into the weights' own memory",
+        "list(params)",
+        "[p.clone() for p in params]",
     ),
     Mutant(
         "one_memory_for_all_servers",
@@ -92,6 +122,21 @@ async_server__as_a_class_edited = edits_of(
         "self.updates += 1",
         "gradients = list(gradients); self.updates += any(g.any() for g in gradients)",
     ),
+    Mutant("leaves_out_nan", "a gradient with a NaN", "w.sub_(g,", "w.sub_(g.nan_to_num(),"),
+    Mutant("clips", "large gradients", "w.sub_(g,", "w.sub_(g.clamp(-100, 100),"),
+    Mutant(
+        "divides_in_place",
+        "the function changes gradients",
+        "w.sub_(g, alpha=lr / (1 + age))",
+        "w.sub_(g.div_(1 + age), alpha=lr)",
+    ),
+    Mutant(
+        "the_first_pull_counts",
+        "staleness of push",
+        "self.seen[worker] = self.updates",
+        "self.seen.setdefault(worker, self.updates)",
+    ),
+    Mutant("replaces_the_weights", "replaced", "w.sub_(g, alpha=", "w.data = w.sub(g, alpha="),
 )
 
 
@@ -126,6 +171,23 @@ def work__vector_functions(params, loss, updates, server):
         dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
 
 
+@passes
+def work__receives_ahead(params, loss, updates, server):
+    params = list(params)
+    length = sum(p.numel() for p in params)
+    messages = [params[0].detach().new_empty(length) for _ in range(2)]
+    handle = dist.irecv(messages[0], server) if updates else None
+    for n in range(updates):
+        handle.wait()
+        pieces = messages[n % 2].split([p.numel() for p in params])
+        for p, piece in zip(params, pieces, strict=True):
+            p.data.copy_(piece.view_as(p))
+        if n + 1 < updates:
+            handle = dist.irecv(messages[(n + 1) % 2], server)
+        gradients = torch.autograd.grad(loss(), params)
+        dist.send(torch.cat([g.reshape(-1) for g in gradients]), server)
+
+
 work__vector_functions_edited = edits_of(
     work__vector_functions,
     Mutant(
@@ -146,7 +208,7 @@ work__vector_functions_edited = edits_of(
     Mutant("pushes_weights", "if the workers push weights: push gradients", "grad.", "detach()."),
     Mutant(
         "server_is_rank_0",
-        "✗ a straggler, server 3",
+        "the server is rank",
         "src=server",
         "src=0",
         VIRTUAL,
@@ -162,6 +224,31 @@ work__vector_functions_edited = edits_of(
             continue
         """,
         VIRTUAL,
+    ),
+    Mutant(
+        "takes_a_step",
+        "weights at the end",
+        "dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)",
+        """
+        dist.send(torch.cat([p.grad.reshape(-1) for p in params]), dst=server)
+        for p in params:
+            p.data -= 0.1 * p.grad
+        """,
+    ),
+    Mutant(
+        "leaves_hooks",
+        "leaves hooks on the parameters",
+        "params = list(params)",
+        "params = list(params); [p.register_hook(lambda g: g) for p in params]",
+    ),
+    Mutant(
+        "leaves_out_nan", "an inf or a NaN", "p.grad.reshape(-1)", "p.grad.nan_to_num().reshape(-1)"
+    ),
+    Mutant(
+        "sends_an_empty_message",
+        "sends 0 elements",
+        "dist.recv(incoming, src=server)",
+        "dist.recv(incoming, src=server); dist.send(torch.zeros(0), dst=server)",
     ),
 )
 
@@ -206,11 +293,44 @@ backup_server__by_sets_edited = edits_of(
     Mutant("sum", "a step with the sum of the gradients", "mean(0)", "sum(0)"),
     Mutant(
         "who_completes_is_fresh",
-        "push 2 counts: expected False, got True",
+        "counts: expected False, got True",
         "current.clear()",
         "current.intersection_update([worker])",
     ),
+    Mutant(
+        "in_every_push",
+        "a part of the step in every push",
+        "arrived.append([g.clone() for g in gradients])",
+        "arrived.append([g.clone() for g in gradients]); "
+        "[w.sub_(g, alpha=lr / wait_for) for w, g in zip(weights, arrived[-1], strict=True)]",
+        also=(("w.sub_(mean, alpha=lr)", "pass"),),
+    ),
+    Mutant("leaves_out_nan", "a gradient with a NaN", "[g.clone() for", "[g.nan_to_num() for"),
 )
+
+
+@fails("counts: expected False, got True")
+def backup_server__one_gradient_per_worker(params, lr, wait_for):
+    params, pulled, collected = list(params), {}, {}
+    version = 0
+
+    def pull(worker):
+        pulled[worker] = version
+        return [param.clone() for param in params]
+
+    def push(worker, gradients):
+        nonlocal version
+        if pulled[worker] != version:
+            return False
+        collected[worker] = [gradient.clone() for gradient in gradients]
+        if len(collected) == wait_for:
+            for param, *theirs in zip(params, *collected.values(), strict=True):
+                param -= lr / wait_for * sum(theirs)
+            collected.clear()
+            version += 1
+        return True
+
+    return pull, push
 
 
 # diloco ------------------------------------------------------------------------------------
@@ -292,9 +412,34 @@ diloco__by_hand_edited = edits_of(
     ),
     Mutant(
         "counts_the_steps_of_all_models",
-        "something is kept from the call before",
+        "other models train, too",
         "group=None):",
         "group=None, count=[0]):",
         also=(("    count = [0]", ""),),
+    ),
+    Mutant(
+        "drops_a_round_with_nan",
+        "a rank has a NaN",
+        "moved /= dist",
+        "moved.nan_to_num_(); moved /= dist",
+    ),
+    Mutant(
+        "nothing_to_do",
+        "nobody moves in round 2",
+        "b.mul_(momentum).add_(delta)",
+        "b.mul_(momentum if delta.any() else 0).add_(delta)",
+    ),
+    Mutant(
+        "in_float32",
+        "This is nearly right",
+        "dist.all_reduce(moved, group=group, async_op=True).wait()",
+        "wide = moved.dtype; moved = moved.float(); dist.all_reduce(moved, group=group); "
+        "moved = moved.to(wide)",
+    ),
+    Mutant(
+        "one_momentum_for_a_shape",
+        "weights after step",
+        "buffers = [torch.zeros_like(p) for p in start]",
+        "m = {p.shape: torch.zeros_like(p) for p in start}; buffers = [m[p.shape] for p in start]",
     ),
 )

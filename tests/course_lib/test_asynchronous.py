@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from course_lib.asynchronous import ParameterServer, Update, serve
+from course_lib.asynchronous import (
+    ParameterServer,
+    Update,
+    async_server,
+    backup_server,
+    push_gradients,
+    serve,
+    staleness_of,
+)
 from course_lib.local_sgd import flatten, unflatten
 from course_lib.ranks import Network, RankError, Ranks
 from tests.helpers.ddp_scenarios import mlp
@@ -186,3 +194,132 @@ def test_wrong_use_by_a_worker_is_named(ranks_of):
         ranks_of("simulated", 1).run(push_first)
     with pytest.raises(RankError, match=r"call pull\(\) before each push"):
         ranks_of("simulated", 2).run(lambda: dist.get_rank() and push_first())
+
+
+# The rules of a server without messages, and a worker of so many updates --------------------------
+
+
+def events_of(seed: int, workers: int) -> list[tuple[str, int]]:
+    g = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(2 * workers, (60,), generator=g).tolist()
+    pulls = [("pull", worker) for worker in range(workers)]
+    return pulls + [(("pull", "push")[n % 2], n // 2) for n in drawn]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_staleness_is_the_number_of_pushes_since_the_workers_last_pull(workers):
+    events = events_of(0, workers)
+    expected = []
+    for at, (kind, worker) in enumerate(events):
+        if kind == "push":
+            pulled = max(i for i in range(at) if events[i] == ("pull", worker))
+            expected.append(sum(kind == "push" for kind, _ in events[pulled:at]))
+    assert staleness_of(iter(events)) == expected
+    assert staleness_of([]) == []
+
+
+def weights_of(net: torch.nn.Module) -> list[Tensor]:
+    return [param.detach() for param in net.parameters()]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_an_async_server_divides_each_gradient_by_its_age_plus_one(workers):
+    events, net, kept = events_of(1, workers), mlp(), mlp()
+    ages, optimizer = iter(staleness_of(events)), SGD(net.parameters(), LR)
+    pull, push = async_server(iter(weights_of(kept)), LR)
+    for number, (kind, worker) in enumerate(events):
+        if kind == "pull":
+            pulled = pull(worker)
+            torch.testing.assert_close(pulled, weights_of(net), rtol=1e-12, atol=1e-13)
+            for tensor in pulled:
+                tensor.fill_(9)  # a copy
+            continue
+        net.zero_grad()
+        gradient(net, worker, number)
+        grads = [param.grad.clone() for param in net.parameters()]
+        age = next(ages)
+        for group in optimizer.param_groups:
+            group["lr"] = LR / (1 + age)
+        optimizer.step()
+        assert push(worker, iter(grads)) == age
+        torch.testing.assert_close(weights_of(kept), weights_of(net), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("wait_for", [1, 2, 3, 4])
+def test_a_backup_server_steps_with_the_mean_of_the_first_gradients(wait_for):
+    events, net, kept = events_of(2, 3), mlp(), mlp()
+    optimizer, fresh, taken = SGD(net.parameters(), LR), set[int](), 0
+    pull, push = backup_server(iter(weights_of(kept)), LR, wait_for)
+    scratch = mlp()
+    for number, (kind, worker) in enumerate(events):
+        if kind == "pull":
+            fresh.add(worker)
+            torch.testing.assert_close(pull(worker), weights_of(net), rtol=1e-12, atol=1e-13)
+            continue
+        scratch.zero_grad()
+        gradient(scratch, worker, number)
+        grads = [param.grad for param in scratch.parameters()]
+        assert push(worker, iter(grads)) is (worker in fresh)
+        if worker in fresh:
+            gradient_sum = [g / wait_for for g in grads]
+            for param, part in zip(net.parameters(), gradient_sum, strict=True):
+                param.grad = part.clone() if taken == 0 else param.grad + part
+            taken += 1
+        for g in grads:
+            g.fill_(9)  # the caller may overwrite its gradients
+        if taken == wait_for:
+            optimizer.step()
+            taken = 0
+            fresh.clear()
+        torch.testing.assert_close(weights_of(kept), weights_of(net), rtol=1e-12, atol=1e-13)
+
+
+def served_in_turn(updates: int, server: int) -> Tensor:
+    """On the server's rank, step with the workers' gradients in turn; return the last weights."""
+    net, rank = mlp(seed=dist.get_rank()), dist.get_rank()
+    params, workers = (
+        list(net.parameters()),
+        [r for r in range(dist.get_world_size()) if r != server],
+    )
+    if rank != server:
+        numbers = iter(range(updates))
+
+        def loss() -> Tensor:
+            x, y = batch(rank, next(numbers))
+            return mse_loss(net(x), y)
+
+        for param in params:
+            param.grad = torch.ones_like(param)  # an old one
+        push_gradients(iter(params), loss, updates, server)
+        return flatten(params)
+    weights = flatten(params)
+    for worker in workers:
+        dist.send(weights, worker)
+    for update in range(updates):
+        for worker in workers:
+            dist.recv(received := torch.empty_like(weights), worker)
+            weights = weights - LR * received
+            if update < updates - 1:
+                dist.send(weights, worker)
+    return weights
+
+
+@pytest.mark.parametrize(("k", "server"), [(2, 0), (3, 2), (4, 1), (4, 0)])
+@pytest.mark.parametrize("on", ["simulated", "cpu"])
+def test_pushed_gradients_are_those_at_the_received_weights(ranks_of, on, k, server):
+    updates, net = 3, mlp(seed=server)
+    params, workers = list(net.parameters()), [rank for rank in range(k) if rank != server]
+    weights = flatten(params)
+    received = dict.fromkeys(workers, weights)
+    for update in range(updates):
+        for worker in workers:
+            last = received[worker]
+            unflatten(last, params)
+            net.zero_grad()
+            gradient(net, worker, update)
+            weights = weights - LR * torch.cat([param.grad.flatten() for param in params])
+            received[worker] = weights if update < updates - 1 else last
+    results = ranks_of(on, k).run(served_in_turn, updates, server)
+    for rank, result in enumerate(results):
+        expected = weights if rank == server else received[rank]
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer
 
+from course_lib import local_sgd
 from course_lib.compression import ErrorFeedback, OneBit, PowerSGD, RandomK, TopK
 from course_lib.local_sgd import DiLoCo, LocalSGD, OneStepDelay, flatten, unflatten
 from course_lib.ranks import Network, RankError, Ranks, clock, compute
@@ -165,6 +166,50 @@ def test_diloco_equals_its_formula(ranks_of, on, k, inner, options):
     replicas = ranks_of(on, k).run(train, "DiLoCo", inner, "finish", **options)
     for part, expected in enumerate(diloco(k, inner, **options)):
         close([each[part] for each in replicas], expected)
+
+
+def train_in_one_message(inner: str, every: int, outer_lr: float, outer_momentum: float) -> Any:
+    """Train with the function `diloco`; return the weights, and whether .grad is the inner one."""
+    net = mlp()
+    optimizer = INNER[inner](net)
+    params = list(net.parameters())
+    step = local_sgd.diloco(iter(params), optimizer.step, every, outer_lr, outer_momentum)
+    same = True
+    for x, y in own_shards(steps=STEPS):
+        optimizer.zero_grad()
+        mse_loss(net(x), y).backward()
+        grads = [param.grad for param in params]
+        copies = [grad.clone() for grad in grads if grad is not None]
+        step()
+        same = same and all(param.grad is grad for param, grad in zip(params, grads, strict=True))
+        same = same and all(map(torch.equal, (param.grad for param in params), copies))
+    return flatten(params), same
+
+
+@pytest.mark.parametrize("options", [(1, 0.7, 0.9), (4, 0.5, 0.0), (5, 0.7, 0.9), (13, 0.7, 0.5)])
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("on", "k"), WORLDS)
+def test_diloco_in_one_message_equals_its_formula(ranks_of, on, k, inner, options):
+    ranks = ranks_of(on, k)
+    weights, same = zip(*ranks.run(train_in_one_message, inner, *options), strict=True)
+    close(list(weights), diloco(k, inner, *options)[0])
+    assert all(same)
+    assert ranks.trace.calls(0)["all_reduce"] == STEPS // options[0]
+
+
+def test_diloco_in_one_message_stays_in_its_group(ranks_of):
+    def in_groups() -> Tensor:
+        group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
+        weight = torch.zeros(2, dtype=torch.float64)
+
+        def inner_step() -> None:
+            weight.add_(dist.get_rank())
+
+        local_sgd.diloco([weight], inner_step, 1, 1.0, 0.0, group)()
+        return weight
+
+    results = ranks_of("simulated", 4).run(in_groups)
+    assert [float(each[0]) for each in results] == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(("on", "k"), [("simulated", 4), ("cpu", 2)])
