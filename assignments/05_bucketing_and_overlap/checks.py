@@ -7,7 +7,6 @@ The gradients come from a chain of layers whose backward takes time on the virtu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from course_lib.checking import (
     in_many_forms,
     only_calls,
     overlaps,
-    receives_at_least,
     same_on_all_ranks,
     sends_at_most,
     task,
@@ -30,13 +28,11 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
-from course_lib.checking.shared.averaging import unless_alone
 from course_lib.ranks.explain.words import format_table
 
 from .judges import (
     AS_COMPUTED,
     chain_inputs,
-    collectives_at_most,
     equals_chain,
     gradient_bytes,
     hooks_computes,
@@ -50,16 +46,6 @@ from .judges import (
     send_program,
     where,
 )
-from .muon_judges import (
-    matrix_bytes,
-    muon_calls,
-    muon_inputs,
-    muon_program,
-    on_its_owner,
-    right_muon,
-    same_step,
-)
-from .norm_judges import norm_calls, norm_channels, norm_inputs, norm_program, right_norm
 
 # The buckets: gradients that travel together ------------------------------------------------------
 
@@ -201,12 +187,6 @@ def drawn_chain(generator: torch.Generator) -> Case:
     steps = [[[i for i in range(layers) if i != unused]]]
     parameters = {"shapes": [(size,) for size in sizes], "steps": steps, "seconds": 1e-6 * micros}
     return Case(name, k, {**parameters, "cap": cap, "first_cap": first_cap}, network=network)
-
-
-def muon_case(name, k, shapes, owners, lrs=(0.05, 0.02), beta=0.9, **options):
-    """Return a case of task 7 in which member ``owners[i]`` of a group owns matrix i."""
-    p = {"shapes": shapes, "owners": owners, "lrs": lrs, "beta": beta, **options}
-    return Case(name, k, p)
 
 
 CHECKS = {
@@ -488,86 +468,6 @@ CHECKS = {
             ),
         ),
         in_turn=[(5, 2)],
-    ),
-    "sync_batch_norm": task(
-        "sync_batch_norm",
-        inputs=norm_inputs,
-        program=norm_program,
-        judges=[right_norm],
-        expects=[
-            collectives_at_most(norm_calls, "One call can carry all numbers of a pass, flat."),
-            sends_at_most(
-                lambda case, rank: 6 * 8 * norm_channels(case, rank),
-                hint="The rows stay where they are: in a pass, send three numbers of each channel.",
-            ),
-            receives_at_least(
-                unless_alone(lambda case, rank: 4 * case.itemsize * norm_channels(case, rank))
-            ),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank, 6 rows", 1, {"rows": [6], "eps": 1e-5}),
-            Case("2 ranks, 5 rows each", 2, {"rows": [5, 5], "eps": 1e-5}),
-            Case("3 ranks, 2, 9 and 4 rows", 3, {"rows": [2, 9, 4], "eps": 1e-3}),
-            Case("4 ranks, in two groups", 4, {"rows": [3, 4, 8, 2], "eps": 1e-5}),
-            Case("4 ranks, one without rows", 4, {"rows": [7, 0, 1, 5], "eps": 0.1}),
-            Case(
-                "2 ranks, images",
-                *(2, {"rows": [3, 2], "eps": 1e-5, "channels": 4, "places": (3, 5)}),
-            ),
-            Case("3 ranks, one alone", 3, {"rows": [3, 6, 2], "eps": 1e-3}, ALONE),
-            Case("2 ranks, two calls", 2, {"rows": [6, 3], "eps": 0.1, "calls": 2}),
-            Case(
-                "3 ranks, a large mean",
-                *(3, {"rows": [40, 30, 50], "eps": 1e-5, "mean": 1000, "size": 0.5}),
-                Form(iterable="tuple"),
-            ),
-            Case(
-                "2 ranks, 600 rows, large numbers",
-                *(2, {"rows": [400, 200], "eps": 1e-5, "size": 500}, Form(dtype="float16")),
-            ),
-        ),
-        in_turn=[(2, 8)],
-    ),
-    "muon_step": task(
-        "muon_step",
-        inputs=muon_inputs,
-        program=muon_program,
-        may_change=["weights", "momenta"],
-        judges=[right_muon, same_step],
-        expects=[
-            on_its_owner,
-            collectives_at_most(muon_calls, "One call can carry all matrices of a step, flat."),
-            sends_at_most(matrix_bytes, hint="Send only orthogonalised matrices, each once."),
-            receives_at_least(unless_alone(matrix_bytes)),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            muon_case("1 rank", 1, [(6, 4), (5,)], [0, None]),
-            muon_case("2 ranks", 2, [(6, 4), (5,), (3, 3), (8, 8)], [1, None, 1, 0]),
-            muon_case(
-                "3 ranks, unequal sizes",
-                *(3, [(2, 3), (9, 4), (4,), (4, 5), (5, 5), (1, 7), (3, 4)]),
-                [1, 0, None, 2, 1, 1, 2],
-                beta=0.5,
-            ),
-            muon_case("4 ranks, in two groups", 4, [(4, 4), (2, 8), (4, 4), (3,)], [0, 1, 0, None]),
-            muon_case(
-                "4 ranks, two matrices", 4, [(3, 5), (4,), (7, 2)], [0, None, 1], lrs=(0.1, 0.3)
-            ),
-            muon_case(
-                "2 ranks, the only matrix is frozen",
-                *(2, [(3,), (4, 4), (), (2, 3, 4)], [None] * 4),
-                beta=0.8,
-                frozen=[1],
-            ),
-            replace(
-                muon_case("3 ranks, one alone", 3, [(5, 6), (2,), (3, 2)], [0, None, 1]),
-                form=ALONE,
-            ),
-            dtypes=("float32", "float64"),
-        ),
-        in_turn=[(1, 1)],
     ),
     "defend_data_parallel": defence("data_parallel", drawn_chain),
 }

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from course_lib.checking import Case, Expectation, Given, Observed, Wrong, equals
 from course_lib.checking.answers import Judge
-from course_lib.checking.expectations import computes_between, in_words, operations
+from course_lib.checking.expectations import computes_between, operations
 from course_lib.checking.judges import Oracle
 from course_lib.checking.shared.averaging import MISTAKES, Matrix, mean
 from course_lib.ranks import Network, Trace, compute
 from course_lib.ranks.costs.collective_time import collective_time
-from course_lib.ranks.explain.words import counted
 
 GRADIENTS = "gradient in step {} of parameter {}"
 
@@ -375,22 +374,6 @@ def launches(case: Case, rank: int) -> int:
 def gradient_bytes(case: Case, rank: int) -> int:
     """Return the number of bytes of all gradients."""
     return case.itemsize * sum(torch.Size(shape).numel() for shape in case.parameters["shapes"])
-
-
-def collectives_at_most(limit: Callable[[Case, int], int], hint: str) -> Expectation:
-    """Expect a rank to call at most so many operations of any kind."""
-
-    def test(case: Case, observed: Observed, trace: Trace) -> None:
-        for rank in range(case.world_size):
-            events = operations(trace, rank)
-            if len(events) > limit(case, rank):
-                raise Wrong(
-                    f"rank {rank} communicates {counted(len(events), 'time')}, expected at most "
-                    f"{limit(case, rank)}. It calls: {in_words(events)}",
-                    hint,
-                )
-
-    return Expectation(test)
 
 
 @Expectation

@@ -2,7 +2,7 @@
 
 from course_lib.checking import Case, in_many_forms
 
-from .checks import chain, cut, muon_case, waiting
+from .checks import chain, cut, waiting
 
 SIX = [0, 1, 2, 3, 4, 5]
 MIXED = {
@@ -11,7 +11,6 @@ MIXED = {
     "frozen": (2,),
     "same": [(0, 3), (1, 7)],
 }
-MATRICES = [(3, 9), (6,), (2, 2), (8, 3), (5, 5), (2, 2), (1, 6)]
 
 
 def with_empty(*layers):
@@ -82,22 +81,6 @@ HIDDEN = {
                 **{**with_empty(1, 2), "interrupted": True, "cap": 13, "first_cap": 1},
             ),
         ),
-    ),
-    "sync_batch_norm": in_many_forms(
-        Case("5 ranks, two without rows", 5, {"rows": [0, 3, 9, 0, 1], "eps": 1e-3}),
-        Case(
-            "4 ranks, in two groups, images, two calls",
-            4,
-            {"rows": [1, 4, 2, 0], "eps": 0.3, "channels": 2, "places": (4,), "calls": 2},
-        ),
-    ),
-    "muon_step": in_many_forms(
-        muon_case("5 ranks", 5, MATRICES, [0, None, 4, 2, 1, 4, 3], [0.05], 0.6),
-        muon_case(
-            "6 ranks, in two groups, three steps",
-            *(6, MATRICES, [0, None, 1, 2, 1, 0, 2], [0.3, 0.1, 0.2], 0.6),
-        ),
-        dtypes=("float32", "float64"),
     ),
 }
 
