@@ -33,34 +33,62 @@ def assign_buckets__open_buckets(params, cap, first_cap):
 
 assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
-    Mutant("forward_order", "six of one size", "reversed(range(len(params))", "range(len(params)"),
+    Mutant(
+        "forward_order",
+        "in which the parameters were put in",
+        "reversed(range(len(params))",
+        "range(len(params)",
+    ),
     Mutant(
         "closes_after_the_cap",
-        "six of one size",
+        "the buckets are",
         "+ param.nbytes >",
         ">",
     ),
-    Mutant("all_are_small", "six of one size", "[], 0, cap", "[], 0, limit"),
-    Mutant("includes_frozen", "two are frozen", "not param.requires_grad:", "False:"),
+    Mutant("all_are_small", "the buckets are", "[], 0, cap", "[], 0, limit"),
+    Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
     Mutant(
         "tied_at_its_last_use",
-        "the last is the first",
+        "some are there twice",
         ".setdefault(param, i)",
         "[param] = i",
     ),
     Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
     Mutant(
         "in_order_of_opening",
-        "one dtype between another",
+        "the buckets stand in the order of their last members",
         "sorted(buckets, key=min, reverse=True)",
         "buckets",
     ),
-    Mutant("walks_twice", "the buckets are []", "params =", "len(list(params)); params ="),
+    Mutant(
+        "walks_twice", "a second loop over a generator", "params =", "len(list(params)); params ="
+    ),
     Mutant(
         "four_bytes",
         "two bytes each",
         "param.nbytes",
         "(8 if param.dtype == torch.float64 else 4) * param.numel()",
+    ),
+    Mutant("closes_at_the_cap", "the buckets are", "+ param.nbytes >", "+ param.nbytes >="),
+    Mutant("first_cap_above_cap", "the buckets are", "min(cap, first_cap)", "first_cap"),
+    Mutant(
+        "bytes_of_the_memory",
+        "the buckets are",
+        "param.nbytes",
+        "param.untyped_storage().nbytes()",
+    ),
+    Mutant(
+        "one_first_bucket",
+        "two dtypes",
+        "min(cap, first_cap))",
+        "min(cap, first_cap) if not buckets else cap)",
+    ),
+    Mutant(
+        "remembers_caps",
+        "it keeps something from one call to the next",
+        "first_cap):",
+        "first_cap, kept={}):",
+        also=(("min(cap, first_cap)", "min(cap, kept.setdefault(params[-1].shape, first_cap))"),),
     ),
 )
 
@@ -103,7 +131,7 @@ send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
     Mutant(
         "leaves_inf",
-        "an inf on rank 0",
+        "an inf or NaN on rank 0",
         "flat / dist.get_world_size(group)",
         "(flat / dist.get_world_size(group)).nan_to_num()",
     ),
@@ -121,7 +149,7 @@ send_bucket__by_cat_edited = edits_of(
     Mutant("forgets_to_wait", "never waits for the handle", "work.wait()", "pass"),
     Mutant(
         "waits_at_once",
-        "computes during 0 % of its time in all_reduce",
+        "send_bucket starts the sum, and finish waits for it",
         "async_op=True)",
         "async_op=True); work.wait()",
         VIRTUAL,
@@ -135,7 +163,7 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant(
         "leaves_out_what_is_missing",
-        "2 ranks, one without a gradient",
+        "lacks a gradient",
         "list(params)",
         "[p for p in params if p.grad is not None]",
     ),
@@ -152,8 +180,58 @@ send_bucket__by_cat_edited = edits_of(
         also=(("work.wait()", "[work.wait() for work in works]"),),
     ),
     Mutant(
+        "mean_of_those_that_have_one",
+        "lacks a gradient",
+        "mean = flat / dist.get_world_size(group)",
+        """
+        counts = torch.tensor([float(p.grad is not None) for p in params])
+        dist.all_reduce(counts, group=group)
+        sizes = torch.tensor([p.numel() for p in params])
+        mean = flat / counts.clamp(min=1).repeat_interleave(sizes).to(flat.dtype)
+        """,
+    ),
+    Mutant(
+        "in_bfloat16",
+        "gradient of parameter",
+        "[grad.detach().flatten() for grad in grads])",
+        "[grad.detach().flatten().bfloat16() for grad in grads])",
+        also=(("piece.view(param.shape)", "piece.view(param.shape).to(param.dtype)"),),
+    ),
+    Mutant(
+        "moves_the_parameters",
+        "the function changes weights",
+        "param.grad = piece.view(param.shape)",
+        "param.grad = piece.view(param.shape); param.data.sub_(param.grad)",
+    ),
+    Mutant(
+        "nothing_to_send_alone",
+        None,
+        "work = dist.all_reduce(flat, group=group, async_op=True)",
+        """
+        alone = dist.get_world_size(group) == 1
+        work = None if alone else dist.all_reduce(flat, group=group, async_op=True)
+        """,
+        also=(("work.wait()", "alone or work.wait()"),),
+    ),
+    Mutant(
+        "buffer_by_size",
+        "two buckets at once",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(
+            (
+                "flat = torch.cat([grad.detach().flatten() for grad in grads])",
+                """
+                new = torch.cat([grad.detach().flatten() for grad in grads])
+                flat = kept.setdefault((new.numel(), new.dtype), new.clone())
+                flat.copy_(new)
+                """,
+            ),
+        ),
+    ),
+    Mutant(
         "one_at_a_time",
-        "2 ranks, two at once",
+        "two buckets at once",
         "group=None):",
         "group=None, kept={}):",
         also=(
@@ -284,10 +362,57 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "shares_its_state",
-        "2 ranks, two models at once",
+        "two models at once",
         "group=None):",
         "group=None, ready=set(), sent=[]):",
         also=(("ready, sent = set(), []", ""),),
+    ),
+    Mutant(
+        "keeps_what_was_sent",
+        "the result of the step before",
+        "sent.clear()",
+        "pass",
+    ),
+    Mutant(
+        "keeps_its_buffers",
+        "leaves layers out",
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        held = buffers.setdefault(len(sent), torch.zeros_like(flat))
+        pieces = held.split([p.numel() for p in params])
+        for param, piece, grad in zip(params, pieces, grads, strict=True):
+            if param.grad is not None:
+                piece.copy_(grad.detach().flatten())
+        sent.append((held, dist.all_reduce(held, group=group, async_op=True)))
+        """,
+        also=(("ready, sent = set(), []", "ready, sent, buffers = set(), [], {}"),),
+    ),
+    Mutant(
+        "drops_what_is_not_finite",
+        "an inf or NaN on rank",
+        "mean = flat / dist.get_world_size(group)",
+        "mean = (flat / dist.get_world_size(group)).nan_to_num(0, 0, 0)",
+    ),
+    Mutant(
+        "hooks_once",
+        "expected at most",
+        "param.register_post_accumulate_grad_hook(hook)",
+        "handles.append(param.register_post_accumulate_grad_hook(hook))",
+        VIRTUAL,
+        also=(
+            ("ready, sent = set(), []", "ready, sent, handles = set(), [], []"),
+            ("sent.clear()", "sent.clear(); [handle.remove() for handle in handles]"),
+        ),
+    ),
+    Mutant(
+        "nothing_to_send_alone",
+        None,
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        alone = dist.get_world_size(group) == 1
+        sent.append((flat, None if alone else dist.all_reduce(flat, group=group, async_op=True)))
+        """,
+        also=(("work.wait()", "work is None or work.wait()"),),
     ),
 )
 
@@ -356,6 +481,28 @@ data_parallel__all_in_one_edited = edits_of(
         "expected the order",
         "bucket and filled + param.nbytes > limit",
         "False",
+    ),
+    Mutant(
+        "only_the_last_backward",
+        "what the last backward added",
+        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]",
+        "grads = [added.pop(p, torch.zeros_like(p)) for p in buckets[len(sent)]]",
+        also=(
+            ("ready, sent, local = set(), [], []", "ready, sent, local, added = set(), [], [], {}"),
+            (
+                "param.register_post_accumulate_grad_hook(hook)",
+                """
+                param.register_hook(lambda grad, p=param: added.update({p: grad.clone()}))
+                param.register_post_accumulate_grad_hook(hook)
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "frees_after_no_sync",
+        "gradient in step",
+        "local.pop()",
+        "local.pop(); [setattr(p, 'grad', None) for p in params if not local]",
     ),
     Mutant("tied_twice", "a tied parameter in it only once", "dict.fromkeys(params)", "params"),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
