@@ -303,14 +303,14 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "all_in_finish",
-        "expected at least 70 %",
+        "Launch it in the hook that completes it",
         "param.register_post_accumulate_grad_hook(hook)",
         "pass",
         VIRTUAL,
     ),
     Mutant(
         "when_complete",
-        "The ranks disagree about collective #1",
+        "The ranks disagree about collective",
         "ready, sent = set(), []",
         "ready, sent, order = set(), [], []",
         also=(
@@ -356,7 +356,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "zeros_for_those_left_out",
-        "leaves one out, .grad is not empty",
+        ".grad is not empty",
         "p.grad is None",
         "p not in ready",
     ),
@@ -375,7 +375,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "keeps_its_buffers",
-        "leaves layers out",
+        "gradient in step",
         "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
         """
         held = buffers.setdefault(len(sent), torch.zeros_like(flat))
@@ -395,7 +395,7 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "hooks_once",
-        "expected at most",
+        "Launch it in the hook that completes it",
         "param.register_post_accumulate_grad_hook(hook)",
         "handles.append(param.register_post_accumulate_grad_hook(hook))",
         VIRTUAL,
@@ -478,13 +478,13 @@ data_parallel__all_in_one_edited = edits_of(
     data_parallel__all_in_one,
     Mutant(
         "cap_ignored",
-        "expected the order",
+        "expected in this order",
         "bucket and filled + param.nbytes > limit",
         "False",
     ),
     Mutant(
         "only_the_last_backward",
-        "what the last backward added",
+        "the mean of the last micro-batch",
         "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]",
         "grads = [added.pop(p, torch.zeros_like(p)) for p in buckets[len(sent)]]",
         also=(
@@ -504,7 +504,9 @@ data_parallel__all_in_one_edited = edits_of(
         "local.pop()",
         "local.pop(); [setattr(p, 'grad', None) for p in params if not local]",
     ),
-    Mutant("tied_twice", "a tied parameter in it only once", "dict.fromkeys(params)", "params"),
+    Mutant(
+        "tied_twice", "A tied parameter is in one bucket, once", "dict.fromkeys(params)", "params"
+    ),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
     Mutant(
         "counts_inside_no_sync",
@@ -522,7 +524,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "waits_in_the_hook",
-        "Launch a bucket in the hook that completes it",
+        "Launch it in the hook that completes it",
         "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
         """
         sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
@@ -542,7 +544,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "quiet_after_an_exception",
-        "computes during 0 %",
+        "exceptions leave no_sync",
         """
         try:
             yield
@@ -563,7 +565,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "one_counter_for_all_models",
-        "computes during 0 %",
+        "one of them always in no_sync",
         "group=None):",
         "group=None, local=[]):",
         VIRTUAL,
