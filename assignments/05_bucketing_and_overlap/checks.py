@@ -598,7 +598,8 @@ CHECKS = {
     ),
     "hook_buckets": alone_need_not_send(
         by_reference(
-            "hook_buckets", seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
+            "hook_buckets",
+            seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
             reference="course_lib.ddp.functions:hook_buckets",
             program=run_hooks,
             draw=draw_hooks,

@@ -85,7 +85,7 @@ assign_buckets__open_buckets_edited = edits_of(
     ),
     Mutant(
         "remembers_caps",
-        "it keeps something from one call to the next",
+        "the buckets are",
         "first_cap):",
         "first_cap, kept={}):",
         also=(("min(cap, first_cap)", "min(cap, kept.setdefault(params[-1].shape, first_cap))"),),
