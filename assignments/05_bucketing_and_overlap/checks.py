@@ -613,6 +613,7 @@ CHECKS = {
     "data_parallel": alone_need_not_send(
         by_reference(
             "data_parallel",
+            seeds=(0, 3, 9, 11, 12, 28, 37, 39, 43, 44, 46),
             reference="course_lib.ddp.functions:data_parallel",
             program=run_parallel,
             draw=draw_parallel,
