@@ -1,190 +1,544 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-The gradients come from a chain of layers whose backward takes time on the virtual clock, see
-`judges.py`. The judges of buckets are in this file.
+A check has a reference in `course_lib`, a program that calls a function on a rank, and a draw that
+makes a case from a seed. A program gets only its rank's input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from course_lib.checking import (
+    Allowed,
     Case,
-    Form,
+    Check,
+    Draw,
+    Expectation,
     Given,
+    Observed,
+    Variety,
     Wrong,
-    calls_at_most,
-    in_many_forms,
-    only_calls,
-    overlaps,
-    receives_at_least,
-    same_on_all_ranks,
-    sends_at_most,
-    task,
-    time_within,
+    by_reference,
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
-from course_lib.checking.shared.averaging import unless_alone
+from course_lib.checking.expectations import operations
+from course_lib.ranks import Trace, compute
 from course_lib.ranks.explain.words import format_table
 
-from .judges import (
-    AS_COMPUTED,
-    chain_inputs,
-    collectives_at_most,
-    equals_chain,
-    gradient_bytes,
-    hooks_computes,
-    hooks_program,
-    launches,
-    one_order,
-    overlapped_time,
-    parallel_computes,
-    parallel_program,
-    send_computes,
-    send_program,
-    where,
-)
-from .muon_judges import (
-    matrix_bytes,
-    muon_calls,
-    muon_inputs,
-    muon_program,
-    on_its_owner,
-    right_muon,
-    same_step,
-)
-from .norm_judges import norm_calls, norm_channels, norm_inputs, norm_program, right_norm
 
-# The buckets: gradients that travel together ------------------------------------------------------
+class Unusual:
+    """What is unusual in a case: up to three of some kinds, which are equally likely.
 
-# Each case has its buckets, because students could read a judge that computes them.
-
-
-def assign_program(assign_buckets: Callable[..., Any], mine: Any, given: Given) -> Any:
-    """Call ``assign_buckets(params, cap, first_cap)`` for parameters as `cut` describes them.
-
-    The function is called twice, and the first call must not affect the second.
+    Of two kinds that exclude each other, the second one gives way.
     """
-    made: dict[str, nn.Parameter] = {}  # the same name is the same tensor
-    for name, elements, dtype, trainable in mine["tensors"]:
+
+    def __init__(
+        self, d: Draw, kinds: Sequence[str], apart: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        chosen = list(dict.fromkeys(d.one_of(*kinds) for _ in range(3)))
+        lost = {second for first, second in apart if first in chosen}
+        self._ranks = {
+            words: d.rank(words, one_in=1) if "{}" in words else d.maybe(words, 0, -1, one_in=1)
+            for words in chosen
+            if words not in lost
+        }
+
+    def has(self, words: str) -> bool:
+        """Return whether the case has this feature."""
+        return self.rank(words) >= 0
+
+    def rank(self, words: str) -> int:
+        """Return the rank that has this feature, or -1."""
+        return self._ranks.get(words, -1)
+
+
+def alone_need_not_send(check: Check) -> Check:
+    """Allow a rank that is alone in its group to send nothing, as if it did what it need not do."""
+    judged, *further = check.expects
+
+    def test(case: Case, observed: Observed, trace: Trace) -> None:
+        right = check.prepare(case, observed.inputs).trace
+        silent = {
+            rank
+            for rank in range(case.world_size)
+            if len(case.members(rank)) == 1 and not operations(trace, rank)
+        }
+        events = [event for event in right.operations if event.rank in silent]
+        added = Trace([*trace.events, *events], trace.world_size, network=trace.network)
+        judged.test(case, observed, added if events else trace)
+
+    return replace(check, expects=(Expectation(test), *further))
+
+
+# Task 1: gradients that travel together -----------------------------------------------------------
+
+
+def run_assign(assign_buckets: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``assign_buckets(params, cap, first_cap)`` several times; return the answers."""
+    made = []
+    for elements, dtype, trainable in own["tensors"]:
         # Each tensor is a part of a larger one, so the size of its memory is not its own size.
-        memory = torch.zeros(elements + 3, dtype=getattr(torch, dtype), device=given.device)
-        made.setdefault(name, nn.Parameter(memory[:elements], requires_grad=trainable))
-    gradients = mine.get("gradients", False)
-    for param in made.values() if gradients else ():
-        param.grad = torch.ones_like(param)
-    params = [made[name] for name, *_ in mine["tensors"]]
-    given.model(nn.ParameterList(made.values()))
+        memory = torch.ones(elements + 3, dtype=getattr(torch, dtype), device=given.device)
+        made.append(nn.Parameter(memory[:elements], requires_grad=trainable))
+        made[-1].grad = torch.ones_like(made[-1]) if own["gradients"] else None
+    gradients = [param.grad for param in made]
+    given.watch.add_parameters("the parameters", made)
     answers = [
-        assign_buckets(given.iterable(params), mine["cap"], mine["first_cap"]) for _ in range(2)
+        assign_buckets(given.iterable([made[i] for i in order]), *caps)
+        for order, caps in own["calls"]
     ]
-    if any((p.grad is not None) != gradients for p in made.values()):
+    if any(param.grad is not gradient for param, gradient in zip(made, gradients, strict=True)):
         raise RuntimeError("assign_buckets changes .grad, but must only return positions")
-    if answers[1] != answers[0]:
-        raise RuntimeError(
-            f"assign_buckets gives {answers[0]} in one call, and {answers[1]} in the next call "
-            "with the same parameters: it keeps something from one call to the next"
-        )
-    return answers[0]
+    return answers
+
+
+ASSIGN_KINDS = (
+    *("two dtypes", "two dtypes", "two bytes each", "some are frozen", "some are there twice"),
+    *("some are empty", "one larger than the cap", "one parameter", "cap 0"),
+)
+
+
+def draw_assign(d: Draw) -> list[Any]:
+    """Draw parameters and caps. The first call comes again after two others."""
+    unusual = Unusual(d, ASSIGN_KINDS, [("two dtypes", "two bytes each")])
+    n = 1 if unusual.has("one parameter") else d.one_of(4, 5, 6, 7)
+    mixed, half = unusual.has("two dtypes"), unusual.has("two bytes each")
+    empty, large = unusual.has("some are empty"), unusual.has("one larger than the cap")
+    frozen = d.one_of(2, 3, n) if unusual.has("some are frozen") else 0
+    dtypes = ("float32", "float64") if mixed else ("bfloat16",) if half else ("float32",)
+    sizes = [d.one_of(0, 1, 2) if empty else d.one_of(1, 1, 2, 2, 3, 5) for _ in range(n)]
+    if large:
+        sizes[d.one_of(*range(n))] = 30
+    kept = set(range(n)) - {d.one_of(*range(n)) for _ in range(frozen)}
+    order = [*range(n)]
+    for _ in range(d.one_of(1, 2) if unusual.has("some are there twice") else 0):
+        order.insert(d.one_of(*range(len(order) + 1)), d.one_of(*range(n)))
+    zero, unit = unusual.has("cap 0"), 2 if half else 4
+
+    def draw_caps() -> tuple[int, int]:
+        first = unit * d.one_of(1, 2, 4, 12) + d.one_of(0, 0, 1)
+        return 0 if zero else unit * d.one_of(3, 4, 6, 8, 10) + d.one_of(0, 0, 1), first
+
+    tensors = [(size, d.one_of(*dtypes), i in kept) for i, size in enumerate(sizes)]
+    caps = draw_caps()
+    calls = [(order, caps), (order, draw_caps()), (order[::-1], caps), (order, caps)]
+    return [{"tensors": tensors, "calls": calls, "gradients": d.one_of(False, True)}]
 
 
 _BUCKETS = ListOf(ListOf(Kind("an index", WHOLE.test, "indices"), most=100), most=100)
 
 
-@sees(_BUCKETS)
-def right_buckets(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
+@sees(lambda case, inputs, rank: [_BUCKETS] * len(inputs[0]["calls"]))
+def right_buckets(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
     """Judge the buckets. If they are wrong, show the parameters."""
-    buckets, expected = [list(bucket) for bucket in values[0]], case.parameters["expected"]
-    if buckets != expected:
-        raise Wrong(f"the buckets are {buckets}, expected {expected}", "", table(case.parameters))
+    first, *_, again = answers = [[list(bucket) for bucket in buckets] for buckets in values[0]]
+    if first != again:
+        raise Wrong(
+            f"assign_buckets gives {first} in one call, and {again} in a later call with the same "
+            "parameters and caps: it keeps something from one call to the next"
+        )
+    for buckets, right, call in zip(answers, expected[0], inputs[0]["calls"], strict=True):
+        if buckets != right:
+            alike = sorted(map(sorted, buckets)) == sorted(map(sorted, right))
+            hint = (
+                "Each bucket has the right positions. Inside it, they stand in the order in which "
+                "the parameters were put in; the buckets stand in the order of their last members."
+            )
+            message = f"the buckets are {buckets}, expected {right}"
+            raise Wrong(message, hint if alike else "", table(inputs[0]["tensors"], *call))
 
 
-def table(asked: Mapping[str, Any]) -> str:
+def table(tensors: Sequence[Any], order: Sequence[int], caps: tuple[int, int]) -> str:
     """Return the arguments of a call, as text."""
-    rows, names = [("position", "bytes", "dtype", "")], [tensor[0] for tensor in asked["tensors"]]
-    for i, (name, elements, dtype, trainable) in enumerate(asked["tensors"]):
-        first = names.index(name)
+    rows = [("position", "bytes", "dtype", "")]
+    for position, i in enumerate(order):
+        elements, dtype, trainable = tensors[i]
+        first = order.index(i)
         special = "" if trainable else "frozen"
-        special = f"the same tensor as {first}" if first < i else special
+        special = f"the same tensor as {first}" if first < position else special
         size = elements * getattr(torch, dtype).itemsize
-        rows.append((str(i), str(size), dtype, special))
-    return f"{format_table(rows)}\ncap = {asked['cap']} B, first_cap = {asked['first_cap']} B"
+        rows.append((str(position), str(size), dtype, special))
+    return f"{format_table(rows)}\ncap = {caps[0]} B, first_cap = {caps[1]} B"
 
 
-def cut(
-    name: str,
-    caps: tuple[int, int],
-    sizes: Sequence[int],
-    expected: Sequence[Sequence[int]],
-    *,
-    dtypes: Sequence[str] = (),
-    frozen: Sequence[int] = (),
-    same: Sequence[tuple[int, int]] = (),
-    gradients: bool = False,
-) -> Case:
-    """Return a case of `assign_buckets`.
+# Task 2: a bucket on its way ----------------------------------------------------------------------
 
-    Args:
-        name: the case's name.
-        caps: bytes of every bucket except the first, and of the first.
-        sizes: numbers of elements of the parameters.
-        expected: the only right buckets.
-        dtypes: dtypes of the first parameters; the others are float32.
-        frozen: positions of parameters that need no gradient.
-        same: pairs of positions (i, j), i < j, that have the same tensor.
-        gradients: whether there are gradients already, which must not change the result.
 
+def run_send(send_bucket: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``send_bucket(params, group=group)``, compute for a while, and call the result.
+
+    If there are two buckets, both are on their way at once.
     """
-    names = {j: i for i, j in same}
-    kinds = [*dtypes, *["float32"] * (len(sizes) - len(dtypes))]
-    tensors = [(f"w{names.get(i, i)}", n, kinds[i], i not in frozen) for i, n in enumerate(sizes)]
-    call = {"cap": caps[0], "first_cap": caps[1], "tensors": tensors, "gradients": gradients}
-    return Case(name, 1, {**call, "expected": expected})
+    params = parameters_of(own)
+    given.watch.add_parameters("the parameters", params)
+    finishes = []
+    for bucket in own["buckets"]:
+        finish = send_bucket(given.iterable([params[i] for i in bucket]), group=given.group)
+        finishes.append(expect_function(finish, "what send_bucket returns"))
+    compute(1e-3)
+    for finish in finishes[::-1]:
+        finish()
+    return {"gradient of parameter {}": [param.grad for param in params]}
 
 
-def waiting(*shapes, **options):
-    """Return the parameters of a case of task 2, in which all gradients exist already."""
-    return {"shapes": shapes, "steps": [[()]], "before": True, **options}
+def parameters_of(own: Any) -> list[nn.Parameter]:
+    """Return the layers' weights as parameters, with their gradients from before the first step."""
+    params = []
+    for i, (weight, before) in enumerate(zip(own["weights"], own["before"], strict=True)):
+        weight = weight.double() if i in own.get("doubles", ()) else weight
+        params.append(nn.Parameter(weight, requires_grad=i not in own.get("frozen", ())))
+        params[-1].grad = None if before is None else before.to(weight.dtype, copy=True)
+    return params
 
 
-EARLY = "Launch a bucket in the hook that completes it, with async_op=True; wait in finish."
-IN_TIME = "Launch each bucket as soon as it is complete, go on, and wait only in finish."
-ONCE = (
-    "Send each bucket only once per step, with a tied parameter in it only once. Send nothing in "
-    "no_sync."
+def expect_function(value: Any, name: str) -> Callable[..., Any]:
+    """Return the function; raise TypeError if it is something else."""
+    if not callable(value):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a function")
+    return value
+
+
+BUCKET_KINDS = (
+    *("an empty parameter", "two buckets at once", "a gradient that no rank has"),
+    *("rank {} lacks a gradient", "rank {} has no gradients", "only zeros on rank {}"),
+    *("an inf or NaN on rank {}", "large gradients"),
 )
 
 
-def chain(layers, buckets, *steps, **options):
-    """Return a case's parameters; layer i has 2 x (i + 1) elements, unless ``shapes`` is given."""
-    shapes = [(i + 1, 2) for i in range(layers)]
-    return {"shapes": shapes, "buckets": buckets, "steps": steps, "before": False, **options}
+def draw_bucket(d: Draw) -> list[Any]:
+    """Draw the same weights for every rank, and different gradients; some may be missing."""
+    unusual = Unusual(d, BUCKET_KINDS)
+    shapes = d.one_of([(3, 2), (5,)], [(2, 3), (4,), ()], [(3, 2), (6,)])
+    if unusual.has("an empty parameter"):
+        shapes = [*shapes[:1], (0,), *shapes[1:]]
+    places = [*range(len(shapes))]
+    buckets = [places[::2], places[1::2]] if unusual.has("two buckets at once") else [places]
+    nowhere = unusual.has("a gradient that no rank has")
+    missing, bare = (
+        unusual.rank("rank {} lacks a gradient"),
+        unusual.rank("rank {} has no gradients"),
+    )
+    zeros = unusual.rank("only zeros on rank {}")
+    overflow = unusual.rank("an inf or NaN on rank {}")
+    size, lacking = 300 if unusual.has("large gradients") else 1, d.one_of(*places)
+    weights = [d.randn(*shape) for shape in shapes]
+
+    def gradients_of(rank: int) -> list[Tensor | None]:
+        drawn = [size * (rank != zeros) * d.randn(*shape) for shape in shapes]
+        drawn = [d.not_finite(each) for each in drawn] if rank == overflow else drawn
+        lacks = {lacking} if nowhere or rank == missing else {*places} if rank == bare else ()
+        return [None if i in lacks else gradient for i, gradient in enumerate(drawn)]
+
+    return [{"weights": weights, "before": gradients_of(r), "buckets": buckets} for r in d.ranks]
 
 
-TWELVE = list(range(12))
-BY_THREE = [[11], [10, 9, 8], [7, 6, 5, 4], [3, 2, 1, 0]]
-LATE = [[11], [10], [9], TWELVE[8:0:-1], [0]], [0, 11, *TWELVE[1:11]]  # 11 is second to last
-LONG = {"shapes": [(64,)] * 12, "timed": True, "seconds": 100e-6}
-WIDE = list(range(24))
-WIDE_BUCKETS = [[23, 22], WIDE[21:13:-1], WIDE[13:5:-1], WIDE[5::-1]]
-DEEP = {"shapes": [(64,)] * 24, "timed": True, "seconds": 50e-6, "cap": 8 * 64, "first_cap": 128}
-PAIRS, FOUR = [[3, 2], [1, 0]], [0, 1, 2, 3]
-ALONE = Form(((0, 2), (1,)), "float64", iterable="generator")
-TWO_MODELS = {"models": [[2, 3], [0, 1]], "shapes": [(1, 2), (3, 2), (2, 2), (2, 2)]}
-UNLIKE = [[3], [2, 1], [0]]
-UNUSUAL = {"large": 300, "zero": [1], "overflown": [0], "replaced": True}
-LAST_EMPTY = {"shapes": [(2, 1), (2, 2), (3, 2), (0,)]}
-BY_FOUR = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
-BESIDE = [[11], [10, 9, 8, 7], [6, 5, 4, 3], [2, 1], [0]]
+def sum_of(key: str) -> Callable[..., Any]:
+    """Return the mistake that gives K times the mean."""
+
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        means, k = expected[me][key], len(inputs)
+        steps = means if isinstance(means[0], list) else [means]
+        sums = [[None if mean is None else k * mean for mean in step] for step in steps]
+        return {key: sums if isinstance(means[0], list) else sums[0]}
+
+    return mistake
 
 
-def drawn_chain(generator: torch.Generator) -> Case:
+SUM = "the sum over the ranks, not the mean"
+
+# Task 3: buckets that leave by themselves ---------------------------------------------------------
+
+# A layer adds (w * x).sum() to a number, so the gradient of its weight w is x. A step has micro-
+# batches, and a micro-batch is a list of layers in the order of their use, each with its x.
+
+GRADIENTS = "gradient in step {} of parameter {}"
+
+
+def run_hooks(hook_buckets: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``hook_buckets(buckets, group=group)``; in each step, do backward and ``finish()``.
+
+    If there are two models, each has its own call, and both take their steps at once.
+    """
+    params, finishes = parameters_of(own), []
+    for model in own["models"]:
+        buckets = [[params[i] for i in bucket] for bucket in own["buckets"] if bucket[0] in model]
+        made = hook_buckets(tuple(buckets) if own["in_tuple"] else buckets, group=given.group)
+        finishes.append(expect_function(made, "what hook_buckets returns"))
+    return take_steps(params, own, finishes)
+
+
+def take_steps(
+    params: Sequence[nn.Parameter],
+    own: Any,
+    finishes: Sequence[Callable[[], object]],
+    no_syncs: Sequence[Callable[[], Any]] = (),
+) -> Any:
+    """Do the steps; return the gradients of each, and the parameters after them.
+
+    All micro-batches of a step except the last are inside the ``no_sync`` of every model.
+    """
+    gradients = []
+    for step, in_place in zip(own["steps"], own["in_place"], strict=True):
+        *local, last = step
+        for batch in local:
+            call = partial(in_nested, no_syncs, partial(backward, params, batch, own["seconds"]))
+            inside(no_syncs, own["interrupted"], call)
+        quiet = [no_syncs[i] for i in own["quiet"]]
+        inside(quiet, False, partial(backward, params, last, own["seconds"]))
+        for param in params if own["replaced"] else ():  # as code that unscales gradients does
+            param.grad = None if param.grad is None else param.grad.clone()
+        for finish in finishes[::-1]:
+            finish()
+        gradients.append([None if param.grad is None else param.grad.clone() for param in params])
+        for param in params:  # zero_grad has two ways
+            param.grad = param.grad.zero_() if in_place and param.grad is not None else None
+    return {
+        GRADIENTS: gradients,
+        "parameter {} at the end": [param.detach().clone() for param in params],
+        "parameter {} requires a gradient": [param.requires_grad for param in params],
+    }
+
+
+def backward(params: Sequence[Tensor], batch: Sequence[tuple[int, Tensor]], seconds: float) -> None:
+    """Do forward and backward of these layers; each takes `seconds` in backward."""
+    total = torch.zeros((), dtype=torch.float64, device=params[0].device, requires_grad=True)
+    for i, x in batch:
+        total = total + (params[i] * x.to(params[i].dtype)).sum()
+        if x.numel():  # This runs before the layer's own gradient exists.
+            total.register_hook(lambda _: compute(seconds))
+    total.backward()
+
+
+class _InterruptedError(Exception):
+    """Leaves a context early."""
+
+
+def inside(
+    contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
+) -> None:
+    """Make the call inside all these contexts; if `interrupted`, leave them by an exception."""
+    if not contexts:
+        call()
+        return
+    try:
+        with contexts[0]():
+            inside(contexts[1:], interrupted, call)
+            if interrupted:
+                raise _InterruptedError
+        if interrupted:
+            raise RuntimeError(
+                "no_sync swallows an exception. An exception inside no_sync must reach the caller"
+            )
+    except _InterruptedError:
+        pass
+
+
+def in_nested(contexts: Sequence[Callable[[], Any]], call: Callable[[], object]) -> None:
+    """Make the call after each context was entered and left: the outer one must not end by that."""
+    for context in contexts:
+        with context():
+            pass
+    call()
+
+
+CHAIN_KINDS = (
+    *("layers that take time", "layers that take time", "two models at once"),
+    *("two models at once", "a layer used twice", "layers that nobody uses"),
+    *("a step without backward", "each rank its own order", "two dtypes"),
+    *("rank {} leaves layers out", "rank {} leaves layers out"),
+)
+# Two models must launch their buckets in one order, so the ranks use the same layers there.
+APART = (
+    ("two models at once", "each rank its own order"),
+    ("two models at once", "rank {} leaves layers out"),
+)
+TWISTS = ("an empty layer", "another order of layers", "a frozen layer", ".grad is replaced")
+NUMBERS = ("large numbers", "only zeros on rank {}", "an inf or NaN on rank {}")
+
+
+def draw_chain(d: Draw, unusual: Unusual, counts: Sequence[int]) -> list[Any]:
+    """Draw a chain of layers, and steps with some number of micro-batches, one of `counts`."""
+    long, two = unusual.has("layers that take time"), unusual.has("two models at once")
+    tied, own_order = unusual.has("a layer used twice"), unusual.has("each rank its own order")
+    nobody, idle = unusual.has("layers that nobody uses"), unusual.has("a step without backward")
+    left = unusual.rank("rank {} leaves layers out")
+    twist, numbers = d.one_of("", *TWISTS), d.one_of("", "", *NUMBERS)
+    if len(d.features) > 1:  # so the case has a name that can be read
+        twist, numbers = d.one_of((twist, ""), ("", numbers))
+    special, before = d.one_of(*d.ranks), d.one_of("", ".grad is not empty")
+    for words in filter(None, (twist, numbers.format(special), before)):
+        d.say(words)
+    n = d.one_of(8, 12) if long else d.one_of(3, 4, 6)
+    shapes = [(d.one_of(16, 64, 200),) if long else (i + 1, 2) for i in range(n)]
+    # With two models, the first one has enough layers to lose one.
+    changed = d.one_of(*range(n // 2 if two else 0, n))
+    if twist == "an empty layer":
+        shapes[changed] = (0,)
+    frozen = [changed] if twist == "a frozen layer" else []
+    order = shuffled(d, range(n)) if twist == "another order of layers" else [*range(n)]
+    count = d.one_of(2, 3)
+    sizes = [d.one_of(*counts) for _ in range(count)]
+    absent = [
+        [{d.one_of(*range(n)) for _ in range(d.one_of(1, 2, n))} for _ in range(size)]
+        for size in sizes
+    ]
+
+    def draw_batch(rank: int, step: int, batch: int) -> list[tuple[int, Tensor]]:
+        uses = shuffled(d, order) if own_order else order
+        if nobody or rank == left:
+            uses = [i for i in uses if i not in absent[step][batch] or 0 in shapes[i]]
+        uses = [*uses, *uses[:1]] if tied else uses
+        uses = [] if idle and step == count - 1 else uses
+        here = numbers if rank == special or "{}" not in numbers else ""
+        size = 300 if here == NUMBERS[0] else 0 if here == NUMBERS[1] else 1
+        drawn = [(i, size * d.randn(*shapes[i])) for i in uses]
+        return [(i, d.not_finite(x) if here == NUMBERS[2] else x) for i, x in drawn]
+
+    common = {
+        "weights": [d.randn(*shape) for shape in shapes],
+        "frozen": frozen,
+        "doubles": [],
+        "tied": order[:1] if tied else [],
+        "models": [[*range(n // 2, n)], [*range(n // 2)]] if two else [[*range(n)]],
+        "in_place": [d.one_of(True, False) for _ in range(count)],
+        "replaced": twist == ".grad is replaced",
+        "interrupted": False,
+        "quiet": [],
+        "seconds": d.one_of(100e-6, 200e-6) if long else 20e-6,
+    }
+    made = []
+    for rank in d.ranks:
+        steps = [[draw_batch(rank, s, b) for b in range(size)] for s, size in enumerate(sizes)]
+        drawn = [d.randn(*shape) for shape in shapes]
+        held = [each if before and i not in frozen else None for i, each in enumerate(drawn)]
+        made.append({**common, "steps": steps, "before": held})
+    return made
+
+
+def shuffled(d: Draw, items: Sequence[int]) -> list[int]:
+    """Return the items in another order."""
+    left = [*items]
+    return [left.pop(d.one_of(*range(len(left)))) for _ in items]
+
+
+def draw_hooks(d: Draw) -> list[Any]:
+    """Draw a chain of layers, and cut the trained ones into buckets, from the last to the first."""
+    unusual = Unusual(d, CHAIN_KINDS, APART)
+    made = draw_chain(d, unusual, [1])
+    buckets = []
+    for model in made[0]["models"]:
+        trained = [i for i in reversed(model) if i not in made[0]["frozen"]]
+        cuts = {d.one_of(*range(len(trained))) for _ in range(d.one_of(1, 3))}
+        buckets += [trained[a:b] for a, b in pairwise(sorted({0, *cuts, len(trained)}))]
+    doubles = d.one_of(*buckets) if unusual.has("two dtypes") else []
+    changes = {"buckets": buckets, "doubles": doubles, "in_tuple": d.one_of(True, False)}
+    return [{**own, **changes} for own in made]
+
+
+def of_the_step_before(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    steps = expected[me][GRADIENTS]
+    return {GRADIENTS: [steps[0], *steps[:-1]]}
+
+
+def as_if_steps(
+    change: Callable[[list[Any]], list[Any]], with_before: bool = True
+) -> Callable[..., Any]:
+    """Return the mistake that takes `change(micro-batches)` for the micro-batches of each step.
+
+    Where ranks use different layers, they send at different moments: there it explains nothing.
+    """
+
+    def changed(inputs: Sequence[Any]) -> Sequence[Any]:
+        layers = [
+            [[i for i, _ in batch] for step in own["steps"] for batch in step] for own in inputs
+        ]
+        alike = all(each == layers[0] for each in layers)
+        made = []
+        for own in inputs:
+            steps = [change(step) for step in own["steps"]] if alike else []
+            before = own["before"] if with_before else [None] * len(own["before"])
+            made.append({**own, "steps": steps, "before": before})
+        return made
+
+    return changed
+
+
+CHAIN_MISTAKES = {
+    SUM: sum_of(GRADIENTS),
+    "the result of the step before: forget at the end of a step what was sent and what was ready": (
+        of_the_step_before
+    ),
+}
+TOO_EARLY = {
+    "what .grad held before the last backward: the bucket left too early. It is complete when "
+    "register_post_accumulate_grad_hook has called, in this backward, for all its parameters": (
+        as_if_steps(lambda step: [*step[:-1], []])
+    )
+}
+IN_ORDER = (
+    "Send each bucket once per step, in the order of the buckets, even where some are not "
+    "complete. Launch it in the hook that completes it, with async_op=True, and wait in finish."
+)
+
+# Task 4: your own data parallel -------------------------------------------------------------------
+
+
+def run_parallel(data_parallel: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``data_parallel(params, cap, first_cap, group=group)``; accumulate and ``finish()``."""
+    params, finishes, no_syncs = parameters_of(own), [], []
+    for model in own["models"]:
+        listed = [params[i] for i in (*model, *(i for i in own["tied"] if i in model))]
+        made = data_parallel(given.iterable(listed), *own["caps"], group=given.group)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise TypeError(
+                f"data_parallel returns {type(made).__name__}, expected (finish, no_sync)"
+            )
+        finishes.append(expect_function(made[0], "finish"))
+        no_syncs.append(expect_function(made[1], "no_sync"))
+    return take_steps(params, own, finishes, no_syncs)
+
+
+def draw_parallel(d: Draw) -> list[Any]:
+    """Draw a chain of layers, micro-batches and caps."""
+    unusual = Unusual(d, (*CHAIN_KINDS, *2 * ("exceptions leave no_sync",)), APART)
+    interrupted = unusual.has("exceptions leave no_sync")
+    made = draw_chain(d, unusual, [2, 3] if interrupted else [1, 1, 2, 3])
+    if not interrupted and max(len(step) for step in made[0]["steps"]) > 1:
+        d.say("no_sync")
+    quiet = d.one_of([0], [1], []) if made[0]["models"][1:] else []
+    if quiet:
+        d.say("one of them always in no_sync")
+    places, unit = range(len(made[0]["weights"])), d.dtype.itemsize
+    doubles = [d.one_of(*places), d.one_of(*places)] if unusual.has("two dtypes") else []
+    cap, first = (128, 256, 400), (16, 64)
+    if len(places) < 8:
+        cap, first = (5, 7, 10, 24), (1, 2, 7, 40)
+    caps = [unit * d.one_of(*cap) + d.one_of(0, 0, 1), unit * d.one_of(*first)]
+    changes = {"doubles": doubles, "interrupted": interrupted, "quiet": quiet, "caps": caps}
+    return [{**own, **changes} for own in made]
+
+
+NO_SYNC = "A tied parameter is in one bucket, once. Send nothing in no_sync."
+FIRST_OR_LAST = {
+    "the mean of the first micro-batch. Send nothing inside no_sync, even after an inner no_sync "
+    "of the same model has ended": as_if_steps(lambda step: step[:1]),
+    "the mean of the last micro-batch: send the sums that .grad holds": (
+        as_if_steps(lambda step: step[-1:], with_before=False)
+    ),
+}
+
+# Task 5: questions on the student's own run -------------------------------------------------------
+
+
+def drawn_chain(generator: torch.Generator) -> tuple[Case, list[Any]]:
     """Draw a case of task 4 for one student: layers, caps and a network that take time."""
     k, layers = one_of(generator, 2, 3, 4), one_of(generator, 7, 8, 9)
     micros = one_of(generator, 20, 30, 40, 50)
@@ -198,376 +552,81 @@ def drawn_chain(generator: torch.Generator) -> Case:
         f"Layer {unused} is not used; backward takes {micros} µs per other layer. The cap is "
         f"{4 * cap} B, the first cap {4 * first_cap} B.\n{words}; an all_reduce is a ring."
     )
-    steps = [[[i for i in range(layers) if i != unused]]]
-    parameters = {"shapes": [(size,) for size in sizes], "steps": steps, "seconds": 1e-6 * micros}
-    return Case(name, k, {**parameters, "cap": cap, "first_cap": first_cap}, network=network)
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(size, generator=generator) for size in sizes]
+
+    common = {"weights": draw(), "before": [None] * layers, "frozen": [], "doubles": []}
+    common |= {"tied": [], "models": [[*range(layers)]], "in_place": [False], "replaced": False}
+    common |= {"interrupted": False, "quiet": [], "seconds": 1e-6 * micros}
+    common |= {"caps": [4 * cap, 4 * first_cap]}
+    own = [
+        {**common, "steps": [[[(i, x) for i, x in enumerate(draw()) if i != unused]]]}
+        for _ in range(k)
+    ]
+    return Case(name, k, network=network), own
 
 
-def muon_case(name, k, shapes, owners, lrs=(0.05, 0.02), beta=0.9, **options):
-    """Return a case of task 7 in which member ``owners[i]`` of a group owns matrix i."""
-    p = {"shapes": shapes, "owners": owners, "lrs": lrs, "beta": beta, **options}
-    return Case(name, k, p)
-
+# The checks ---------------------------------------------------------------------------------------
 
 CHECKS = {
-    "assign_buckets": task(
+    "assign_buckets": by_reference(
         "assign_buckets",
-        inputs=lambda case, generator: [
-            {key: value for key, value in case.parameters.items() if key != "expected"}
-        ],
-        program=assign_program,
-        judges=[right_buckets],
-        cases=in_many_forms(
-            cut("six of one size", (32, 16), [4] * 6, [[5], [4, 3], [2, 1], [0]]),
-            cut("other sizes", (40, 8), [3, 5, 1, 9, 2, 1], [[5], [4], [3, 2], [1, 0]]),
-            cut("one larger than the cap", (24, 12), [1, 30, 1, 1], [[3, 2], [1], [0]]),
-            cut(
-                "the last is larger than the cap",
-                *((24, 8), [3, 3, 3, 30], [[3], [2, 1], [0]]),
-                gradients=True,
-            ),
-            cut("two are frozen", (24, 24), [2, 3, 2, 3], [[2, 0]], frozen=(1, 3)),
-            cut("the last is the first", (24, 8), [2, 3, 2], [[1], [0]], same=[(0, 2)]),
-            cut("the first is there twice", (20, 20), [1, 2, 1, 2], [[3, 1, 0]], same=[(0, 2)]),
-            cut(
-                "two dtypes",
-                *((16, 8), [2, 2, 1, 1, 1, 1], [[5], [3], [4, 2], [1], [0]]),
-                dtypes=["float32", "float64"] * 3,
-            ),
-            cut(
-                "one dtype between another",
-                *((64, 64), [1] * 6, [[4, 3], [5, 2, 1, 0]]),
-                dtypes=["float32"] * 3 + ["float64"] * 2,
-            ),
-            cut(
-                "two bytes each",
-                *((11, 4), [1, 2, 1, 3, 1, 1], [[5, 4], [3, 2], [1, 0]]),
-                dtypes=["bfloat16"] * 6,
-            ),
-            cut("two are empty", (16, 16), [0, 2, 0, 2], [[3, 2, 1, 0]]),
-            cut("the last is empty", (8, 8), [2, 2, 0], [[2, 1], [0]]),
-            cut("first_cap above cap", (8, 64), [1] * 4, [[3, 2], [1, 0]]),
-        ),
-        in_turn=[(1, 0)],
+        seeds=(1, 2, 8, 10, 14, 19, 22, 30, 40, 46),
+        reference="course_lib.bucketing:trained_buckets",
+        program=run_assign,
+        draw=draw_assign,
+        variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
+        judge=right_buckets,
     ),
-    "send_bucket": task(
-        "send_bucket",
-        inputs=chain_inputs,
-        program=send_program,
-        computes=send_computes,
-        may_change=["before"],
-        judges=[equals_chain("gradient of parameter {}"), same_on_all_ranks],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most(
-                "Send each bucket as one tensor.",
-                all_reduce=lambda case, rank: len(case.parameters.get("models", [0])),
+    "send_bucket": alone_need_not_send(
+        by_reference(
+            "send_bucket",
+            seeds=(2, 3, 11, 12, 17, 20, 22, 28, 37, 44, 51),
+            reference="course_lib.ddp.functions:send_bucket",
+            program=run_send,
+            draw=draw_bucket,
+            mistakes={SUM: sum_of("gradient of parameter {}")},
+            same_bits=True,
+            allowed=Allowed(
+                time=1.01,
+                hint="Send each bucket as one tensor, only once: send_bucket starts the sum, and "
+                "finish waits for it.",
             ),
-            sends_at_most(gradient_bytes, hint="Sum every gradient only once."),
-            where(
-                "timed",
-                "send_bucket starts the sum; finish waits for it.",
-                overlaps("all_reduce", 1),
-            ),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank", 1, waiting((3, 2), (5,))),
-            Case("2 ranks", 2, waiting((3, 2), (5,), timed=True)),
-            Case("3 ranks", 3, waiting((2, 3), (4,), (), timed=True)),
-            Case("4 ranks, in two groups", 4, waiting((4, 2), (3,))),
-            Case("2 ranks, one without a gradient", 2, waiting((3, 2), (5,), missing=[1])),
-            Case("3 ranks, one without gradients", 3, waiting((2,), (3, 2), missing=[0, 1]), ALONE),
-            Case(
-                "2 ranks, two at once",
-                2,
-                waiting((2, 1), (4,), (2,), models=[[0, 2], [1]], seconds=0),
-            ),
-            Case(
-                "3 ranks, large, zeros and an inf on rank 0, the last is empty",
-                *(3, waiting((3, 2), (2,), (4,), (0,), **UNUSUAL)),
-            ),
-        ),
-        in_turn=[(2, 5), (1, 1)],
+            worth={"values": 2, "communication": 1},
+        )
     ),
-    "hook_buckets": task(
-        "hook_buckets",
-        inputs=chain_inputs,
-        program=hooks_program,
-        computes=hooks_computes,
-        judges=[equals_chain(), same_on_all_ranks],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most(ONCE, all_reduce=launches),
-            one_order,
-            AS_COMPUTED,
-            where("timed", EARLY, overlaps("all_reduce", 0.7)),
-            where("timed", IN_TIME, time_within(overlapped_time)),
-        ],
-        worth={"values": 3, "communication": 2},
-        cases=in_many_forms(
-            Case("1 rank, two steps", 1, chain(3, [[2], [1, 0]], [[0, 1, 2]], [[0, 1, 2]])),
-            Case("2 ranks, two steps", 2, chain(4, PAIRS, [FOUR], [FOUR])),
-            Case(
-                "3 ranks, each its own order",
-                3,
-                chain(4, UNLIKE, [[(0, 1, 2, 3), (3, 2, 1, 0), (2, 1, 3, 0)]]),
-            ),
-            Case(
-                "4 ranks, in two groups, .grad is not empty",
-                4,
-                chain(3, [[2, 1], [0]], [[0, 1, 2]], before=True),
-            ),
-            Case(
-                "2 ranks, rank 1 leaves one out",
-                2,
-                chain(
-                    4,
-                    PAIRS,
-                    [[(0, 1, 2, 3), (0, 1, 3)]],
-                    [[(0, 2, 3), (0, 1, 2, 3)]],
-                    in_place=True,
-                ),
-            ),
-            Case(
-                "2 ranks, rank 1 leaves one out, .grad is not empty",
-                2,
-                chain(4, PAIRS, [[(0, 1, 2, 3), (0, 1, 3)]], before=True),
-            ),
-            Case(
-                "3 ranks, nobody uses one, then one rank a bucket",
-                3,
-                chain(4, PAIRS, [FOUR], [[0, 1, 3]], [[(0, 1), (0, 1, 2, 3), (0, 1)]]),
-            ),
-            Case("2 ranks, two models at once", 2, chain(4, PAIRS, [FOUR], [FOUR], **TWO_MODELS)),
-            Case(
-                "3 ranks, in two groups, a tied layer", 3, chain(3, [[2, 1], [0]], [[0, 1, 2, 0]])
-            ),
-            Case(
-                "4 ranks, 12 layers that take time",
-                4,
-                chain(12, BY_THREE, [TWELVE], [TWELVE], [TWELVE], **LONG),
-            ),
-            Case(
-                "2 ranks, several leave at once",
-                2,
-                chain(12, LATE[0], [LATE[1]], [LATE[1]], **{**LONG, "seconds": 200e-6}),
-            ),
-            Case(
-                "2 ranks, large, zeros and an inf on rank 0, .grad is replaced, the last is empty",
-                *(2, chain(4, PAIRS, [FOUR], [FOUR], **UNUSUAL, **LAST_EMPTY)),
-                Form(),
-            ),
-        ),
-        in_turn=[(2, 8)],
+    "hook_buckets": alone_need_not_send(
+        by_reference(
+            "hook_buckets",
+            seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
+            reference="course_lib.ddp.functions:hook_buckets",
+            program=run_hooks,
+            draw=draw_hooks,
+            mistakes=CHAIN_MISTAKES,
+            as_if=TOO_EARLY,
+            same_bits=True,
+            allowed=Allowed(in_order=True, time=1.01, hint=IN_ORDER),
+            worth={"values": 3, "communication": 2},
+        )
     ),
-    "data_parallel": task(
-        "data_parallel",
-        inputs=chain_inputs,
-        program=parallel_program,
-        computes=parallel_computes,
-        judges=[equals_chain(), same_on_all_ranks],
-        expects=[
-            only_calls("all_reduce"),
-            calls_at_most(ONCE, all_reduce=launches),
-            one_order,
-            AS_COMPUTED,
-            where("timed", EARLY, overlaps("all_reduce", 0.6)),
-            where("timed", IN_TIME, time_within(overlapped_time)),
-        ],
-        worth={"values": 3, "communication": 2},
-        cases=in_many_forms(
-            Case(
-                "1 rank, two steps",
-                1,
-                chain(3, [[2], [1, 0]], [[0, 1, 2]], [[0, 1, 2]], cap=6, first_cap=6),
+    "data_parallel": alone_need_not_send(
+        by_reference(
+            "data_parallel",
+            seeds=(0, 3, 9, 11, 12, 28, 37, 39, 43, 44, 46),
+            reference="course_lib.ddp.functions:data_parallel",
+            program=run_parallel,
+            draw=draw_parallel,
+            mistakes=CHAIN_MISTAKES,
+            as_if={**FIRST_OR_LAST, **TOO_EARLY},
+            same_bits=True,
+            allowed=Allowed(
+                in_order=True,
+                time=1.01,
+                hint=f"{IN_ORDER} {NO_SYNC}",
             ),
-            Case(
-                "2 ranks, one larger than the cap",
-                2,
-                chain(4, [[3], [2], [1], [0]], [FOUR], cap=5, first_cap=5, before=True),
-            ),
-            Case(
-                "3 ranks, no_sync for two of three",
-                3,
-                chain(
-                    *(4, UNLIKE, [FOUR] * 3),
-                    **{"cap": 10, "first_cap": 2, "in_place": True, "interrupted": True},
-                ),
-            ),
-            Case(
-                "4 ranks, in two groups, two steps with no_sync",
-                4,
-                chain(4, UNLIKE, [FOUR] * 2, [FOUR, [0, 1, 3]], cap=10, first_cap=2, before=True),
-            ),
-            Case(
-                "3 ranks, frozen, unused and tied",
-                3,
-                chain(
-                    4,
-                    [[3], [2], [0]],
-                    [[0, 1, 2, 0], [0, 1, 3]],
-                    frozen=[1],
-                    again=[0],
-                    cap=7,
-                    first_cap=7,
-                ),
-            ),
-            Case(
-                "3 ranks, in two groups, two dtypes",
-                3,
-                chain(4, [[3], [1], [2, 0]], [[0, 1, 2, 3]], doubles=[1, 3], cap=8, first_cap=8),
-                Form(((0, 2), (1,)), "bfloat16", "transposed", "generator"),
-            ),
-            Case(
-                "4 ranks, 24 layers that take time",
-                4,
-                chain(24, WIDE_BUCKETS, [WIDE], [WIDE], **DEEP),
-            ),
-            Case(
-                "3 ranks, in two groups, some are left out",
-                3,
-                chain(
-                    4,
-                    UNLIKE,
-                    [[(0, 1, 2), (0, 1)]],
-                    [[(0, 2), (0, 1), (1,)]],
-                    cap=10,
-                    first_cap=2,
-                ),
-            ),
-            Case(
-                "2 ranks, two dtypes, small first buckets",
-                2,
-                chain(
-                    6,
-                    [[5], [4, 3, 2], [1], [0]],
-                    [[0, 1, 2, 3, 4, 5]],
-                    doubles=[0, 1],
-                    cap=24,
-                    first_cap=4,
-                ),
-                Form(dtype="bfloat16", iterable="tuple"),
-            ),
-            Case(
-                "2 ranks, two models at once",
-                2,
-                chain(4, PAIRS, *[[FOUR] * 2] * 2, cap=14, first_cap=14, **TWO_MODELS),
-            ),
-            Case(
-                "3 ranks, 12 layers that take time, another model in no_sync",
-                3,
-                chain(
-                    *(12, BESIDE, [TWELVE]),
-                    **{**LONG, "cap": 4 * 64, "first_cap": 64, "models": [[0], TWELVE[1:]]},
-                    quiet=[0],
-                ),
-            ),
-            Case(
-                "4 ranks, 12 layers that take time, no_sync",
-                4,
-                chain(
-                    12,
-                    BY_FOUR,
-                    [TWELVE] * 2,
-                    [TWELVE],
-                    **LONG,
-                    cap=4 * 64,
-                    first_cap=64,
-                    interrupted=True,
-                ),
-            ),
-            Case(
-                "3 ranks, large, zeros and an inf on rank 0, .grad is replaced, the last is empty",
-                3,
-                chain(
-                    *(4, [[3, 2], [1, 0]], [FOUR, FOUR], [FOUR]),
-                    **{**UNUSUAL, **LAST_EMPTY, "cap": 7, "first_cap": 7},
-                ),
-                Form(),
-            ),
-        ),
-        in_turn=[(5, 2)],
-    ),
-    "sync_batch_norm": task(
-        "sync_batch_norm",
-        inputs=norm_inputs,
-        program=norm_program,
-        judges=[right_norm],
-        expects=[
-            collectives_at_most(norm_calls, "One call can carry all numbers of a pass, flat."),
-            sends_at_most(
-                lambda case, rank: 6 * 8 * norm_channels(case, rank),
-                hint="The rows stay where they are: in a pass, send three numbers of each channel.",
-            ),
-            receives_at_least(
-                unless_alone(lambda case, rank: 4 * case.itemsize * norm_channels(case, rank))
-            ),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            Case("1 rank, 6 rows", 1, {"rows": [6], "eps": 1e-5}),
-            Case("2 ranks, 5 rows each", 2, {"rows": [5, 5], "eps": 1e-5}),
-            Case("3 ranks, 2, 9 and 4 rows", 3, {"rows": [2, 9, 4], "eps": 1e-3}),
-            Case("4 ranks, in two groups", 4, {"rows": [3, 4, 8, 2], "eps": 1e-5}),
-            Case("4 ranks, one without rows", 4, {"rows": [7, 0, 1, 5], "eps": 0.1}),
-            Case(
-                "2 ranks, images",
-                *(2, {"rows": [3, 2], "eps": 1e-5, "channels": 4, "places": (3, 5)}),
-            ),
-            Case("3 ranks, one alone", 3, {"rows": [3, 6, 2], "eps": 1e-3}, ALONE),
-            Case("2 ranks, two calls", 2, {"rows": [6, 3], "eps": 0.1, "calls": 2}),
-            Case(
-                "3 ranks, a large mean",
-                *(3, {"rows": [40, 30, 50], "eps": 1e-5, "mean": 1000, "size": 0.5}),
-                Form(iterable="tuple"),
-            ),
-            Case(
-                "2 ranks, 600 rows, large numbers",
-                *(2, {"rows": [400, 200], "eps": 1e-5, "size": 500}, Form(dtype="float16")),
-            ),
-        ),
-        in_turn=[(2, 8)],
-    ),
-    "muon_step": task(
-        "muon_step",
-        inputs=muon_inputs,
-        program=muon_program,
-        may_change=["weights", "momenta"],
-        judges=[right_muon, same_step],
-        expects=[
-            on_its_owner,
-            collectives_at_most(muon_calls, "One call can carry all matrices of a step, flat."),
-            sends_at_most(matrix_bytes, hint="Send only orthogonalised matrices, each once."),
-            receives_at_least(unless_alone(matrix_bytes)),
-        ],
-        worth={"values": 2, "communication": 1},
-        cases=in_many_forms(
-            muon_case("1 rank", 1, [(6, 4), (5,)], [0, None]),
-            muon_case("2 ranks", 2, [(6, 4), (5,), (3, 3), (8, 8)], [1, None, 1, 0]),
-            muon_case(
-                "3 ranks, unequal sizes",
-                *(3, [(2, 3), (9, 4), (4,), (4, 5), (5, 5), (1, 7), (3, 4)]),
-                [1, 0, None, 2, 1, 1, 2],
-                beta=0.5,
-            ),
-            muon_case("4 ranks, in two groups", 4, [(4, 4), (2, 8), (4, 4), (3,)], [0, 1, 0, None]),
-            muon_case(
-                "4 ranks, two matrices", 4, [(3, 5), (4,), (7, 2)], [0, None, 1], lrs=(0.1, 0.3)
-            ),
-            muon_case(
-                "2 ranks, the only matrix is frozen",
-                *(2, [(3,), (4, 4), (), (2, 3, 4)], [None] * 4),
-                beta=0.8,
-                frozen=[1],
-            ),
-            replace(
-                muon_case("3 ranks, one alone", 3, [(5, 6), (2,), (3, 2)], [0, None, 1]),
-                form=ALONE,
-            ),
-            dtypes=("float32", "float64"),
-        ),
-        in_turn=[(1, 1)],
+            worth={"values": 3, "communication": 2},
+        )
     ),
     "defend_data_parallel": defence("data_parallel", drawn_chain),
 }

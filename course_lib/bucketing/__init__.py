@@ -7,7 +7,14 @@
 - `size`: the cap at which a step is shortest
 """
 
-from course_lib.bucketing.buckets import MEGABYTE, Bucket, Kind, assign_buckets, lay_out_like
+from course_lib.bucketing.buckets import (
+    MEGABYTE,
+    Bucket,
+    Kind,
+    assign_buckets,
+    lay_out_like,
+    trained_buckets,
+)
 from course_lib.bucketing.size import best_bucket_bytes, overlapped_time
 
 __all__ = [
@@ -18,4 +25,5 @@ __all__ = [
     "best_bucket_bytes",
     "lay_out_like",
     "overlapped_time",
+    "trained_buckets",
 ]

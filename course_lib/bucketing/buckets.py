@@ -19,7 +19,7 @@ complete. A buffer has one dtype and one device, because a collective sums numbe
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -74,6 +74,20 @@ def assign_buckets(
         still_open[kind] = (bucket, filled + tensor.nbytes, cap)
     when = {index: position for position, index in enumerate(order)}
     return sorted(buckets, key=lambda bucket: when[bucket[-1]])
+
+
+def trained_buckets(params: Iterable[Tensor], cap: int, first_cap: int) -> list[list[int]]:
+    """Return the buckets of a model's parameters, as positions in `params`; caps are in bytes.
+
+    As `assign_buckets`, from the last parameter to the first. A frozen one is in no bucket. A tied
+    one, the same tensor at several positions, is in one bucket, at its first position: its gradient
+    is complete when the earliest layer has added to it.
+    """
+    tensors, first = list(params), dict[Tensor, int]()
+    for position, param in enumerate(tensors):
+        first.setdefault(param, position)
+    order = [position for param, position in reversed(first.items()) if param.requires_grad]
+    return assign_buckets(tensors, cap / MEGABYTE, first_cap / MEGABYTE, order)
 
 
 def lay_out_like(tensor: Tensor, piece: Tensor) -> Tensor:

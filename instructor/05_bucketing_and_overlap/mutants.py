@@ -33,34 +33,62 @@ def assign_buckets__open_buckets(params, cap, first_cap):
 
 assign_buckets__open_buckets_edited = edits_of(
     assign_buckets__open_buckets,
-    Mutant("forward_order", "six of one size", "reversed(range(len(params))", "range(len(params)"),
+    Mutant(
+        "forward_order",
+        "in which the parameters were put in",
+        "reversed(range(len(params))",
+        "range(len(params)",
+    ),
     Mutant(
         "closes_after_the_cap",
-        "six of one size",
+        "the buckets are",
         "+ param.nbytes >",
         ">",
     ),
-    Mutant("all_are_small", "six of one size", "[], 0, cap", "[], 0, limit"),
-    Mutant("includes_frozen", "two are frozen", "not param.requires_grad:", "False:"),
+    Mutant("all_are_small", "the buckets are", "[], 0, cap", "[], 0, limit"),
+    Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
     Mutant(
         "tied_at_its_last_use",
-        "the last is the first",
+        "some are there twice",
         ".setdefault(param, i)",
         "[param] = i",
     ),
     Mutant("mixes_dtypes", "two dtypes", "param.dtype", "'any'"),
     Mutant(
         "in_order_of_opening",
-        "one dtype between another",
+        "the buckets stand in the order of their last members",
         "sorted(buckets, key=min, reverse=True)",
         "buckets",
     ),
-    Mutant("walks_twice", "the buckets are []", "params =", "len(list(params)); params ="),
+    Mutant(
+        "walks_twice", "a second loop over a generator", "params =", "len(list(params)); params ="
+    ),
     Mutant(
         "four_bytes",
         "two bytes each",
         "param.nbytes",
         "(8 if param.dtype == torch.float64 else 4) * param.numel()",
+    ),
+    Mutant("closes_at_the_cap", "the buckets are", "+ param.nbytes >", "+ param.nbytes >="),
+    Mutant("first_cap_above_cap", "the buckets are", "min(cap, first_cap)", "first_cap"),
+    Mutant(
+        "bytes_of_the_memory",
+        "the buckets are",
+        "param.nbytes",
+        "param.untyped_storage().nbytes()",
+    ),
+    Mutant(
+        "one_first_bucket",
+        "two dtypes",
+        "min(cap, first_cap))",
+        "min(cap, first_cap) if not buckets else cap)",
+    ),
+    Mutant(
+        "remembers_caps",
+        "the buckets are",
+        "first_cap):",
+        "first_cap, kept={}):",
+        also=(("min(cap, first_cap)", "min(cap, kept.setdefault(params[-1].shape, first_cap))"),),
     ),
 )
 
@@ -103,7 +131,7 @@ send_bucket__by_cat_edited = edits_of(
     send_bucket__by_cat,
     Mutant(
         "leaves_inf",
-        "an inf on rank 0",
+        "an inf or NaN on rank 0",
         "flat / dist.get_world_size(group)",
         "(flat / dist.get_world_size(group)).nan_to_num()",
     ),
@@ -121,7 +149,7 @@ send_bucket__by_cat_edited = edits_of(
     Mutant("forgets_to_wait", "never waits for the handle", "work.wait()", "pass"),
     Mutant(
         "waits_at_once",
-        "computes during 0 % of its time in all_reduce",
+        "send_bucket starts the sum, and finish waits for it",
         "async_op=True)",
         "async_op=True); work.wait()",
         VIRTUAL,
@@ -135,7 +163,7 @@ send_bucket__by_cat_edited = edits_of(
     ),
     Mutant(
         "leaves_out_what_is_missing",
-        "2 ranks, one without a gradient",
+        "lacks a gradient",
         "list(params)",
         "[p for p in params if p.grad is not None]",
     ),
@@ -152,8 +180,58 @@ send_bucket__by_cat_edited = edits_of(
         also=(("work.wait()", "[work.wait() for work in works]"),),
     ),
     Mutant(
+        "mean_of_those_that_have_one",
+        "lacks a gradient",
+        "mean = flat / dist.get_world_size(group)",
+        """
+        counts = torch.tensor([float(p.grad is not None) for p in params])
+        dist.all_reduce(counts, group=group)
+        sizes = torch.tensor([p.numel() for p in params])
+        mean = flat / counts.clamp(min=1).repeat_interleave(sizes).to(flat.dtype)
+        """,
+    ),
+    Mutant(
+        "in_bfloat16",
+        "gradient of parameter",
+        "[grad.detach().flatten() for grad in grads])",
+        "[grad.detach().flatten().bfloat16() for grad in grads])",
+        also=(("piece.view(param.shape)", "piece.view(param.shape).to(param.dtype)"),),
+    ),
+    Mutant(
+        "moves_the_parameters",
+        "the function changes weights",
+        "param.grad = piece.view(param.shape)",
+        "param.grad = piece.view(param.shape); param.data.sub_(param.grad)",
+    ),
+    Mutant(
+        "nothing_to_send_alone",
+        None,
+        "work = dist.all_reduce(flat, group=group, async_op=True)",
+        """
+        alone = dist.get_world_size(group) == 1
+        work = None if alone else dist.all_reduce(flat, group=group, async_op=True)
+        """,
+        also=(("work.wait()", "alone or work.wait()"),),
+    ),
+    Mutant(
+        "buffer_by_size",
+        "two buckets at once",
+        "group=None):",
+        "group=None, kept={}):",
+        also=(
+            (
+                "flat = torch.cat([grad.detach().flatten() for grad in grads])",
+                """
+                new = torch.cat([grad.detach().flatten() for grad in grads])
+                flat = kept.setdefault((new.numel(), new.dtype), new.clone())
+                flat.copy_(new)
+                """,
+            ),
+        ),
+    ),
+    Mutant(
         "one_at_a_time",
-        "2 ranks, two at once",
+        "two buckets at once",
         "group=None):",
         "group=None, kept={}):",
         also=(
@@ -225,14 +303,14 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "all_in_finish",
-        "expected at least 70 %",
+        "Launch it in the hook that completes it",
         "param.register_post_accumulate_grad_hook(hook)",
         "pass",
         VIRTUAL,
     ),
     Mutant(
         "when_complete",
-        "The ranks disagree about collective #1",
+        "The ranks disagree about collective",
         "ready, sent = set(), []",
         "ready, sent, order = set(), [], []",
         also=(
@@ -278,16 +356,63 @@ hook_buckets__one_order_edited = edits_of(
     ),
     Mutant(
         "zeros_for_those_left_out",
-        "leaves one out, .grad is not empty",
+        ".grad is not empty",
         "p.grad is None",
         "p not in ready",
     ),
     Mutant(
         "shares_its_state",
-        "2 ranks, two models at once",
+        "two models at once",
         "group=None):",
         "group=None, ready=set(), sent=[]):",
         also=(("ready, sent = set(), []", ""),),
+    ),
+    Mutant(
+        "keeps_what_was_sent",
+        "the result of the step before",
+        "sent.clear()",
+        "pass",
+    ),
+    Mutant(
+        "keeps_its_buffers",
+        "gradient in step",
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        held = buffers.setdefault(len(sent), torch.zeros_like(flat))
+        pieces = held.split([p.numel() for p in params])
+        for param, piece, grad in zip(params, pieces, grads, strict=True):
+            if param.grad is not None:
+                piece.copy_(grad.detach().flatten())
+        sent.append((held, dist.all_reduce(held, group=group, async_op=True)))
+        """,
+        also=(("ready, sent = set(), []", "ready, sent, buffers = set(), [], {}"),),
+    ),
+    Mutant(
+        "drops_what_is_not_finite",
+        "an inf or NaN on rank",
+        "mean = flat / dist.get_world_size(group)",
+        "mean = (flat / dist.get_world_size(group)).nan_to_num(0, 0, 0)",
+    ),
+    Mutant(
+        "hooks_once",
+        "Launch it in the hook that completes it",
+        "param.register_post_accumulate_grad_hook(hook)",
+        "handles.append(param.register_post_accumulate_grad_hook(hook))",
+        VIRTUAL,
+        also=(
+            ("ready, sent = set(), []", "ready, sent, handles = set(), [], []"),
+            ("sent.clear()", "sent.clear(); [handle.remove() for handle in handles]"),
+        ),
+    ),
+    Mutant(
+        "nothing_to_send_alone",
+        None,
+        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
+        """
+        alone = dist.get_world_size(group) == 1
+        sent.append((flat, None if alone else dist.all_reduce(flat, group=group, async_op=True)))
+        """,
+        also=(("work.wait()", "work is None or work.wait()"),),
     ),
 )
 
@@ -353,11 +478,35 @@ data_parallel__all_in_one_edited = edits_of(
     data_parallel__all_in_one,
     Mutant(
         "cap_ignored",
-        "expected the order",
+        "expected in this order",
         "bucket and filled + param.nbytes > limit",
         "False",
     ),
-    Mutant("tied_twice", "a tied parameter in it only once", "dict.fromkeys(params)", "params"),
+    Mutant(
+        "only_the_last_backward",
+        "the mean of the last micro-batch",
+        "grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]",
+        "grads = [added.pop(p, torch.zeros_like(p)) for p in buckets[len(sent)]]",
+        also=(
+            ("ready, sent, local = set(), [], []", "ready, sent, local, added = set(), [], [], {}"),
+            (
+                "param.register_post_accumulate_grad_hook(hook)",
+                """
+                param.register_hook(lambda grad, p=param: added.update({p: grad.clone()}))
+                param.register_post_accumulate_grad_hook(hook)
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "frees_after_no_sync",
+        "gradient in step",
+        "local.pop()",
+        "local.pop(); [setattr(p, 'grad', None) for p in params if not local]",
+    ),
+    Mutant(
+        "tied_twice", "A tied parameter is in one bucket, once", "dict.fromkeys(params)", "params"
+    ),
     Mutant("no_sync_ignored", "This equals the mean of the first micro-batch", "local:", "False:"),
     Mutant(
         "counts_inside_no_sync",
@@ -375,7 +524,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "waits_in_the_hook",
-        "Launch a bucket in the hook that completes it",
+        "Launch it in the hook that completes it",
         "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
         """
         sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
@@ -395,7 +544,7 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "quiet_after_an_exception",
-        "computes during 0 %",
+        "exceptions leave no_sync",
         """
         try:
             yield
@@ -416,204 +565,10 @@ data_parallel__all_in_one_edited = edits_of(
     ),
     Mutant(
         "one_counter_for_all_models",
-        "computes during 0 %",
+        "one of them always in no_sync",
         "group=None):",
         "group=None, local=[]):",
         VIRTUAL,
         also=(("ready, sent, local = set(), [], []", "ready, sent = set(), []"),),
-    ),
-)
-
-
-# sync_batch_norm ---------------------------------------------------------------------------
-
-
-@passes
-def sync_batch_norm__sums_in_float64(x, weight, bias, eps, group=None):
-    from torch.distributed.nn.functional import all_reduce
-
-    group = group or dist.group.WORLD
-    rows = x.double().movedim(1, -1)
-    flat = rows.reshape(-1, rows.shape[-1])
-    sums = torch.stack([flat.sum(0), flat.square().sum(0), torch.ones_like(flat).sum(0)])
-    first, second, n = all_reduce(sums, group=group)
-    mean = first / n
-    variance = second / n - mean.square()
-    y = (rows - mean) / torch.sqrt(variance + eps) * weight + bias
-    return y.movedim(-1, 1).to(x.dtype)
-
-
-sync_batch_norm__sums_in_float64_edited = edits_of(
-    sync_batch_norm__sums_in_float64,
-    Mutant("own_rows", "batch_norm of this rank's own", "all_reduce(sums, group=group)", "sums"),
-    Mutant(
-        "in_float32",
-        "3 ranks, a large mean",
-        "x.double()",
-        "x.to(torch.promote_types(x.dtype, torch.float32))",
-    ),
-    Mutant("in_the_dtype_of_x", "large numbers (float16)", "x.double()", "x"),
-    Mutant(
-        "own_backward",
-        "if only this rank's loss counted",
-        "all_reduce(sums, group=group)",
-        "sums + (all_reduce(sums, group=group) - sums).detach()",
-    ),
-    Mutant(
-        "unbiased",
-        "2 ranks, 5 rows each",
-        "variance = second / n - mean.square()",
-        "variance = (second / n - mean.square()) * n / (n - 1)",
-    ),
-    Mutant(
-        "means_of_ranks",
-        "a rank counts with its rows",
-        "all_reduce(sums, group=group)",
-        "sums",
-        also=(
-            ("first, second, n = sums", "first, second, n = *sums[:2], sums[2].clamp(min=1)"),
-            (
-                "variance = second / n - mean.square()",
-                """
-                own = torch.stack([mean, second / n - mean.square()])
-                mean, variance = all_reduce(own / dist.get_world_size(group), group=group)
-                """,
-            ),
-        ),
-    ),
-    Mutant(
-        "sums_of_each_place",
-        "The rows stay where they are",
-        "rows.reshape(-1, rows.shape[-1])",
-        "rows[:, None].flatten(1, -2)",
-        also=(("all_reduce(sums, group=group)", "all_reduce(sums, group=group).sum(1)"),),
-    ),
-    Mutant(
-        "two_calls",
-        "rank 0 communicates 4 times, expected at most 2",
-        "first, second, n = all_reduce(sums, group=group)",
-        "first = all_reduce(sums[0], group=group)\nsecond, n = all_reduce(sums[1:], group=group)",
-    ),
-    Mutant(
-        "sums_of_the_first_call",
-        "2 ranks, two calls",
-        "group=None):",
-        "group=None, kept={}):",
-        also=(
-            ("all_reduce(sums", "kept.setdefault(bias, all_reduce(sums"),
-            ("sums, group=group)", "sums, group=group))"),
-        ),
-    ),
-    Mutant(
-        "skips_the_empty_rank",
-        "waits in all_reduce",
-        "group = group or dist.group.WORLD",
-        """
-        if len(x) == 0:
-            return x * weight.sum()
-        group = group or dist.group.WORLD
-        """,
-    ),
-)
-
-# muon_step ---------------------------------------------------------------------------------
-
-
-@passes
-def muon_step__gathers_what_each_owns(params, momenta, lr, beta, newton_schulz, group=None):
-    params = [param for param in params if param.grad is not None]
-    for param in params:
-        momenta[param] = momenta[param] * beta + param.grad
-    k = dist.get_world_size(group)
-    owned = [[] for _ in range(k)]
-    for i in sorted(range(len(params)), key=lambda i: (-params[i].numel(), i)):
-        if params[i].dim() == 2:
-            min(owned, key=lambda has: sum(p.numel() for p in has)).append(params[i])
-    size = max(sum(p.numel() for p in has) for has in owned)
-    own = [newton_schulz(momenta[p]).reshape(-1) for p in owned[dist.get_rank(group)]]
-    own = torch.cat([*own, params[0].new_zeros(size).detach()])[:size]
-    every = [torch.empty_like(own) for _ in range(k)]
-    dist.all_gather(every, own, group=group)
-    for has, flat in zip(owned, every, strict=True):
-        at = 0
-        for matrix in has:
-            step = flat[at : at + matrix.numel()].view(matrix.shape)
-            matrix.data -= lr * 0.2 * max(step.shape) ** 0.5 * step
-            at += step.numel()
-    for param in params:
-        if param.dim() != 2:
-            param.data -= lr * momenta[param]
-
-
-muon_step__gathers_what_each_owns_edited = edits_of(
-    muon_step__gathers_what_each_owns,
-    Mutant(
-        "gathers_into_one_tensor",
-        None,
-        """
-        every = [torch.empty_like(own) for _ in range(k)]
-        dist.all_gather(every, own, group=group)
-        """,
-        """
-        every = own.new_empty(k * size)
-        dist.all_gather_into_tensor(every, own, group=group)
-        every = every.chunk(k) if size else [every] * k
-        """,
-    ),
-    Mutant(
-        "orthogonalises_the_gradient",
-        "orthogonalise the momentum",
-        "newton_schulz(momenta[p])",
-        "newton_schulz(p.grad)",
-    ),
-    Mutant("not_scaled", "without the factor 0.2", "0.2 * max(step.shape) ** 0.5 * ", ""),
-    Mutant(
-        "all_do_all",
-        "rank 0 calls newton_schulz",
-        "dist.all_gather(every, own, group=group)",
-        "every = [torch.cat([own, *(newton_schulz(momenta[p]).flatten() for p in has)])[size:]"
-        " for has in owned]",
-    ),
-    Mutant(
-        "counts_matrices",
-        "3 ranks, unequal sizes",
-        "key=lambda has: sum(p.numel() for p in has)",
-        "key=len",
-    ),
-    Mutant(
-        "in_the_order_of_the_list", "rank 0 calls newton_schulz", "(-params[i].numel(), i)", "i"
-    ),
-    Mutant(
-        "in_an_order_of_its_own",
-        "after the last step",
-        "(-params[i].numel(), i)",
-        "(i + dist.get_rank(group)) % 3",
-    ),
-    Mutant("global_rank", "in two groups", "dist.get_rank(group)", "dist.get_rank()"),
-    Mutant(
-        "momenta_of_a_copy",
-        "momentum 0 after the last step",
-        "params = [",
-        "momenta = dict(momenta); params = [",
-    ),
-    Mutant(
-        "one_call_per_owner",
-        "One call can carry all matrices",
-        "dist.all_gather(every, own, group=group)",
-        """
-        every[dist.get_rank(group)] = own
-        for n, flat in enumerate(every):
-            dist.broadcast(flat, group=group, group_src=n)
-        """,
-    ),
-    Mutant(
-        "only_owners_take_part",
-        "waits in all_gather",
-        "every = [torch.empty_like(own) for _ in range(k)]",
-        """
-        if not owned[dist.get_rank(group)]:
-            return
-        every = [torch.empty_like(own) for _ in range(k)]
-        """,
     ),
 )

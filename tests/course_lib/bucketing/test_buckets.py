@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets
+from course_lib.bucketing import MEGABYTE, Bucket, assign_buckets, trained_buckets
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 
@@ -60,6 +60,20 @@ def test_at_the_extremes_buckets_are_pytorch_s(dtypes):
 def test_sizes_below_zero_are_refused(caps):
     with pytest.raises(ValueError, match="0 or more"):
         assign_buckets([torch.empty(1)], *caps)
+
+
+@given(tensors_and_order(), st.data(), st.integers(0, 100), st.integers(0, 100))
+def test_trained_buckets_have_each_trained_parameter_once(case, data, cap, first_cap):
+    tensors, _ = case
+    positions = range(len(tensors))
+    frozen = data.draw(st.sets(st.sampled_from(positions))) if tensors else set()
+    params = [torch.nn.Parameter(t, requires_grad=i not in frozen) for i, t in enumerate(tensors)]
+    tied = data.draw(st.lists(st.sampled_from(positions), max_size=5)) if tensors else []
+    buckets = trained_buckets(iter([*params, *(params[i] for i in tied)]), cap, first_cap)
+
+    trained = [i for i in positions if i not in frozen]
+    alone = assign_buckets([tensors[i] for i in trained], cap / MEGABYTE, first_cap / MEGABYTE)
+    assert buckets == [[trained[i] for i in bucket] for bucket in alone]
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
