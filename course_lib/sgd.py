@@ -107,7 +107,8 @@ def accumulate_gradients(
     """
     model.zero_grad()
     total = 0.0
-    for rows, targets in zip(x.split(micro_batch_size), y.split(micro_batch_size), strict=True):
+    for start in range(0, len(x), micro_batch_size):
+        rows, targets = x[start : start + micro_batch_size], y[start : start + micro_batch_size]
         share = loss_fn(model(rows), targets) * len(rows) / len(x)
         share.backward()  # type: ignore[no-untyped-call]
         total += share.item()
@@ -182,11 +183,11 @@ def gradient_variance(
     num_batches: int,
     generator: torch.Generator,
 ) -> float:
-    """Return the mean of |g_B - ∇F|² over random batches at the current w, without touching `.grad`.
+    """Return the mean of |g_B - ∇F|² over random batches, at the current w.
 
     Each of the `num_batches` batches is drawn anew, without replacement, from all N rows `x`, `y`.
-    On average over all draws, the result is σ²/B * (N - B)/(N - 1); see the module and
-    `gradient_spread`.
+    `.grad` is not touched. On average over all draws, the result is σ²/B * (N - B)/(N - 1); see the
+    module and `gradient_spread`.
     """
     full = batch_gradient(model, loss_fn, x, y)
     total = 0.0
