@@ -302,20 +302,23 @@ learning_rate__by_formula_edited = edits_of(
     ),
     Mutant(
         "keeps_the_first_peak",
-        "something is kept from the call before",
+        "keep nothing from one call to the next",
         "total_steps):",
         "total_steps, kept={}):",
         also=(("return peak", "return kept.setdefault((warmup_steps, total_steps), peak)"),),
     ),
     Mutant(
         "keeps_the_first_warm_up",
-        "rate in step",
+        "keep nothing from one call to the next",
         "total_steps):",
         "total_steps, kept={}):",
         also=(
             (
-                "    if step <",
-                "    warmup_steps = kept.setdefault((peak, total_steps), warmup_steps)\n    if step <",
+                "if step < warmup_steps:",
+                """
+                warmup_steps = kept.setdefault((peak, total_steps), warmup_steps)
+                if step < warmup_steps:
+                """,
             ),
         ),
     ),
@@ -325,8 +328,14 @@ learning_rate__by_formula_edited = edits_of(
         "total_steps):",
         "total_steps, calls=[]):",
         also=(
-            ("step + 1", "len(calls) % total_steps"),
-            ("if step <", "calls.append(0)\n    if step <"),
+            (
+                "if step < warmup_steps:",
+                """
+                step = len(calls) % total_steps
+                calls.append(step)
+                if step < warmup_steps:
+                """,
+            ),
         ),
     ),
 )
