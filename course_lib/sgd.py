@@ -27,6 +27,7 @@ H. Robbins and S. Monro, "A Stochastic Approximation Method", 1951; L. Bottou, F
 J. Nocedal, "Optimization Methods for Large-Scale Machine Learning", 2018.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -91,6 +92,44 @@ def batch_gradient(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor
     return list(torch.autograd.grad(loss_fn(model(x), y), trained, materialize_grads=True))
 
 
+def accumulate_gradients(
+    model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tensor, micro_batch_size: int
+) -> float:
+    """Put the gradient of the mean loss over the B rows `x`, `y` into `.grad`; return that loss.
+
+    The rows are taken in their order, `micro_batch_size` at a time; the last micro-batch may be
+    shorter. Memory holds the activations of one micro-batch only. With b_j rows in micro-batch j,
+    whose mean gradient is g_j,
+
+        g = sum_j b_j/B * g_j           so a micro-batch counts as much as it has rows
+
+    Earlier gradients in `.grad` are cleared. `loss_fn` must return the mean over its rows.
+    """
+    model.zero_grad()
+    total = 0.0
+    for start in range(0, len(x), micro_batch_size):
+        rows, targets = x[start : start + micro_batch_size], y[start : start + micro_batch_size]
+        share = loss_fn(model(rows), targets) * len(rows) / len(x)
+        share.backward()  # type: ignore[no-untyped-call]
+        total += share.item()
+    return total
+
+
+def learning_rate(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
+    """Return α of a step t, 0 <= t < T: it rises over W steps, then falls along half a cosine.
+
+        t < W:   α = peak * (t + 1)/W
+        t >= W:  α = peak * (1 + cos(π (t - W)/(T - W)))/2
+
+    W is `warmup_steps` and T `total_steps`, with 0 <= W <= T (P. Goyal et al., "Accurate, Large
+    Minibatch SGD", 2017; I. Loshchilov and F. Hutter, "SGDR", 2017).
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    angle = math.pi * (step - warmup_steps) / (total_steps - warmup_steps)
+    return peak * (1 + math.cos(angle)) / 2
+
+
 def train_epoch(
     model: nn.Module,
     loss_fn: LossFunction,
@@ -133,3 +172,27 @@ def gradient_spread(model: nn.Module, loss_fn: LossFunction, x: Tensor, y: Tenso
             sum((g - c).double().square().sum() for g, c in zip(gradient, full, strict=True))
         )
     return float(sum(distances) / len(distances))
+
+
+def gradient_variance(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    num_batches: int,
+    generator: torch.Generator,
+) -> float:
+    """Return the mean of |g_B - ∇F|² over random batches, at the current w.
+
+    Each of the `num_batches` batches is drawn anew, without replacement, from all N rows `x`, `y`.
+    `.grad` is not touched. On average over all draws, the result is σ²/B * (N - B)/(N - 1); see the
+    module and `gradient_spread`.
+    """
+    full = batch_gradient(model, loss_fn, x, y)
+    total = 0.0
+    for _ in range(num_batches):
+        rows = next(minibatches(len(x), batch_size, generator, device=x.device))
+        drawn = batch_gradient(model, loss_fn, x[rows], y[rows])
+        total += sum((g - f).square().sum().item() for g, f in zip(drawn, full, strict=True))
+    return total / num_batches

@@ -36,17 +36,6 @@ def test_right_solutions_pass_with_other_seeds(folder: Path, task: str) -> None:
                 assert wrong is None, f"{words}, {case.name}, seed {seed}: {wrong}"
 
 
-@needs_sources
-def test_two_epochs_may_be_equal_by_chance() -> None:
-    """With rows sorted in each batch there are 2,772 epochs. This seed draws one of them twice."""
-    folder, task = SOURCES / "01_minibatch_sgd", "minibatches"
-    check = checks_of(folder)[task]
-    (case,) = (each for each in cases_of(folder, task) if each.name == "11 rows in batches of 5")
-    for words, function in right_solutions(folder, task):
-        (found,) = findings(f"{folder.name}/{task}", check, case, function, ["s28 38"])
-        assert found[1] is None, words
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_numbers_of_half_precisions_add_up_without_rounding(dtype: str) -> None:
     def drawn(case: Case, generator: torch.Generator) -> list[Any]:

@@ -1,156 +1,385 @@
 """The checks of this assignment. They are handed out: read them if a message is not enough.
 
-Everything runs on one rank. `judges.py` has the inputs, programs and judges of batches, accumulated
-gradients and the variance of a gradient. A program gets only its rank's input.
+A check has a reference in `course_lib`, a program that calls a function, and a draw that makes a
+case from a seed. Everything runs on one rank. `judges.py` judges random answers.
 """
 
+from __future__ import annotations
+
 import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from course_lib.checking import Case, Form, Wrong, equals, in_many_forms, task
+from course_lib.checking import Draw, Given, Variety, by_reference
 from course_lib.checking.forbidden import OPTIMIZERS, refusing
-from course_lib.checking.shared.averaging import unchanged_in_this_form
 
 from .judges import (
-    accumulation_inputs,
-    accumulation_program,
-    batch_inputs,
-    batch_program,
+    AGAIN,
+    BEFORE,
+    EPOCHS,
+    FIRST,
+    LIBRARY,
+    MANY,
+    MORE,
+    OTHER,
+    TWICE,
+    WEIGHTS,
+    copy_of,
     drawn_anew,
-    equals_accumulated,
-    model_stays,
-    variance_inputs,
-    variance_program,
+    epochs_to_count,
+    in_words,
+    network_of,
     without_replacement,
 )
 
-ONE_PROCESS = ("float32", "float64")
-TO_THE_BIT = {"float32": 0.0, "float64": 0.0, "bfloat16": 0.0}
+NO_TENSORS = Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False)
+ONE_PROCESS = Variety(ranks=(1,), dtypes=("float32", "float64"), groups=False)
 
-# Task 2: the step ------------------------------------------------------------------------------
-
-
-def step_inputs(case, generator):
-    shapes, frozen = case.parameters["shapes"], case.parameters.get("frozen", ())
-
-    def draw(scale=1):
-        return [scale * torch.randn(shape, generator=generator) for shape in shapes]
-
-    # The second gradients are large, because the task does not ask for clipping.
-    gradients = [[None if i in frozen else g for i, g in enumerate(draw(s))] for s in (1, 300)]
-    lr, doubles = case.parameters["lr"], list(case.parameters.get("doubles", ()))
-    rates = [lr, 0.7 * lr]
-    return [{"weights": draw(), "gradients": gradients, "lr": rates, "doubles": doubles}]
+# Task 1: an epoch of batches. Any order may be right, so there is a judge. ------------------------
 
 
-def _double(tensors, places):
-    return [t.double() if i in places and t is not None else t for i, t in enumerate(tensors)]
+def run_batches(minibatches: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``minibatches(n, batch_size, generator, drop_last=…)`` for one epoch after the other."""
+
+    def epochs(count: int, **options: bool) -> list[list[Any]]:
+        generator = torch.Generator().manual_seed(own["seed"])
+        arguments = own["n"], own["batch_size"], generator
+        return [_listed(minibatches(*arguments, **options)) for _ in range(count)]
+
+    options = {"drop_last": own["drop_last"]}
+    with refusing(*LIBRARY):
+        return {
+            # These calls do not pass drop_last=False, so that a changed default shows.
+            FIRST: epochs(EPOCHS, **(options if own["drop_last"] else {})),
+            AGAIN: epochs(1, **options),
+            OTHER: epochs(1, drop_last=not own["drop_last"]),
+            MANY: [in_words(epoch) for epoch in epochs(own["epochs"], **options)],
+        }
 
 
-def step_program(sgd_step, mine, given):
-    weights = _double(mine["weights"], mine["doubles"])
-    pairs = zip(weights, mine["gradients"][0], strict=True)
-    params = [nn.Parameter(weight, requires_grad=g is not None) for weight, g in pairs]
+def _listed(batches: Any) -> list[Any]:
+    if batches is None:
+        raise TypeError("minibatches returned None: yield the batches, or return a list of them")
+    return list(batches)
+
+
+def draw_batches(d: Draw) -> list[Any]:
+    """Draw numbers of rows: so few that every order can be counted, or so many that none recurs."""
+    drop_last = d.maybe("drop_last")
+    if d.maybe("many times", one_in=2):
+        n, size = d.one_of((4, 1), (4, 1), (4, 2), (3, 1), (5, 2), (5, 3))
+    elif d.maybe("fewer rows than a batch"):
+        n, size = d.one_of((1, 2), (3, 5), (9, 20), (5, 8))
+    else:
+        size = d.one_of(3, 4, 5)
+        rest = d.maybe("a shorter last batch", d.one_of(*range(1, size)), 0, one_in=2)
+        n = size * d.one_of(3, 4) + rest
+    d.say(f"{n} rows in batches of {size}")
+    own = {"n": n, "batch_size": size, "drop_last": drop_last}
+    return [{**own, "seed": int(d.whole(2**31)), "epochs": epochs_to_count(own)}]
+
+
+# Task 2: the step ---------------------------------------------------------------------------------
+
+AFTER = "after step {}, parameter {}"
+
+
+def run_steps(sgd_step: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``sgd_step(params, lr)`` with two sets of gradients; return what the memory holds."""
+    params, doubles = [], own["doubles"]
+    for i, (weight, gradient) in enumerate(zip(own["weights"], own[".grad"][0], strict=True)):
+        weight = weight.double() if i in doubles else weight
+        params.append(nn.Parameter(weight, requires_grad=gradient is not None))
+    memory = [param.detach() for param in params]  # it keeps the old memory of a parameter
     given.watch.add_parameters("the parameters", params, values=False)
-    in_memory = [param.detach() for param in params]
-    replaced = [False] * len(params)
+    weights, replaced = [], []
     with refusing(*OPTIMIZERS):
-        for gradients, lr in zip(mine["gradients"], mine["lr"], strict=True):
-            given_them = [
-                None if g is None else g.clone() for g in _double(gradients, mine["doubles"])
-            ]
-            for param, gradient in zip(params, given_them, strict=True):
-                param.grad = gradient
+        for gradients, lr in zip(own[".grad"], own["lr"], strict=True):
+            # Gradients of the case's dtype are those of the input, which are watched.
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = None if gradient is None else gradient.to(param.dtype)
+            before = [param.grad for param in params]
             sgd_step(given.iterable(params), lr)
-            for i, (param, gradient) in enumerate(zip(params, given_them, strict=True)):
-                wants = gradient is not None and gradient.requires_grad
-                replaced[i] |= param.grad is not gradient or wants
+            weights.append([tensor.clone() for tensor in memory])
+            replaced.append([param.grad is not before[i] for i, param in enumerate(params)])
     return {
-        "whether gradient {} is another tensor": replaced,
-        "parameter {} after two steps": in_memory,
-        "gradient {} after the step": [param.grad for param in params],
+        AFTER: weights,
+        "after step {}, whether .grad of parameter {} was replaced": replaced,
+        ".grad of parameter {} after both steps": [copy_of(param.grad) for param in params],
     }
 
 
-def stepped(sign=-1):
-    def oracle(case, inputs, me):
-        weights, gradients, lr = (inputs[0][key] for key in ("weights", "gradients", "lr"))
-        ends = []
-        for i, weight in enumerate(weights):
-            end = weight.double()
-            for rate, step in zip(lr, gradients, strict=True):
-                end = end if step[i] is None else end + sign * rate * step[i].double()
-            ends.append(end.to(torch.float64 if i in inputs[0]["doubles"] else weight.dtype))
-        return {"parameter {} after two steps": ends}
+def draw_steps(d: Draw) -> list[Any]:
+    """Draw parameters and two sets of gradients; the second ones are large."""
+    shapes = d.one_of([(3, 2), (5,), ()], [(4, 3), (2,)], [(2, 2), (3,), (4, 2)])
+    if d.maybe("an empty parameter"):
+        shapes = [*shapes[:1], (0,), *shapes[1:]]
+    places = range(len(shapes))
+    frozen = [d.one_of(*places)] if d.maybe("a frozen parameter", one_in=2) else []
+    doubles = [d.one_of(*places)] if d.maybe("two dtypes") else []
+    overflow = d.maybe("an inf or a NaN in a gradient", one_in=2)
+    lr = d.one_of(0.1, 0.25, 0.3, 0.6, 2.0)
+    d.say(f"α = {lr}")
 
-    return oracle
+    def gradients(scale: float) -> list[Tensor | None]:
+        drawn = [scale * d.randn(*shape) for shape in shapes]
+        drawn = [d.not_finite(gradient) for gradient in drawn] if overflow else drawn
+        return [None if i in frozen else gradient for i, gradient in enumerate(drawn)]
 
-
-def all_else_stays(case, inputs, values):
-    last, key = inputs[0]["gradients"][-1], "gradient {} after the step"
-    last = _double(last, inputs[0]["doubles"])
-    try:
-        equals(lambda *_: {key: last}, tolerance=TO_THE_BIT)(case, inputs, [{key: values[0][key]}])
-    except Wrong as wrong:
-        raise Wrong(
-            wrong.message, "Leave .grad as it is: do not scale it or round it in place."
-        ) from None
-    if any(values[0]["whether gradient {} is another tensor"]):
-        raise Wrong(
-            "after the step, .grad is a different tensor, or .grad itself requires a gradient",
-            "Keep every .grad as it is: do not replace it.",
-        )
+    weights = [d.randn(*shape) for shape in shapes]
+    steps = [gradients(1), gradients(300)]
+    return [{"weights": weights, ".grad": steps, "lr": [lr, 0.7 * lr], "doubles": doubles}]
 
 
-def stepped_only(case, inputs, values):
-    key = "parameter {} after two steps"
-    judge = equals(stepped(), STEP_MISTAKES, named=unchanged)
-    judge(case, inputs, [{key: values[0][key]}])
+def stepped(factor: int) -> Callable[..., Any]:
+    """Return the mistake that takes `factor` times the right step."""
 
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        weights = inputs[0]["weights"]
+        steps = [[*zip(weights, after, strict=True)] for after in expected[0][AFTER]]
+        return {
+            AFTER: [
+                [w + factor * (right - w) if factor else w.to(right.dtype) for w, right in step]
+                for step in steps
+            ]
+        }
 
-def unchanged(case, inputs, me):
-    words = unchanged_in_this_form(case, "the parameter before the steps", "step")
-    return dict.fromkeys(words, stepped(0)(case, inputs, me))
+    return mistake
 
 
 STEP_MISTAKES = {
     "the parameter before the steps. Update each parameter that has a gradient, in its own "
     "memory": stepped(0),
-    "steps up the slope: the sign is wrong": stepped(1),
+    "steps up the slope: the sign is wrong": stepped(-1),
 }
 
+# Tasks 3 and 5 call a small network. --------------------------------------------------------------
 
-# Task 4: warm-up -------------------------------------------------------------------------------
+FEATURES, HIDDEN, CLASSES = 8, 6, 3
+SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
 
 
-def rate_program(learning_rate, mine, given):
-    peak, warmup, total = mine["peak"], mine["warmup"], mine["total"]
-    # From the last step to the first, to find a function that counts calls instead of steps.
+def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss of this name as a task promises it: a mean, without options."""
+    return lambda prediction, target: getattr(F, name)(prediction, target)
+
+
+def draw_network(d: Draw) -> dict[str, Any]:
+    """Draw weights, and what ``.grad`` of the parameters holds before a call."""
+    weights, before = ([scale * d.randn(*shape) for shape in SHAPES] for scale in (0.3, 1))
+    fresh = d.maybe(".grad is None at first")
+    return {"weights": weights, "before": [None] * 4 if fresh else before, "frozen": []}
+
+
+def draw_rows(d: Draw, count: int, loss: str) -> tuple[Tensor, Tensor]:
+    scores = d.randn(count, CLASSES)
+    return d.randn(count, FEATURES), scores.argmax(1) if loss in LABELS else scores
+
+
+# Task 3: a batch that does not fit ----------------------------------------------------------------
+
+GRADIENTS, LOSSES = "after call {}, gradient of parameter {}", "loss returned by call {}"
+AT_A_TIME = "micro-batches in memory at a time (backward() frees one)"
+
+
+def run_accumulate(accumulate_gradients: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``accumulate_gradients(model, loss_fn, x, y, micro_batch_size)`` twice."""
+    module, loss_fn, x = network_of(own), loss_of(own["loss"]), own["x"][0]
+    passes: list[list[int]] = []
+    graphs: list[Any] = []
+    most = 0
+
+    # The hooks are on the layers, not on the model, to see code that calls them one by one as well.
+    def watch_rows(_: nn.Module, arguments: Any) -> None:
+        # As Python's numbers, which no transformation of torch.func wraps.
+        passes.append(_row_numbers(arguments[0], x).tolist())
+
+    def watch_graph(_: nn.Module, arguments: Any, output: Tensor) -> None:
+        nonlocal most
+        graphs[:] = [graph for graph in graphs if not _is_freed(graph)]
+        if output.requires_grad:
+            graphs.append(output.grad_fn)
+            most = max(most, len(graphs))
+
+    module[0].register_forward_pre_hook(watch_rows)
+    module[-1].register_forward_hook(watch_graph)
+    model = given.model(module)
+    losses, gradients = [], []
+    for x, y in zip(own["x"], own["y"], strict=True):
+        loss = accumulate_gradients(model, loss_fn, x, y, own["micro"])
+        losses.append(_rounded_once(loss, loss_fn(network_of(own)(x), y).item()))
+        gradients.append([copy_of(param.grad) for param in model.parameters()])
+    return {
+        "parameter {} after the calls": [param.detach().clone() for param in model.parameters()],
+        GRADIENTS: gradients,
+        LOSSES: losses,
+        "rows of forward pass {}": [torch.tensor(rows, dtype=torch.int64) for rows in passes],
+        AT_A_TIME: most,
+    }
+
+
+def _row_numbers(rows: Tensor, x: Tensor) -> Tensor:
+    """Return the position of each row in x; -1 if x does not contain it."""
+    same = (rows.detach().reshape(-1, 1, x.shape[-1]) == x[None]).all(-1)
+    return torch.where(same.any(1), same.int().argmax(1), -1)
+
+
+def _is_freed(graph: Any) -> bool:
+    """Return whether backward has freed the tensors that the last layer saved for it."""
+    try:
+        return graph._saved_mat1 is None
+    except RuntimeError:
+        return True
+
+
+def _rounded_once(loss: Any, mean: float) -> Any:
+    """Return the mean for a loss that is the mean up to float32: a loss may be added up in it."""
+    try:
+        near = math.isclose(float(loss), mean, rel_tol=1e-6, abs_tol=1e-7)
+    except (TypeError, ValueError):  # it is not a number, and the comparison will say so
+        return loss
+    return mean if near and not getattr(loss, "requires_grad", False) else loss
+
+
+def draw_accumulate(d: Draw) -> list[Any]:
+    """Draw a network, and rows for two calls."""
+    loss = d.one_of("cross_entropy", "mse_loss", "smooth_l1_loss", "nll_loss", "multi_margin_loss")
+    micro = d.one_of(1, 2, 3, 4)
+    rest = d.one_of(0, *range(micro))
+    if rest:
+        d.say("a shorter last micro-batch")
+    counts = [micro * d.one_of(1, 2, 3) + rest for _ in range(2)]
+    if d.maybe("more rows fit than there are"):
+        micro = max(counts) + d.one_of(0, 1, 5)
+    overflow = d.maybe("an inf or a NaN in a row")
+    own = draw_network(d)
+    own["frozen"] = d.maybe("a frozen layer", d.one_of([0, 1], [2, 3], [0], [3]), [])
+    own["before"] = [None if i in own["frozen"] else g for i, g in enumerate(own["before"])]
+    x, y = zip(*(draw_rows(d, count, loss) for count in counts), strict=True)
+    x = tuple(map(d.not_finite, x)) if overflow else x
+    d.say(f"{counts[0]} and {counts[1]} rows by {micro}, {loss}")
+    return [{**own, "x": list(x), "y": list(y), "loss": loss, "micro": micro}]
+
+
+def in_equal_parts(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Repeat rows until the last micro-batch has as many as the others, so all count the same."""
+    (own,) = inputs
+    full = math.lcm(*(len(part) for x in own["x"] for part in x.split(own["micro"])))
+
+    def repeated(rows: Tensor) -> Tensor:
+        parts = rows.split(own["micro"])
+        return torch.cat([part.repeat_interleave(full // len(part), dim=0) for part in parts])
+
+    x, y = (list(map(repeated, own[key])) for key in ("x", "y"))
+    return [{**own, "x": x, "y": y, "micro": full}]
+
+
+def added_to_the_old(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    held, gradients = inputs[0]["before"], []
+    for after in expected[0][GRADIENTS]:
+        pairs = zip(held, after, strict=True)
+        held = [new if new is None or old is None else old + new for old, new in pairs]
+        gradients.append(held)
+    return {GRADIENTS: gradients}
+
+
+def summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    """Return the sum over micro-batches of equal length; None if a last one is shorter."""
+    (own,), values = inputs, expected[0]
+    if any(len(x) % own["micro"] for x in own["x"]):
+        return None
+    parts = [len(x) // own["micro"] for x in own["x"]]
+    gradients = [
+        [None if gradient is None else k * gradient for gradient in after]
+        for k, after in zip(parts, values[GRADIENTS], strict=True)
+    ]
+    return {
+        GRADIENTS: gradients,
+        LOSSES: [k * loss for k, loss in zip(parts, values[LOSSES], strict=True)],
+    }
+
+
+SUM_MISTAKES = {
+    "the right gradient, added to the .grad from before the call": added_to_the_old,
+    "the sum over the micro-batches: weight each micro-batch by its share of the rows": summed,
+}
+
+# Task 4: warm-up ----------------------------------------------------------------------------------
+
+RATES = "schedule {}, rate in step"
+
+
+def run_rates(learning_rate: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call ``learning_rate(step, peak, warmup_steps, total_steps)`` for every step."""
+
+    def rate(step: int, *schedule: Any) -> float:
+        answer = learning_rate(step, *schedule)
+        if answer is None or isinstance(answer, str):
+            words = ", ".join(map(str, (step, *schedule)))
+            raise TypeError(f"learning_rate({words}) is {answer!r}, expected a number")
+        return float(answer)
+
+    rates = [torch.zeros(total, dtype=torch.float64) for *_, total in own["schedules"]]
+    # From the last step to the first, in all schedules at once, to find a function that counts
+    # calls, or keeps a schedule.
     with refusing(*OPTIMIZERS):
-        asked = {t: learning_rate(t, peak, warmup, total) for t in reversed(range(total))}
-    return {"rate in step {}": [asked[t] for t in range(total)]}
+        for step in reversed(range(max(map(len, rates)))):
+            for held, schedule in zip(rates, own["schedules"], strict=True):
+                if step < len(held):
+                    held[step] = rate(step, *schedule)
+    return {RATES: rates}
+
+
+def draw_rates(d: Draw) -> list[Any]:
+    """Draw a schedule: its peak, its warm-up and all its steps; sometimes a second one."""
+    peak, total = d.one_of(0.05, 0.1, 0.3, 0.5, 1.6, 2.5e-5), d.one_of(8, 10, 12, 20)
+    warmup = d.one_of(1, 2, 3, 5, total - 1)
+    if d.maybe("no warm-up"):
+        warmup = 0
+    elif d.maybe("nothing but warm-up"):
+        warmup = total
+    elif d.maybe("one step", one_in=5):
+        warmup, total = d.one_of((0, 1), (1, 1))
+    elif d.maybe("many steps"):
+        warmup, total = d.one_of((24, 120), (10, 300))
+    schedules = [(peak, warmup, total)]
+    if d.maybe("two schedules in turn", one_in=2):
+        schedules.append(
+            d.one_of(
+                (3 * peak, warmup, total), (peak, warmup, total + 6), (peak, total // 2, total)
+            )
+        )
+    d.say(" and ".join(f"{w} of {t} steps to {p:g}" for p, w, t in schedules))
+    return [{"schedules": [list(schedule) for schedule in schedules]}]
 
 
 def rates(
-    rising=lambda t, w: (t + 1) / w,
-    passed=lambda t, w, total: (t - w) / (total - w),
-):
-    """Return the oracle of rates with these shares of the warm-up and of the steps after it."""
+    rising: Callable[[int, int], float] = lambda t, w: (t + 1) / w,
+    passed: Callable[[int, int, int], float] = lambda t, w, total: (t - w) / (total - w),
+) -> Callable[..., Any]:
+    """Return the mistake with these shares of the warm-up and of the steps after it."""
 
-    def oracle(case, inputs, me):
-        peak, warmup, total = (inputs[0][key] for key in ("peak", "warmup", "total"))
+    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+        def rate(t: int, peak: float, w: int, total: int) -> float:
+            if t < w:
+                return peak * rising(t, w)
+            return peak * (1 + math.cos(math.pi * passed(t, w, total))) / 2
 
-        def rate(t):
-            if t < warmup:
-                return peak * rising(t, warmup)
-            return peak * (1 + math.cos(math.pi * passed(t, warmup, total))) / 2
+        schedules = inputs[0]["schedules"]
+        tables = [[rate(t, *schedule) for t in range(schedule[2])] for schedule in schedules]
+        return {RATES: [torch.tensor(table, dtype=torch.float64) for table in tables]}
 
-        return {"rate in step {}": [rate(t) for t in range(total)]}
+    return mistake
 
-    return oracle
+
+def of_the_first(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    first, *others = expected[0][RATES]
+    return {RATES: [first] * 2} if others else None
 
 
 RATE_MISTAKES = {
@@ -161,125 +390,99 @@ RATE_MISTAKES = {
     "a cosine that is 0 in the last step: that step would do nothing": rates(
         passed=lambda t, w, total: (t - w) / max(1, total - w - 1)
     ),
+    "the rate of the schedule before: keep nothing from one call to the next": of_the_first,
 }
 
-
-# The tasks -------------------------------------------------------------------------------------
-
-
-def batches(name, n, batch_size, drop_last=False):
-    return Case(name, 1, {"n": n, "batch_size": batch_size, "drop_last": drop_last})
+# Task 5: the variance of a batch's gradient. Many numbers may be right, so there is a judge. ------
 
 
-def stepping(name, lr, *shapes, **more):
-    return Case(name, 1, {"shapes": shapes, "lr": lr, **more})
+def run_variance(gradient_variance: Callable[..., Any], own: Any, given: Given) -> Any:
+    """Call the function twice with the same seed, then often with one generator."""
+    model = given.model(network_of(own))
+    arguments = model, loss_of(own["loss"]), own["x"], own["y"], own["batch_size"], own["batches"]
+    twice = [
+        gradient_variance(*arguments, torch.Generator().manual_seed(own["seed"])) for _ in range(2)
+    ]
+    generator = torch.Generator().manual_seed(own["seed"] + 1)
+    return {
+        TWICE: twice,
+        MORE: [gradient_variance(*arguments, generator) for _ in range(own["calls"])],
+        BEFORE: [copy_of(param.grad) for param in model.parameters()],
+        WEIGHTS: [param.detach().clone() for param in model.parameters()],
+    }
 
 
-def accumulating(name, rows, micro, loss, **more):
-    return Case(name, 1, {"rows": rows, "micro": micro, "loss": loss, **more})
+def draw_variance(d: Draw) -> list[Any]:
+    """Draw so few rows that there are few batches, and so many calls that each of them comes."""
+    loss = d.one_of("nll_loss", "smooth_l1_loss", "l1_loss", "cross_entropy", "mse_loss")
+    n, size, batches = d.one_of((4, 2, 2), (4, 3, 2), (4, 3, 4), (3, 1, 4), (5, 2, 3), (5, 3, 3))
+    if d.maybe("batches of all rows"):
+        size = n
+    elif d.maybe("one batch"):
+        n, size, batches = 4, d.one_of(1, 2, 3), 1
+    elif d.maybe("many batches"):
+        n, size, batches = 3, d.one_of(1, 2), 25
+    # By chance, a batch never comes, no batch comes twice in a call, or all calls give the same
+    # number, less than once in 10^9 times.
+    calls = 2 if size == n else max(12, 24 * math.comb(n, size) // (batches if batches > 2 else 1))
+    d.say(f"{batches} times {size} of {n} rows, {loss}")
+    x, y = draw_rows(d, n, loss)
+    own = {"x": x, "y": y, "loss": loss, "batch_size": size, "batches": batches, "calls": calls}
+    return [{**draw_network(d), **own, "seed": int(d.whole(2**31))}]
 
 
-def rising(name, peak, warmup, total):
-    return Case(name, 1, {"peak": peak, "warmup": warmup, "total": total})
-
-
-def measuring(n, batch_size, num_batches, calls, loss, **more):
-    own = {"n": n, "batch_size": batch_size, "num_batches": num_batches, "calls": calls}
-    name = f"{num_batches} batches of {batch_size} of {n} rows, {calls} times"
-    return Case(name, 1, {**own, "loss": loss, **more})
-
+# The checks ---------------------------------------------------------------------------------------
 
 CHECKS = {
-    "minibatches": task(
+    "minibatches": by_reference(
         "minibatches",
-        inputs=batch_inputs,
-        program=batch_program,
-        judges=[without_replacement],
-        cases=[
-            batches("12 rows in batches of 3", 12, 3),
-            batches("11 rows in batches of 4", 11, 4),
-            batches("9 rows in batches of 4", 9, 4),
-            batches("10 rows in batches of 4", 10, 4),
-            batches("11 rows, drop_last", 11, 4, True),
-            batches("12 rows, drop_last", 12, 4, True),
-            batches("5 rows by 8, drop_last", 5, 8, True),
-            batches("more than there are", 9, 20),
-            batches("4 single rows, many times", 4, 1),
-            batches("4 rows in batches of 2, many times", 4, 2),
-        ],
-        in_turn=[(1, 0), (1, 3), (1, 4)],  # other in all arguments, in n, in drop_last
+        seeds=(2, 4, 9, 20, 26, 34, 44, 46),
+        reference="course_lib.sgd:minibatches",
+        program=run_batches,
+        draw=draw_batches,
+        variety=NO_TENSORS,
+        judge=without_replacement,
     ),
-    "sgd_step": task(
+    "sgd_step": by_reference(
         "sgd_step",
-        inputs=step_inputs,
-        program=step_program,
-        judges=[stepped_only, all_else_stays],
+        seeds=(1, 5, 8, 14, 24, 27, 31, 44),
+        reference="course_lib.sgd:sgd_step",
+        program=run_steps,
+        draw=draw_steps,
+        variety=Variety(ranks=(1,), groups=False),
+        mistakes=STEP_MISTAKES,
         may_change=["weights"],
-        cases=in_many_forms(
-            stepping("α = 0.1", 0.1, (3, 2), (5,), ()),
-            stepping("α = 0.3", 0.3, (4, 3), (2,)),  # in float64; float32 cannot represent 0.3
-            stepping("α = 0.25, a frozen parameter", 0.25, (2, 2), (3,), (4, 2), frozen=[1]),
-            stepping("α = 2", 2.0, (2, 3), (0,)),
-            replace(stepping("two dtypes", 0.15, (2, 3), (3,), doubles=[1]), form=Form()),
-        ),
-        in_turn=[(0, 1)],
     ),
-    "accumulate_gradients": task(
+    "accumulate_gradients": by_reference(
         "accumulate_gradients",
-        inputs=accumulation_inputs,
-        program=accumulation_program,
-        judges=[
-            equals_accumulated("gradient", "parameter", "rows", "micro"),
-            equals_accumulated("loss", tolerance={"float64": 1e-6}),
-        ],
-        cases=in_many_forms(
-            accumulating("8 rows by 4", [8, 8], 4, "cross_entropy"),
-            accumulating("10 rows by 4", [10, 10], 4, "mse_loss"),
-            accumulating("7 and 4 rows by 3", [7, 4], 3, "nll_loss"),
-            accumulating("3 rows by 8", [3, 3], 8, "smooth_l1_loss"),
-            accumulating(
-                "4 rows by 1, .grad is None at first", [4, 2], 1, "cross_entropy", fresh=True
-            ),
-            accumulating(
-                "6 rows by 4, the first layer is frozen", [6, 5], 4, "mse_loss", frozen=[0, 1]
-            ),
-            dtypes=ONE_PROCESS,
-        ),
-        in_turn=[(0, 2), (1, 4)],
+        seeds=(2, 3, 5, 14, 15, 28, 40, 49),
+        reference="course_lib.sgd:accumulate_gradients",
+        program=run_accumulate,
+        draw=draw_accumulate,
+        variety=ONE_PROCESS,
+        mistakes=SUM_MISTAKES,
+        as_if={
+            "the plain mean over the micro-batches, though the last micro-batch is shorter": (
+                in_equal_parts
+            )
+        },
     ),
-    "learning_rate": task(
+    "learning_rate": by_reference(
         "learning_rate",
-        inputs=lambda case, generator: [dict(case.parameters)],
-        program=rate_program,
-        judges=[
-            equals(rates(), RATE_MISTAKES, tolerance={"float32": 1e-5}, absolute={"float32": 1e-8})
-        ],
-        cases=[
-            rising("5 of 20 steps", 0.1, 5, 20),
-            rising("1 of 10 steps", 1.6, 1, 10),
-            rising("no warm-up", 0.5, 0, 8),
-            rising("nothing but warm-up", 0.5, 6, 6),
-            rising("a small peak", 2.5e-5, 3, 12),
-            rising("24 of 120 steps", 1.6, 24, 120),
-            rising("5 of 20 steps, another peak", 0.3, 5, 20),
-            rising("2 of 20 steps", 0.1, 2, 20),
-            rising("5 of 30 steps", 0.1, 5, 30),
-        ],
-        # A solution may keep a result by some of its arguments: these pairs differ only in others.
-        in_turn=[(0, 1), (0, 6), (0, 7), (0, 8)],
+        seeds=(2, 3, 5, 20, 24, 30, 31, 46, 57),
+        reference="course_lib.sgd:learning_rate",
+        program=run_rates,
+        draw=draw_rates,
+        variety=NO_TENSORS,
+        mistakes=RATE_MISTAKES,
     ),
-    "gradient_variance": task(
+    "gradient_variance": by_reference(
         "gradient_variance",
-        inputs=variance_inputs,
-        program=variance_program,
-        judges=[model_stays, drawn_anew],
-        cases=in_many_forms(
-            measuring(4, 2, 2, 80, "nll_loss"),
-            measuring(5, 3, 2, 120, "smooth_l1_loss"),
-            measuring(5, 5, 5, 2, "l1_loss", fresh=True),
-            measuring(3, 1, 4, 40, "l1_loss"),
-            dtypes=ONE_PROCESS,
-        ),
-        in_turn=[(0, 3)],
+        seeds=(2, 4, 8, 9, 11, 13, 20, 29),
+        reference="course_lib.sgd:gradient_variance",
+        program=run_variance,
+        draw=draw_variance,
+        variety=ONE_PROCESS,
+        judge=drawn_anew,
     ),
 }

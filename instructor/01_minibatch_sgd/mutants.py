@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from course_lib.checking.mutants import VIRTUAL, Mutant, edits_of, fails, passes
+from course_lib.checking.mutants import Mutant, edits_of, fails, passes
 
 # minibatches -------------------------------------------------------------------------------
 
@@ -60,7 +60,14 @@ minibatches__sorted_random_numbers_edited = edits_of(
         "rand(n, generator=generator, dtype=torch.float64).argsort(",
         "tensor(list(torch.utils.data.RandomSampler(range(n), generator=generator))",
     ),
-    Mutant("lists", "vector of row numbers (int64)", ".sort().values", ".tolist()"),
+    Mutant(
+        "draws_one_of_9_seeds",
+        "possible epochs come",
+        "generator=generator, dtype",
+        "generator=torch.Generator().manual_seed(int(torch.randint(9, (), generator=generator))), "
+        "dtype",
+    ),
+    Mutant("lists", "vector of whole numbers (int64)", ".sort().values", ".tolist()"),
 )
 
 
@@ -105,10 +112,15 @@ sgd_step__in_no_grad_edited = edits_of(
     sgd_step__in_no_grad,
     Mutant("climbs", "the sign is wrong", "param -= lr * param.grad", "param += lr * param.grad"),
     Mutant("in_new_memory", "in its own memory", "param -= lr *", "param.data = param.data - lr *"),
-    Mutant("walks_twice", "α = 0.3", "in params", "in params if len(list(params)) else ()"),
+    Mutant(
+        "walks_twice",
+        "a second loop over a generator finds nothing",
+        "in params",
+        "in params if len(list(params)) else ()",
+    ),
     Mutant(
         "stops_at_a_frozen_parameter",
-        "parameter 2 after two steps",
+        "a frozen parameter",
         "if param.grad is not None:",
         """
         if param.grad is None:
@@ -124,7 +136,7 @@ sgd_step__in_no_grad_edited = edits_of(
     ),
     Mutant(
         "scales_the_gradient_there_and_back",
-        "do not scale it or round it",
+        "the function changes .grad, which must stay as it is",
         "lr * param.grad",
         "param.grad.mul_(lr); param.grad.div_(lr)",
     ),
@@ -136,8 +148,14 @@ sgd_step__in_no_grad_edited = edits_of(
     ),
     Mutant("clips", "expected", "-= lr * param.grad", "-= lr * param.grad.clamp(-5, 5)"),
     Mutant(
+        "skips_what_is_not_finite",
+        "an inf or a NaN in a gradient",
+        "param.grad is not None:",
+        "param.grad is not None and param.grad.isfinite().all():",
+    ),
+    Mutant(
         "into_the_copy_of_reshape",
-        "and the step went into the copy",
+        "what goes into a copy does not reach the tensor",
         "param -= lr * param.grad",
         "param.reshape(-1).sub_(lr * param.grad.reshape(-1))",
     ),
@@ -195,11 +213,23 @@ accumulate_gradients__weighted_edited = edits_of(
     ),
     Mutant(
         "zeros_where_nothing_was",
-        "the first layer is frozen",
+        "a frozen layer",
         "model.zero_grad()",
         """
         for param in model.parameters():
             param.grad = torch.zeros_like(param)
+        """,
+    ),
+    Mutant(
+        "moves_the_weights_there_and_back",
+        "the function changes weights, which must stay as it is",
+        "return total",
+        """
+        with torch.no_grad():
+            for param in model.parameters():
+                param += 0.1
+                param -= 0.1
+        return total
         """,
     ),
     Mutant(
@@ -272,10 +302,41 @@ learning_rate__by_formula_edited = edits_of(
     ),
     Mutant(
         "keeps_the_first_peak",
-        "something is kept from the call before",
+        "keep nothing from one call to the next",
         "total_steps):",
         "total_steps, kept={}):",
         also=(("return peak", "return kept.setdefault((warmup_steps, total_steps), peak)"),),
+    ),
+    Mutant(
+        "keeps_the_first_warm_up",
+        "keep nothing from one call to the next",
+        "total_steps):",
+        "total_steps, kept={}):",
+        also=(
+            (
+                "if step < warmup_steps:",
+                """
+                warmup_steps = kept.setdefault((peak, total_steps), warmup_steps)
+                if step < warmup_steps:
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        "counts_the_calls",
+        "rate in step",
+        "total_steps):",
+        "total_steps, calls=[]):",
+        also=(
+            (
+                "if step < warmup_steps:",
+                """
+                step = len(calls) % total_steps
+                calls.append(step)
+                if step < warmup_steps:
+                """,
+            ),
+        ),
     ),
 )
 
@@ -359,6 +420,28 @@ gradient_variance__draw_by_draw_edited = edits_of(
         "25 batches cannot have this mean",
         "(num_batches",
         "(min(num_batches, 20)",
-        VIRTUAL,
+    ),
+    Mutant(
+        "takes_the_next_batch_of_an_epoch",
+        "do not take the next batch of an epoch",
+        "rows = torch.randperm(len(x), generator=generator)[:batch_size]",
+        """
+        if len(order) < batch_size:
+            order = torch.randperm(len(x), generator=generator)
+        rows, order = order[:batch_size], order[batch_size:]
+        """,
+        also=(("total = 0.0", "total, order = 0.0, []"),),
+    ),
+    Mutant(
+        "moves_the_weights_there_and_back",
+        "the function changes weights, which must stay as it is",
+        "full = gradient(slice(None))",
+        """
+        full = gradient(slice(None))
+        with torch.no_grad():
+            for param in model.parameters():
+                param += 0.1
+                param -= 0.1
+        """,
     ),
 )

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from course_lib.sgd import (
+    accumulate_gradients,
     batch_gradient,
     gradient_spread,
+    gradient_variance,
+    learning_rate,
     minibatches,
     sgd_step,
 )
@@ -101,6 +104,46 @@ def test_step_is_in_place_and_leaves_unused_parameters():
     assert used.is_leaf
 
 
+# --- gradients in micro-batches, and the learning rate of a step --------------------------------
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 12])
+@pytest.mark.parametrize("filled", [False, True])
+def test_micro_batches_give_the_gradient_of_all_rows(micro_batch_size, filled):
+    x, y = examples(7, 3, seed=1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0)).double()
+    model[0].weight.requires_grad_(False)
+    if filled:
+        model[2].weight.grad = torch.ones_like(model[2].weight)
+    loss = mse(model(x), y)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    expected = torch.autograd.grad(loss, trained)
+    sizes = []
+    model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
+    assert accumulate_gradients(model, mse, x, y, micro_batch_size) == pytest.approx(loss.item())
+    for param, gradient in zip(trained, expected, strict=True):
+        torch.testing.assert_close(param.grad, gradient, rtol=1e-12, atol=1e-14)
+    assert model[0].weight.grad is None
+    assert sum(sizes) == 7
+    assert max(sizes) <= micro_batch_size
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(5, 20), (1, 9), (0, 8), (6, 6), (1, 1), (7, 8)])
+def test_the_learning_rate_equals_torchs_schedules(warmup, total):
+    schedulers = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    falling = schedulers.CosineAnnealingLR(optimizer, max(1, total - warmup))
+    if warmup:
+        rising = schedulers.LinearLR(optimizer, 1 / warmup, 1.0, max(1, warmup - 1))
+        schedule = schedulers.SequentialLR(optimizer, [rising, falling], [warmup])
+    else:
+        schedule = falling
+    for step in range(total):
+        assert learning_rate(step, 0.3, warmup, total) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+
+
 # --- the gradient and its variance --------------------------------------------------------------
 
 
@@ -141,3 +184,18 @@ def test_theory_is_exact_over_all_batches(n):
         exact = sum(distances) / len(distances)
         theory = spread / batch_size * (n - batch_size) / max(1, n - 1)
         assert theory == pytest.approx(exact, rel=1e-10, abs=1e-20)
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(5, 2), (4, 3), (3, 1), (6, 6)])
+def test_the_measured_variance_is_that_of_theory(n, batch_size):
+    x, y = examples(n, 3, seed=n)
+    model = Linear(3)
+    model.w.grad = torch.ones(3, dtype=torch.float64)
+    draws = [
+        gradient_variance(model, mse, x, y, batch_size, 4, generator(seed)) for seed in range(500)
+    ]
+    theory = gradient_spread(model, mse, x, y) / batch_size * (n - batch_size) / (n - 1)
+    deviation = torch.tensor(draws, dtype=torch.float64).std().item() / len(draws) ** 0.5
+    assert sum(draws) / len(draws) == pytest.approx(theory, abs=5 * deviation + 1e-12)
+    assert draws[0] == gradient_variance(model, mse, x, y, batch_size, 4, generator(0))
+    assert model.w.grad.tolist() == [1.0, 1.0, 1.0]
