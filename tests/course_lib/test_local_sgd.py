@@ -299,6 +299,11 @@ def train_normed(method: str, stop: int = 0, overflow: int = 0, **options: Any) 
     return state_of(net)
 
 
+def named(option: object) -> str | None:
+    """Name the options of a test without the address of an object."""
+    return ", ".join(option) if isinstance(option, dict) else None
+
+
 RESUMED = [
     ("LocalSGD", {"every": 4}),
     ("DiLoCo", {"every": 4}),
@@ -310,7 +315,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("on", "k"), [("simulated", 3), ("cpu", 2)])
-@pytest.mark.parametrize(("method", "options"), RESUMED, ids=str)
+@pytest.mark.parametrize(("method", "options"), RESUMED, ids=named)
 def test_a_run_that_stops_at_any_step_goes_on_with_the_same_bits(ranks_of, on, k, method, options):
     ranks = ranks_of(on, k)
     whole = ranks.run(train_normed, method, **options)
@@ -353,7 +358,7 @@ def train_and_count(**options: Any) -> tuple[list[Tensor], int]:
         {"every": 4, "fragments": 2, "overlap": 1},
         {"every": 2, "compressor": ErrorFeedback(OneBit())},
     ],
-    ids=str,
+    ids=named,
 )
 def test_diloco_drops_the_round_in_which_a_rank_overflows(ranks_of, options, overflow):
     ranks = ranks_of("cpu", 2)
