@@ -172,7 +172,8 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
     near = {"float64": 1e-10}.get(case.form.dtype, 1e-5) * (rows - full).square().sum().item()
     different = sorted(lengths.values())
     different = [a for a, b in zip(different, [*different[1:], inf], strict=True) if b - a > near]
-    call = f"the variance of {count} batch{'es' * (count > 1)} of {size} of {n} rows"
+    batches = f"{count} batch{'es' * (count > 1)}"
+    call = f"the variance of {batches} of {size} of {n} rows"
     first, again = map(float, value[TWICE])
     seen: set[tuple[float, ...]] = set()
     for got in (first, *map(float, value[MORE])):
@@ -184,7 +185,7 @@ def drawn_anew(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) ->
         if not fitting:
             possible = ", ".join(f"{length:.5g}" for length in different)
             raise Wrong(
-                f"{call} is {got:.5g}, but {count} batches cannot have this mean: for a single "
+                f"{call} is {got:.5g}, but {batches} cannot have this mean: for a single "
                 f"batch, |g_B - ∇F|² can only be one of {possible}",
                 _named_otherwise(got, list(means.values()), count, near),
             )

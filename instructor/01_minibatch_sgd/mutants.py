@@ -378,7 +378,7 @@ gradient_variance__draw_by_draw_edited = edits_of(
     gradient_variance__draw_by_draw,
     Mutant(
         "with_replacement",
-        "the variance of 5 batches of 5 of 5 rows",
+        "Draw each batch without replacement",
         "randperm(len(x), generator=generator)[:batch_size]",
         "randint(len(x), (batch_size,), generator=generator)",
     ),
