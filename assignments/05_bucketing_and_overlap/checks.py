@@ -6,7 +6,8 @@ makes a case from a seed. A program gets only its rank's input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -76,6 +77,23 @@ def alone_need_not_send(check: Check) -> Check:
         judged.test(case, observed, added if events else trace)
 
     return replace(check, expects=(Expectation(test), *further))
+
+
+def timed(lengths: Callable[[Any], list[float]], check: Check) -> Check:
+    """Return a check of calls that overlap computation; a rank alone need not send anything.
+
+    `lengths` says for a rank's input how long each ``compute()`` of the program is. The trace of
+    the reference does not show that: it joins those in a row.
+    """
+
+    def computes(case: Case, inputs: Sequence[Any]) -> list[Mapping[float, int]]:
+        calls = [[each, each.get("before")] for each in inputs]
+        return [
+            Counter(seconds for call in each if call for seconds in lengths(call["own"]))
+            for each in calls
+        ]
+
+    return replace(alone_need_not_send(check), computes=computes)
 
 
 # Task 1: gradients that travel together -----------------------------------------------------------
@@ -315,6 +333,12 @@ def backward(params: Sequence[Tensor], batch: Sequence[tuple[int, Tensor]], seco
         if x.numel():  # This runs before the layer's own gradient exists.
             total.register_hook(lambda _: compute(seconds))
     total.backward()
+
+
+def lengths_of(own: Any) -> list[float]:
+    """Return how long each ``compute()`` in the backwards of these steps is."""
+    uses = [x for step in own["steps"] for batch in step for _, x in batch if x.numel()]
+    return [own["seconds"]] * len(uses)
 
 
 class _InterruptedError(Exception):
@@ -579,7 +603,8 @@ CHECKS = {
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
         judge=right_buckets,
     ),
-    "send_bucket": alone_need_not_send(
+    "send_bucket": timed(
+        lambda own: [1e-3],
         by_reference(
             "send_bucket",
             seeds=(2, 3, 11, 12, 17, 20, 22, 28, 37, 44, 51),
@@ -594,9 +619,10 @@ CHECKS = {
                 "finish waits for it.",
             ),
             worth={"values": 2, "communication": 1},
-        )
+        ),
     ),
-    "hook_buckets": alone_need_not_send(
+    "hook_buckets": timed(
+        lengths_of,
         by_reference(
             "hook_buckets",
             seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
@@ -608,9 +634,10 @@ CHECKS = {
             same_bits=True,
             allowed=Allowed(in_order=True, time=1.01, hint=IN_ORDER),
             worth={"values": 3, "communication": 2},
-        )
+        ),
     ),
-    "data_parallel": alone_need_not_send(
+    "data_parallel": timed(
+        lengths_of,
         by_reference(
             "data_parallel",
             seeds=(0, 3, 9, 11, 12, 28, 37, 39, 43, 44, 46),
@@ -626,7 +653,7 @@ CHECKS = {
                 hint=f"{IN_ORDER} {NO_SYNC}",
             ),
             worth={"values": 3, "communication": 2},
-        )
+        ),
     ),
     "defend_data_parallel": defence("data_parallel", drawn_chain),
 }
