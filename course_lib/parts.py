@@ -147,6 +147,8 @@ class Part(Tensor):
             return _unscale(*args)
         if func == _GRADIENT:
             return _marked_gradient(args[0])
+        if func == torch.autograd.grad:
+            return _gradients(*args, **kwargs)
         inside = dist.is_initialized()  # a result that has left the ranks is an ordinary tensor
         if inside and not all(kind.allows(name) for kind in types if issubclass(kind, Part)):
             raise next(p for p in _parts_in(args, kwargs) if not p.allows(name))._error(name)
@@ -321,6 +323,18 @@ def _marked_gradient(param: Part) -> Any:
         gradient.__class__ = _OF_WEIGHT.get(type(param), GradientPiece)
         gradient.mark = param.mark
     return gradient
+
+
+def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Return what `torch.autograd.grad` returns: the gradient of a part is a part."""
+    with torch._C.DisableTorchFunctionSubclass():
+        found: list[Any] = list(torch.autograd.grad(outputs, inputs, *args, **kwargs))
+        params = [inputs] if isinstance(inputs, Tensor) else inputs
+        for i, param in enumerate(params):
+            if isinstance(param, Part) and found[i] is not None:
+                found[i] = found[i].as_subclass(_OF_WEIGHT.get(type(param), GradientPiece))
+                found[i].mark = param.mark
+    return tuple(found)
 
 
 def as_part(

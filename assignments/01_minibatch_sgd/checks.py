@@ -159,8 +159,8 @@ STEP_MISTAKES = {
 
 # Tasks 3 and 5 call a small network. --------------------------------------------------------------
 
-FEATURES, HIDDEN, CLASSES = 8, 6, 3
-SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+FEATURES, WIDTH, CLASSES = 8, 6, 3
+SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
 LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
 
 
