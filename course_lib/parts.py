@@ -320,9 +320,13 @@ def _marked_gradient(param: Part) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         gradient: Any = param.grad
     if gradient is not None and not isinstance(gradient, LocalGradient | GradientElsewhere):
-        gradient.__class__ = _OF_WEIGHT.get(type(param), GradientPiece)
-        gradient.mark = param.mark
+        _mark_gradient(gradient, param)
     return gradient
+
+
+def _mark_gradient(gradient: Any, param: Part) -> None:
+    gradient.__class__ = _OF_WEIGHT.get(type(param), GradientPiece)
+    gradient.mark = param.mark
 
 
 def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -332,8 +336,8 @@ def _gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[An
         params = [inputs] if isinstance(inputs, Tensor) else inputs
         for i, param in enumerate(params):
             if isinstance(param, Part) and found[i] is not None:
-                found[i] = found[i].as_subclass(_OF_WEIGHT.get(type(param), GradientPiece))
-                found[i].mark = param.mark
+                found[i] = found[i].as_subclass(Tensor)  # another object: it may be an argument
+                _mark_gradient(found[i], param)
     return tuple(found)
 
 

@@ -6,9 +6,7 @@ makes a case from a seed. A program gets only its rank's input.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,19 +17,15 @@ from torch import Tensor, nn
 from course_lib.checking import (
     Allowed,
     Case,
-    Check,
     Draw,
-    Expectation,
     Given,
-    Observed,
     Variety,
     Wrong,
     by_reference,
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
-from course_lib.checking.expectations import operations
-from course_lib.ranks import Trace, compute
+from course_lib.ranks import compute
 from course_lib.ranks.explain.words import format_table
 
 
@@ -59,41 +53,6 @@ class Unusual:
     def rank(self, words: str) -> int:
         """Return the rank that has this feature, or -1."""
         return self._ranks.get(words, -1)
-
-
-def alone_need_not_send(check: Check) -> Check:
-    """Allow a rank that is alone in its group to send nothing, as if it did what it need not do."""
-    judged, *further = check.expects
-
-    def test(case: Case, observed: Observed, trace: Trace) -> None:
-        right = check.prepare(case, observed.inputs).trace
-        silent = {
-            rank
-            for rank in range(case.world_size)
-            if len(case.members(rank)) == 1 and not operations(trace, rank)
-        }
-        events = [event for event in right.operations if event.rank in silent]
-        added = Trace([*trace.events, *events], trace.world_size, network=trace.network)
-        judged.test(case, observed, added if events else trace)
-
-    return replace(check, expects=(Expectation(test), *further))
-
-
-def timed(lengths: Callable[[Any], list[float]], check: Check) -> Check:
-    """Return a check of calls that overlap computation; a rank alone need not send anything.
-
-    `lengths` says for a rank's input how long each ``compute()`` of the program is. The trace of
-    the reference does not show that: it joins those in a row.
-    """
-
-    def computes(case: Case, inputs: Sequence[Any]) -> list[Mapping[float, int]]:
-        calls = [[each, each.get("before")] for each in inputs]
-        return [
-            Counter(seconds for call in each if call for seconds in lengths(call["own"]))
-            for each in calls
-        ]
-
-    return replace(alone_need_not_send(check), computes=computes)
 
 
 # Task 1: gradients that travel together -----------------------------------------------------------
@@ -333,12 +292,6 @@ def backward(params: Sequence[Tensor], batch: Sequence[tuple[int, Tensor]], seco
         if x.numel():  # This runs before the layer's own gradient exists.
             total.register_hook(lambda _: compute(seconds))
     total.backward()
-
-
-def lengths_of(own: Any) -> list[float]:
-    """Return how long each ``compute()`` in the backwards of these steps is."""
-    uses = [x for step in own["steps"] for batch in step for _, x in batch if x.numel()]
-    return [own["seconds"]] * len(uses)
 
 
 class _InterruptedError(Exception):
@@ -603,57 +556,48 @@ CHECKS = {
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False),
         judge=right_buckets,
     ),
-    "send_bucket": timed(
-        lambda own: [1e-3],
-        by_reference(
-            "send_bucket",
-            seeds=(2, 3, 11, 12, 17, 20, 22, 28, 37, 44, 51),
-            reference="course_lib.ddp.functions:send_bucket",
-            program=run_send,
-            draw=draw_bucket,
-            mistakes={SUM: sum_of("gradient of parameter {}")},
-            same_bits=True,
-            allowed=Allowed(
-                time=1.01,
-                hint="Send each bucket as one tensor, only once: send_bucket starts the sum, and "
-                "finish waits for it.",
-            ),
-            worth={"values": 2, "communication": 1},
+    "send_bucket": by_reference(
+        "send_bucket",
+        seeds=(2, 3, 11, 12, 17, 20, 22, 28, 37, 44, 51),
+        reference="course_lib.ddp.functions:send_bucket",
+        program=run_send,
+        draw=draw_bucket,
+        mistakes={SUM: sum_of("gradient of parameter {}")},
+        same_bits=True,
+        allowed=Allowed(
+            time=1.01,
+            hint="Send each bucket as one tensor, only once: send_bucket starts the sum, and "
+            "finish waits for it.",
         ),
+        worth={"values": 2, "communication": 1},
     ),
-    "hook_buckets": timed(
-        lengths_of,
-        by_reference(
-            "hook_buckets",
-            seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
-            reference="course_lib.ddp.functions:hook_buckets",
-            program=run_hooks,
-            draw=draw_hooks,
-            mistakes=CHAIN_MISTAKES,
-            as_if=TOO_EARLY,
-            same_bits=True,
-            allowed=Allowed(in_order=True, time=1.01, hint=IN_ORDER),
-            worth={"values": 3, "communication": 2},
-        ),
+    "hook_buckets": by_reference(
+        "hook_buckets",
+        seeds=(2, 3, 4, 9, 12, 28, 32, 34, 43, 51, 54, 62),
+        reference="course_lib.ddp.functions:hook_buckets",
+        program=run_hooks,
+        draw=draw_hooks,
+        mistakes=CHAIN_MISTAKES,
+        as_if=TOO_EARLY,
+        same_bits=True,
+        allowed=Allowed(in_order=True, time=1.01, hint=IN_ORDER),
+        worth={"values": 3, "communication": 2},
     ),
-    "data_parallel": timed(
-        lengths_of,
-        by_reference(
-            "data_parallel",
-            seeds=(0, 3, 9, 11, 12, 28, 37, 39, 43, 44, 46),
-            reference="course_lib.ddp.functions:data_parallel",
-            program=run_parallel,
-            draw=draw_parallel,
-            mistakes=CHAIN_MISTAKES,
-            as_if={**FIRST_OR_LAST, **TOO_EARLY},
-            same_bits=True,
-            allowed=Allowed(
-                in_order=True,
-                time=1.01,
-                hint=f"{IN_ORDER} {NO_SYNC}",
-            ),
-            worth={"values": 3, "communication": 2},
+    "data_parallel": by_reference(
+        "data_parallel",
+        seeds=(0, 3, 9, 11, 12, 28, 37, 39, 43, 44, 46),
+        reference="course_lib.ddp.functions:data_parallel",
+        program=run_parallel,
+        draw=draw_parallel,
+        mistakes=CHAIN_MISTAKES,
+        as_if={**FIRST_OR_LAST, **TOO_EARLY},
+        same_bits=True,
+        allowed=Allowed(
+            in_order=True,
+            time=1.01,
+            hint=f"{IN_ORDER} {NO_SYNC}",
         ),
+        worth={"values": 3, "communication": 2},
     ),
     "defend_data_parallel": defence("data_parallel", drawn_chain),
 }
