@@ -79,9 +79,9 @@ def _places(latencies: Sequence[float], bandwidths: Sequence[float]) -> list[Pla
             for bandwidth in sorted(set(bandwidths))]  # fmt: skip
 
 
-def _show_progress(done: int, total: int) -> None:
-    end = "\n" if done == total or not sys.stderr.isatty() else "\r"
-    print(f"{done} of {total} runs", end=end, file=sys.stderr, flush=True)
+def _show_progress(count: int, total: int) -> None:
+    end = "\n" if count == total or not sys.stderr.isatty() else "\r"
+    print(f"{count} of {total} runs", end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Job(NamedTuple):
     def result(self) -> Any:
         """Run the job, and return its result."""
         network = None if self.place is None else network_of(*self.place)
-        arguments = [each for each in (self.seed, network) if each is not None]
+        arguments = [argument for argument in (self.seed, network) if argument is not None]
         return self.measure(self.problem, self.algorithm, *arguments)
 
 
@@ -84,13 +84,13 @@ def run(
     with ProcessPoolExecutor(processes, context, _begin) as pool:
         running = {job: pool.submit(job.result) for job in jobs}
         try:
-            for number, each in enumerate(as_completed(running.values()), 1):
-                each.result()
+            for number, future in enumerate(as_completed(running.values()), 1):
+                future.result()
                 show_progress(number, len(jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {job: each.result() for job, each in running.items()}
+    return {job: future.result() for job, future in running.items()}
 
 
 def _begin() -> None:
