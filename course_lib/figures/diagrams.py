@@ -133,39 +133,27 @@ def torchrun_and_store(world_size: int = 4) -> Figure:
 def ddp_phases() -> Figure:
     """Draw what DDP does when it is made, in forward and in backward."""
     figure, axes = _canvas(12, 3.6)
-    phases = (
-        (
-            "made",
-            (
-                "broadcast weights and buffers\nfrom rank 0",
-                "cut parameters into buckets,\nlast layer first",
-                "put a hook on every parameter",
-            ),
-            HELD,
+    phases = {
+        "made": (
+            "broadcast weights and buffers\nfrom rank 0",
+            "cut parameters into buckets,\nlast layer first",
+            "put a hook on every parameter",
         ),
-        (
-            "forward, each step",
-            (
-                "broadcast buffers,\nif there are any",
-                "run the module",
-                "find unused parameters,\nif asked to",
-            ),
-            BARE,
+        "forward, each step": (
+            "broadcast buffers,\nif there are any",
+            "run the module",
+            "find unused parameters,\nif asked to",
         ),
-        (
-            "backward, each step",
-            (
-                "a hook: gradient ready,\ncopy it into its bucket",
-                "bucket full: start its\nall-reduce, go on",
-                "last hook: wait for all",
-            ),
-            MOVED,
+        "backward, each step": (
+            "a hook: gradient ready,\ncopy it into its bucket",
+            "bucket full: start its\nall-reduce, go on",
+            "last hook: wait for all",
         ),
-    )
-    for number, (name, does, color) in enumerate(phases):
-        x = 0.3 + number * 3.95
+    }
+    for number, (name, actions) in enumerate(phases.items()):
+        x, color = 0.3 + number * 3.95, (HELD, BARE, MOVED)[number]
         _note(axes, x + 1.7, 0.3, name)
-        for place, text in enumerate(does):
+        for place, text in enumerate(actions):
             y = 0.6 + place * 1.0
             _box(axes, x, y, 3.4, 0.8, text, color)
             if place:
