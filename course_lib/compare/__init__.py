@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 import torch
 
 from course_lib.compare.checksums import Disagreement, checksum, compare_replicas, flip_bit
-from course_lib.compare.differences import OWN_RULES, Case, Difference, Runs
+from course_lib.compare.differences import Case, Difference, Runs
 from course_lib.compare.layout import Cut, blocks
 from course_lib.compare.looks_like import explain
 from course_lib.compare.record import Record, record, trusted_run
@@ -142,7 +142,7 @@ def compare(
     runs = Runs(trusted, ranks, shards or {}, factor)
     candidates, compared, left_out = runs.find()
     for candidate in candidates:
-        if candidate.key.kind in OWN_RULES:
+        if not candidate.ranks:  # its kind has a rule of its own, which finds them
             explain(candidate, runs)
     differences = runs.with_effect([d for d in candidates if d.ranks])
     for step in {d.key.step for d in differences if d.key.kind == "output"}:

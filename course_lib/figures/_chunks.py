@@ -284,14 +284,12 @@ class _Watch(TorchFunctionMode):
 def draw_moment(moments: Sequence[Moment], number: int, title: str = "") -> Figure:
     """Draw moment `number`: what each rank holds, and the messages that brought it.
 
-    All drawings have the same size. A number beyond the last moment draws the last moment. New
-    content is bold, in a thick frame. In each column in which the receiver got something, an arrow
-    leads from the sender to the receiver. So a message of several columns has several arrows, and
-    the tip of each arrow says this.
+    All drawings have the same size. New content is bold, in a thick frame. In each column in which
+    the receiver got something, an arrow leads from the sender to the receiver. So a message of
+    several columns has several arrows, and the tip of each arrow says this.
     """
     import matplotlib.pyplot as plt
 
-    number = min(number, len(moments) - 1)
     now, before = moments[number], moments[max(0, number - 1)]
     figure = plt.figure(figsize=(5.4, 3.2))
     axes = figure.add_axes((0, 0, 1, 0.92))

@@ -16,9 +16,8 @@ class Traffic(NamedTuple):
     data: float
     experts: float
     context: float
-    inside: float
-    """The part of all these that stays inside a node."""
     between: float
+    """The part of all these that leaves the node."""
 
 
 def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
@@ -48,6 +47,5 @@ def traffic_of(model: Transformer, cluster: Cluster, layout: Layout) -> Traffic:
         *((tensor, t), (context, t * c), (experts, t * c * e)),
         *((data, t * h), (pipeline, 2 * t * h)),
     )
-    inside = sum(nbytes for nbytes, ranks in spans if ranks <= cluster.node_size)
-    total = tensor + pipeline + data + experts + context
-    return Traffic(tensor, pipeline, data, experts, context, inside, total - inside)
+    between = sum(nbytes for nbytes, ranks in spans if ranks > cluster.node_size)
+    return Traffic(tensor, pipeline, data, experts, context, between)
