@@ -157,13 +157,13 @@ def running(run: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def content_of(optimizer: Any, where: str = "") -> dict[str, Any]:
+def content_of(optimizer: Any, suffix: str = "") -> dict[str, Any]:
     """Return the content of an optimizer's ``state_dict()``, as plain values with readable keys."""
     state, groups = optimizer.get("state", {}), optimizer.get("param_groups", [])
     settings = {
         f"{key} of group {i}": group[key] for i, group in enumerate(groups) for key in group
     }
     return {
-        f"optimizer's state of parameter {{}}{where}": [dict(state[i]) for i in sorted(state)],
-        f"optimizer's setting{where}": settings,
+        f"optimizer's state of parameter {{}}{suffix}": [dict(state[i]) for i in sorted(state)],
+        f"optimizer's setting{suffix}": settings,
     }

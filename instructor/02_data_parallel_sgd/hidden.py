@@ -74,34 +74,34 @@ def gives_zeros_to_the_frozen(params, group=None):
 
 
 def one_per_shape(params, group=None):
-    done = {}
+    means = {}
     for param in params:
         if param.grad is not None:
-            if param.shape not in done:
+            if param.shape not in means:
                 dist.all_reduce(param.grad, group=group)
-                done[param.shape] = param.grad / dist.get_world_size(group)
-            param.grad = done[param.shape].clone()
+                means[param.shape] = param.grad / dist.get_world_size(group)
+            param.grad = means[param.shape].clone()
 
 
-def adds_to_the_last_call(params, group=None, kept={}):
+def adds_to_the_last_call(params, group=None, state={}):
     for i, param in enumerate(params):
         if param.grad is not None:
             dist.all_reduce(param.grad, group=group)
             param.grad /= dist.get_world_size(group)
-            before = kept.get(i)
+            before = state.get(i)
             if before is not None and before.shape == param.grad.shape:
                 param.grad += before
-            kept[i] = param.grad.clone()
+            state[i] = param.grad.clone()
 
 
-def only_once(params, group=None, kept=[]):
+def only_once(params, group=None, calls=[]):
     for param in params:
         if param.grad is not None:
             mean = param.grad.clone()
             dist.all_reduce(mean, group=group)
-            if not kept:
+            if not calls:
                 param.grad = mean / dist.get_world_size(group)
-    kept.append(True)
+    calls.append(True)
 
 
 K, SUM = "dist.get_world_size(group)", "dist.all_reduce(param.grad, group=group)"
@@ -127,7 +127,7 @@ CANDIDATES = [
 ]
 
 # The other tasks draw their hidden cases from the class's secret seed.
-HIDDEN = {"is_right": tuple(each.case() for each in CANDIDATES)}
+HIDDEN = {"is_right": tuple(candidate.case() for candidate in CANDIDATES)}
 
 # Modules with the answers to this assignment: they cannot be imported while it is graded.
 MASKED = ("course_lib.sharding", "course_lib.replicas")

@@ -106,13 +106,13 @@ def ring_reduce_scatter__to_the_right(tensor, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
     chunks = list(tensor.flatten().clone().tensor_split(k))
     for step in range(k - 1):
-        mine = (rank - step - 2) % k
-        incoming = torch.empty_like(chunks[mine])
-        sending = dist.isend(chunks[(mine + 1) % k], group=group, group_dst=(rank + 1) % k)
+        place = (rank - step - 2) % k
+        incoming = torch.empty_like(chunks[place])
+        sending = dist.isend(chunks[(place + 1) % k], group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
-        chunks[mine] += incoming
+        chunks[place] += incoming
     return chunks[rank]
 
 
@@ -136,7 +136,7 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
         "shares memory with tensor",
         ".clone()",
         "",
-        also=(("chunks[mine] += incoming", "chunks[mine] = chunks[mine] + incoming"),),
+        also=(("chunks[place] += incoming", "chunks[place] = chunks[place] + incoming"),),
     ),
     Mutant(
         "in_float64",
@@ -164,16 +164,16 @@ ring_reduce_scatter__to_the_right_edited = edits_of(
 @passes
 def ring_all_gather__to_the_right(chunk, length, group=None):
     rank, k = dist.get_rank(group), dist.get_world_size(group)
-    whole = chunk.new_empty(length)
-    chunks = list(whole.tensor_split(k))
+    vector = chunk.new_empty(length)
+    chunks = list(vector.tensor_split(k))
     chunks[rank].copy_(chunk)
     for step in range(k - 1):
-        given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
-        sending = dist.isend(given, group=group, group_dst=(rank + 1) % k)
+        outgoing, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(got, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
-    return whole
+    return vector
 
 
 ring_all_gather__to_the_right_edited = edits_of(
@@ -181,7 +181,7 @@ ring_all_gather__to_the_right_edited = edits_of(
     Mutant(
         "in_order_of_arrival",
         "Chunk r comes from rank r of the group",
-        "return whole",
+        "return vector",
         "return torch.cat(chunks[rank:] + chunks[:rank])",
     ),
     Mutant(
@@ -226,9 +226,9 @@ def ring_all_reduce__in_one_loop(tensor, group=None):
     flat = tensor.flatten().contiguous()
     chunks = flat.tensor_split(k)
     for step in range(2 * (k - 1)):
-        given, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
+        outgoing, got = chunks[(rank - step) % k], chunks[(rank - step - 1) % k]
         incoming = torch.empty_like(got)
-        sending = dist.isend(given, group=group, group_dst=(rank + 1) % k)
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % k)
         receiving = dist.irecv(incoming, group=group, group_src=(rank - 1) % k)
         sending.wait()
         receiving.wait()
@@ -246,12 +246,12 @@ def ring_all_reduce__padded(tensor, group=None):
     rows = rows.view(k, size)
     for adding in (True, False):
         for step in range(k - 1):
-            given, got = (rank + step) % k, (rank + step + 1) % k
+            outgoing, got = (rank + step) % k, (rank + step + 1) % k
             if not adding:
-                given, got = (given - 1) % k, (got - 1) % k
+                outgoing, got = (outgoing - 1) % k, (got - 1) % k
             incoming = torch.empty_like(rows[got])
             ops = [
-                dist.P2POp(dist.isend, rows[given], members[rank - 1], group),
+                dist.P2POp(dist.isend, rows[outgoing], members[rank - 1], group),
                 dist.P2POp(dist.irecv, incoming, members[(rank + 1) % k], group),
             ]
             for handle in dist.batch_isend_irecv(ops):
@@ -318,12 +318,12 @@ def ring_all_reduce__by_reduce_scatter_of_the_library(tensor, group=None):
 
 @passes
 def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
-    def swap(given, got, group):
+    def swap(outgoing, got, group):
         me, k = dist.get_rank(group), dist.get_world_size(group)
         batch = []
         for step in range(1, k):
             to, source = (me + step) % k, (me - step) % k
-            batch.append(dist.P2POp(dist.isend, given[to], group=group, group_peer=to))
+            batch.append(dist.P2POp(dist.isend, outgoing[to], group=group, group_peer=to))
             batch.append(dist.P2POp(dist.irecv, got[source], group=group, group_peer=source))
         for handle in dist.batch_isend_irecv(batch) if batch else []:
             handle.wait()
@@ -342,9 +342,9 @@ def two_level_all_reduce__all_messages_at_once(tensor, inside, between):
         swap([chunk] * k, chunks, group)
 
     flat = tensor.flatten().contiguous()
-    mine = add_up(flat, inside)
-    collect(mine, add_up(mine, between), between)
-    collect(flat, mine, inside)
+    chunk = add_up(flat, inside)
+    collect(chunk, add_up(chunk, between), between)
+    collect(flat, chunk, inside)
     tensor.copy_(flat.view(tensor.shape))
 
 
@@ -353,7 +353,7 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
     Mutant(
         "inside_only",
         "only the ranks of this node",
-        "collect(mine, add_up(mine, between), between)",
+        "collect(chunk, add_up(chunk, between), between)",
         "pass",
     ),
     Mutant(
@@ -361,7 +361,7 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
         "only the ranks with the same place",
         "add_up(flat, inside)",
         "flat",
-        also=(("collect(flat, mine, inside)", "pass"),),
+        also=(("collect(flat, chunk, inside)", "pass"),),
     ),
     Mutant(
         "wrong_way_round",
@@ -373,11 +373,11 @@ two_level_all_reduce__all_messages_at_once_edited = edits_of(
     Mutant(
         "gathers_between_nodes",
         "hidden case",
-        "collect(mine, add_up(mine, between), between)",
+        "collect(chunk, add_up(chunk, between), between)",
         """
-        parts = [mine.clone() for _ in range(dist.get_world_size(between))]
-        swap([mine] * len(parts), parts, between)
-        mine = sum(parts)
+        parts = [chunk.clone() for _ in range(dist.get_world_size(between))]
+        swap([chunk] * len(parts), parts, between)
+        chunk = sum(parts)
         """,
         ("simulated",),
     ),

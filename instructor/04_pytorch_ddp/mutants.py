@@ -24,8 +24,8 @@ def my_batches__by_slices(length, batch_size, epoch, seed, group=None):
 def my_batches__by_hand(length, batch_size, epoch, seed, group=None):
     k, rank = dist.get_world_size(group), dist.get_rank(group)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch))
-    each = -(-length // k)
-    order = order.repeat(each * k // length + 1)[: each * k]
+    share = -(-length // k)
+    order = order.repeat(share * k // length + 1)[: share * k]
     return torch.split(order[rank::k], batch_size)
 
 
@@ -214,7 +214,7 @@ def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=No
     k, rank = dist.get_world_size(group), dist.get_rank(group)
     modes = [module.training for module in model.modules()]
     begin, end = len(x) * rank // k, len(x) * (rank + 1) // k
-    mine = [0.0, 0]
+    sums = [0.0, 0]
     with torch.inference_mode():
         model.eval()
         for xs, ys in zip(
@@ -222,13 +222,13 @@ def evaluate__contiguous_and_gathered(model, loss_fn, x, y, batch_size, group=No
         ):
             if len(xs):
                 out = model(xs)
-                mine[0] += float(loss_fn(out, ys)) * len(xs)
-                mine[1] += int((out.argmax(1) == ys).sum())
+                sums[0] += float(loss_fn(out, ys)) * len(xs)
+                sums[1] += int((out.argmax(1) == ys).sum())
     for module, mode in zip(model.modules(), modes, strict=True):
         module.training = mode
     everyone = [None] * k
-    dist.all_gather_object(everyone, mine, group=group)
-    return sum(each[0] for each in everyone) / len(x), sum(each[1] for each in everyone) / len(x)
+    dist.all_gather_object(everyone, sums, group=group)
+    return sum(s[0] for s in everyone) / len(x), sum(s[1] for s in everyone) / len(x)
 
 
 evaluate__strided_edited = edits_of(
@@ -354,12 +354,12 @@ def load_checkpoint__by_broadcasts(file, model, optimizer, group=None):
 
 @passes
 def load_checkpoint__by_all_gather(file, model, optimizer, group=None):
-    found = [None] * dist.get_world_size(group)
-    mine = None if file is None else file.read()
-    dist.all_gather_object(found, mine, group=group)
+    contents = [None] * dist.get_world_size(group)
+    content = None if file is None else file.read()
+    dist.all_gather_object(contents, content, group=group)
     import io
 
-    state = torch.load(io.BytesIO(found[0]), weights_only=True)
+    state = torch.load(io.BytesIO(contents[0]), weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     model.load_state_dict(state["model"])
     return state["epoch"]
@@ -407,8 +407,8 @@ load_checkpoint__by_broadcasts_edited = edits_of(
 @passes
 def token_mean_step__with_ddp(model, micro_batches, group=None):
     k = dist.get_world_size(group)
-    mine = torch.tensor([float((y >= 0).sum()) for _, y in micro_batches], dtype=torch.float64)
-    sums = torch.stack([mine.sum(), torch.zeros_like(mine[0])])
+    counts = torch.tensor([float((y >= 0).sum()) for _, y in micro_batches], dtype=torch.float64)
+    sums = torch.stack([counts.sum(), torch.zeros_like(counts[0])])
     dist.all_reduce(sums[:1], group=group)
     model.zero_grad()
     for i, (x, y) in enumerate(micro_batches):
@@ -457,7 +457,7 @@ token_mean_step__with_ddp_edited = edits_of(
         "mean_of_ranks",
         "a mean of the ranks' means",
         "(k / sums[0].item())",
-        "(1 / max(1, mine.sum().item()))",
+        "(1 / max(1, counts.sum().item()))",
     ),
     Mutant("forgets_k", "DDP divides by it once more", "(k / sums", "(1 / sums"),
     Mutant(
@@ -472,7 +472,7 @@ token_mean_step__with_ddp_edited = edits_of(
         "has no labels",
         "model.zero_grad()",
         """
-        if not mine.sum():
+        if not counts.sum():
             return 0.0
         model.zero_grad()
         """,
@@ -582,8 +582,8 @@ def exhibit_2__touches_all(model, loss_fn, batches, lr, group=None):
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for x, y in batches:
         optimizer.zero_grad()
-        nothing = sum(0 * param.sum() for param in model.parameters())
-        (loss_fn(ddp(x), y) + nothing).backward()
+        zero = sum(0 * param.sum() for param in model.parameters())
+        (loss_fn(ddp(x), y) + zero).backward()
         optimizer.step()
 
 
@@ -626,7 +626,7 @@ exhibit_2__by_hand_edited = edits_of(
 
 exhibit_2__touches_all_edited = edits_of(
     exhibit_2__touches_all,
-    Mutant("as_it_hangs", "Expected to have finished reduction", " + nothing", ""),
+    Mutant("as_it_hangs", "Expected to have finished reduction", " + zero", ""),
     Mutant(
         "knows_the_model",
         "another model",
