@@ -18,23 +18,18 @@ from torch import Tensor, nn
 
 from course_lib.checking import (
     Allowed,
-    Case,
     Draw,
     Given,
     Variety,
-    Wrong,
     by_reference,
     sends_at_most,
 )
-from course_lib.checking.answers import WHOLE, Kind, sees
 from course_lib.checking.testing import Candidate, testing_task
 
-# Task 1: each rank holds some of the elements. An empty shard may be anywhere, so there is a judge.
-
-Bounds = tuple[int, int]
+# Task 1: each rank holds some of the elements -----------------------------------------------------
 
 
-def bounds_program(shard_bounds: Callable[..., Any], inputs: Any, case: Given) -> Any:
+def run_bounds(shard_bounds: Callable[..., Any], inputs: Any, case: Given) -> Any:
     """Compute the bounds of every rank, for each pair (length, world size) of ``questions``.
 
     One rank runs this, because nothing is communicated. It begins with the last rank, so that a
@@ -43,70 +38,55 @@ def bounds_program(shard_bounds: Callable[..., Any], inputs: Any, case: Given) -
 
     def bounds(length: int, k: int, rank: int) -> Any:
         answer = shard_bounds(length, k, rank)
-        if isinstance(answer, slice | range):
-            call = _asked(length, k).format(rank)
-            raise TypeError(f"{call} is {answer}, expected two ints (start, stop)")
-        return answer.tolist() if isinstance(answer, np.ndarray) else answer
+        answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
+        pair = isinstance(answer, tuple | list) and len(answer) == 2
+        if not pair or any(type(bound) is not int for bound in answer):
+            call = bounds_of(length, k).format(rank)
+            raise TypeError(f"{call} is {answer!r:.60}, expected two ints (start, stop)")
+        return without_place(*answer)
 
     return {
-        _asked(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]
+        bounds_of(length, k): [bounds(length, k, rank) for rank in reversed(range(k))][::-1]
         for length, k in inputs["questions"]
     }
 
 
-def _asked(length: int, k: int) -> str:
+def bounds_of(length: int, k: int) -> str:
     return f"shard_bounds({length}, {k}, {{}})"
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(map(WHOLE.test, value))
+def without_place(start: int, stop: int) -> str:
+    """Return the bounds as text; an empty shard may be anywhere."""
+    return "an empty shard" if start == stop else str((start, stop))
 
 
-_BOUNDS = Kind("two ints (start, stop)", _is_pair, "pairs of ints")
+def bounds_if(bounds: Callable[[int, int, int], tuple[int, int]]) -> Callable[..., Any]:
+    """Return the mistake of a function that gives these bounds."""
+    return lambda inputs, me, expected: {
+        bounds_of(length, k): [without_place(*bounds(length, k, rank)) for rank in range(k)]
+        for length, k in inputs[0]["questions"]
+    }
 
 
-@sees(lambda case, inputs, rank: {_asked(n, k): [_BOUNDS] * k for n, k in inputs[0]["questions"]})
-def balanced_shards(case: Case, inputs: Any, expected: Any, values: Sequence[Any]) -> None:
-    """Judge bounds (start, stop): all elements once, in order, sizes differing by at most one."""
-    for length, k in inputs[0]["questions"]:
-        _judge(f"shard_bounds({length}, {k}, rank)", length, k, values[0][_asked(length, k)])
+def with_last_element(length: int, k: int, rank: int) -> tuple[int, int]:
+    size, leftover = divmod(length, k)
+    start = rank * size + min(rank, leftover)
+    return start, start + size + (rank < leftover) - 1
 
 
-def _judge(call: str, length: int, k: int, answer: Sequence[Any]) -> None:
-    at = 0
-    for rank, (start, stop) in enumerate(answer):
-        if start == stop:
-            continue  # an empty shard may be anywhere
-        if start != at:
-            other = f"but rank {rank - 1} stopped at {at}" if rank else "expected 0"
-            fault = "is skipped" if start > at else "is held twice"
-            raise Wrong(
-                f"{call}: rank {rank} starts at {start}, {other}",
-                _if_inclusive(answer, length) or f"Element {min(start, at)} {fault}.",
-            )
-        if stop < start:
-            raise Wrong(f"{call}: rank {rank} stops at {stop}, before its start {start}")
-        at = stop
-    if at > length:
-        raise Wrong(f"{call}: the last rank stops at {at}, beyond the end")
-    if at < length:
-        lost = f"{call}: {length - at} of {length} elements belong to nobody"
-        hint = _if_inclusive(answer, length) or "What does the integer division leave over?"
-        raise Wrong(lost, hint)
-    sizes = [stop - start for start, stop in answer]
-    if max(sizes) - min(sizes) > 1 or sizes != sorted(sizes, reverse=True):
-        raise Wrong(
-            f"{call}: the shards have sizes {sizes}",
-            "Sizes may differ by one at most, and the first ranks take the extra elements.",
+BOUNDS_MISTAKES = {
+    "bounds with the last element as the stop. A stop is not part of its shard: [start, stop), as "
+    "in x[start:stop]": bounds_if(with_last_element),
+    "shards of length // world_size elements: the elements that the division leaves over belong to "
+    "nobody": bounds_if(lambda length, k, rank: (rank * (length // k), (rank + 1) * (length // k))),
+    "shards of which the last takes what the division leaves over. Sizes may differ by one at most,"
+    " and the first ranks take the extra elements": bounds_if(
+        lambda length, k, rank: (
+            rank * (length // k),
+            length if rank == k - 1 else (rank + 1) * (length // k),
         )
-
-
-def _if_inclusive(answer: Sequence[Bounds], length: int) -> str:
-    """Return a hint if every stop is the last element and not the one after it."""
-    stops = [0, *(stop + 1 for _, stop in answer)]
-    if [start for start, _ in answer] == stops[:-1] and stops[-1] == length:
-        return "A stop is not part of its shard: [start, stop), as in x[start:stop]."
-    return ""
+    ),
+}
 
 
 def draw_bounds(d: Draw) -> list[Any]:
@@ -342,10 +322,10 @@ CHECKS = {
         "shard_bounds",
         seeds=(0, 3, 4, 6, 7),
         reference="course_lib.sharding:shard_bounds",
-        program=bounds_program,
+        program=run_bounds,
         draw=draw_bounds,
         variety=Variety(ranks=(1,), dtypes=("float32",), layouts=(), groups=False, calls=False),
-        judge=balanced_shards,
+        mistakes=BOUNDS_MISTAKES,
     ),
     "average_gradients": by_reference(
         "average_gradients",

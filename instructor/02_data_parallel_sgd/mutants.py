@@ -37,19 +37,18 @@ shard_bounds__drops_the_rest_edited = edits_of(
     shard_bounds__drops_the_rest,
     Mutant(
         "rest_to_the_last",
-        "the shards have sizes",
+        "the first ranks take the extra elements",
         "(rank",
         "length if rank == world_size - 1 else (rank",
     ),
-    Mutant("ignores_the_rank", "is held twice", "rank * size, (rank + 1) * size", "0, size"),
-    Mutant("past_the_end", "beyond the end", "size = length", "size = (length + world_size - 1)"),
+    Mutant("ignores_the_rank", "got '(0,", "rank * size, (rank + 1) * size", "0, size"),
+    Mutant(
+        "past_the_end",
+        "expected 'an empty shard'",
+        "size = length",
+        "size = (length + world_size - 1)",
+    ),
 )
-
-
-@fails("starts at")
-def shard_bounds__counts_ranks_from_1(length, world_size, rank):
-    size, leftover = divmod(length, world_size)
-    return (rank - 1) * size + min(rank - 1, leftover), rank * size + min(rank, leftover)
 
 
 @fails("two ints")
