@@ -60,13 +60,6 @@ minibatches__sorted_random_numbers_edited = edits_of(
         "rand(n, generator=generator, dtype=torch.float64).argsort(",
         "tensor(list(torch.utils.data.RandomSampler(range(n), generator=generator))",
     ),
-    Mutant(
-        "draws_one_of_9_seeds",
-        "possible epochs come",
-        "generator=generator, dtype",
-        "generator=torch.Generator().manual_seed(int(torch.randint(9, (), generator=generator))), "
-        "dtype",
-    ),
     Mutant("lists", "vector of whole numbers (int64)", ".sort().values", ".tolist()"),
 )
 
@@ -127,12 +120,6 @@ sgd_step__in_no_grad_edited = edits_of(
             break
         if True:
         """,
-    ),
-    Mutant(
-        "freezes",
-        "changes which of the parameters require a gradient",
-        "-= lr * param.grad",
-        "-= lr * param.grad; param.requires_grad_(False)",
     ),
     Mutant(
         "scales_the_gradient_there_and_back",
@@ -221,18 +208,6 @@ accumulate_gradients__weighted_edited = edits_of(
         """,
     ),
     Mutant(
-        "moves_the_weights_there_and_back",
-        "the function changes weights, which must stay as it is",
-        "return total",
-        """
-        with torch.no_grad():
-            for param in model.parameters():
-                param += 0.1
-                param -= 0.1
-        return total
-        """,
-    ),
-    Mutant(
         "sums_in_float32",
         "rounded to float32 on the way",
         "part.backward()",
@@ -306,21 +281,6 @@ learning_rate__by_formula_edited = edits_of(
         "total_steps):",
         "total_steps, kept={}):",
         also=(("return peak", "return kept.setdefault((warmup_steps, total_steps), peak)"),),
-    ),
-    Mutant(
-        "keeps_the_first_warm_up",
-        "keep nothing from one call to the next",
-        "total_steps):",
-        "total_steps, kept={}):",
-        also=(
-            (
-                "if step < warmup_steps:",
-                """
-                warmup_steps = kept.setdefault((peak, total_steps), warmup_steps)
-                if step < warmup_steps:
-                """,
-            ),
-        ),
     ),
     Mutant(
         "counts_the_calls",

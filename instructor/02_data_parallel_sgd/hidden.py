@@ -41,19 +41,17 @@ def does_nothing(params, group=None):
 
 
 def to_one_rank(params, group=None):
-    first = dist.get_global_rank(group, 0) if group is not None else 0
     for param in params:
         if param.grad is not None:
-            dist.reduce(param.grad, first, group=group)
-            if dist.get_rank() == first:
+            dist.reduce(param.grad, group=group, group_dst=0)
+            if dist.get_rank(group) == 0:
                 param.grad /= dist.get_world_size(group)
 
 
 def from_one_rank(params, group=None):
-    first = dist.get_global_rank(group, 0) if group is not None else 0
     for param in params:
         if param.grad is not None:
-            dist.broadcast(param.grad, first, group=group)
+            dist.broadcast(param.grad, group=group, group_src=0)
 
 
 def keeps_zeros(params, group=None):

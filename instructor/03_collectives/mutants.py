@@ -55,19 +55,6 @@ tree_broadcast__doubling_edited = edits_of(
         "() if tensor.dim() > 1 else tensor",
         VIRTUAL,
     ),
-    Mutant(
-        "a_chain",
-        "Let every rank that has the tensor pass it on, all at the same time",
-        "if place < width and place + width < k",
-        "if place == width - 1",
-        VIRTUAL,
-        also=(
-            ("elif width <= place < 2 * width", "elif place == width"),
-            ("(rank + width)", "(rank + 1)"),
-            ("(rank - width)", "(rank - 1)"),
-            ("width *= 2", "width += 1"),
-        ),
-    ),
     Mutant("from_whoever_sends", None, "group=group, group_src=(rank - width) % k", "group=group"),
 )
 

@@ -51,18 +51,8 @@ my_batches__by_slices_edited = edits_of(
         "[int(i) for i in torch.utils.data.DataLoader(range(length), sampler=sampler)]",
     ),
     Mutant(
-        "sampler_of_the_first_call",
-        "something is kept from the call before",
-        "group=None):",
-        "group=None, kept={}):",
-        also=(
-            ("sampler = ", "sampler = kept.setdefault('sampler', "),
-            ("rank=rank, seed=seed)", "rank=rank, seed=seed))"),
-        ),
-    ),
-    Mutant(
         "kept_by_epoch",
-        "batches of epoch",
+        "something is kept from the call before",
         "group=None):",
         "group=None, kept={}):",
         also=(("list(sampler)", "kept.setdefault((epoch, k, rank), list(sampler))"),),
@@ -448,12 +438,6 @@ def token_mean_step__by_hand(model, micro_batches, group=None):
 token_mean_step__with_ddp_edited = edits_of(
     token_mean_step__with_ddp,
     Mutant(
-        "mean_of_micro_batches",
-        "gradient of parameter 0",
-        'F.cross_entropy(model(x), y, reduction="sum") * (k / sums[0].item())',
-        "F.cross_entropy(model(x), y).nan_to_num() / len(micro_batches)",
-    ),
-    Mutant(
         "mean_of_ranks",
         "a mean of the ranks' means",
         "(k / sums[0].item())",
@@ -479,12 +463,6 @@ token_mean_step__with_ddp_edited = edits_of(
     ),
     Mutant("always_syncs", "The ranks disagree", "i == len(micro_batches) - 1", "True"),
     Mutant("keeps_old_gradients", ".grad is not empty", "model.zero_grad()", "pass"),
-    Mutant(
-        "clips_micro_batches",
-        "gradients that are clipped",
-        "loss.backward()",
-        "loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-    ),
     Mutant(
         "divides_at_the_end",
         "float16 becomes inf beyond 65504",

@@ -45,7 +45,6 @@ assign_buckets__open_buckets_edited = edits_of(
         "+ param.nbytes >",
         ">",
     ),
-    Mutant("all_are_small", "the buckets are", "[], 0, cap", "[], 0, limit"),
     Mutant("includes_frozen", "some are frozen", "not param.requires_grad:", "False:"),
     Mutant(
         "tied_at_its_last_use",
@@ -69,14 +68,7 @@ assign_buckets__open_buckets_edited = edits_of(
         "param.nbytes",
         "(8 if param.dtype == torch.float64 else 4) * param.numel()",
     ),
-    Mutant("closes_at_the_cap", "the buckets are", "+ param.nbytes >", "+ param.nbytes >="),
     Mutant("first_cap_above_cap", "the buckets are", "min(cap, first_cap)", "first_cap"),
-    Mutant(
-        "bytes_of_the_memory",
-        "the buckets are",
-        "param.nbytes",
-        "param.untyped_storage().nbytes()",
-    ),
     Mutant(
         "one_first_bucket",
         "two dtypes",
@@ -180,30 +172,6 @@ send_bucket__by_cat_edited = edits_of(
         also=(("work.wait()", "[work.wait() for work in works]"),),
     ),
     Mutant(
-        "mean_of_those_that_have_one",
-        "lacks a gradient",
-        "mean = flat / dist.get_world_size(group)",
-        """
-        counts = torch.tensor([float(p.grad is not None) for p in params])
-        dist.all_reduce(counts, group=group)
-        sizes = torch.tensor([p.numel() for p in params])
-        mean = flat / counts.clamp(min=1).repeat_interleave(sizes).to(flat.dtype)
-        """,
-    ),
-    Mutant(
-        "in_bfloat16",
-        "gradient of parameter",
-        "[grad.detach().flatten() for grad in grads])",
-        "[grad.detach().flatten().bfloat16() for grad in grads])",
-        also=(("piece.view(param.shape)", "piece.view(param.shape).to(param.dtype)"),),
-    ),
-    Mutant(
-        "moves_the_parameters",
-        "the function changes weights",
-        "param.grad = piece.view(param.shape)",
-        "param.grad = piece.view(param.shape); param.data.sub_(param.grad)",
-    ),
-    Mutant(
         "nothing_to_send_alone",
         None,
         "work = dist.all_reduce(flat, group=group, async_op=True)",
@@ -227,16 +195,6 @@ send_bucket__by_cat_edited = edits_of(
                 flat.copy_(new)
                 """,
             ),
-        ),
-    ),
-    Mutant(
-        "one_at_a_time",
-        "two buckets at once",
-        "group=None):",
-        "group=None, kept={}):",
-        also=(
-            ("flat = torch.cat", "kept['flat'] = flat = torch.cat"),
-            ("= flat /", "= kept['flat'] /"),
         ),
     ),
 )
@@ -349,12 +307,6 @@ hook_buckets__one_order_edited = edits_of(
         """,
     ),
     Mutant(
-        "forgets_what_is_ready",
-        "gradient in step 1",
-        "ready.clear()",
-        "pass",
-    ),
-    Mutant(
         "zeros_for_those_left_out",
         ".grad is not empty",
         "p.grad is None",
@@ -392,27 +344,6 @@ hook_buckets__one_order_edited = edits_of(
         "an inf or NaN on rank",
         "mean = flat / dist.get_world_size(group)",
         "mean = (flat / dist.get_world_size(group)).nan_to_num(0, 0, 0)",
-    ),
-    Mutant(
-        "hooks_once",
-        "Launch it in the hook that completes it",
-        "param.register_post_accumulate_grad_hook(hook)",
-        "handles.append(param.register_post_accumulate_grad_hook(hook))",
-        VIRTUAL,
-        also=(
-            ("ready, sent = set(), []", "ready, sent, handles = set(), [], []"),
-            ("sent.clear()", "sent.clear(); [handle.remove() for handle in handles]"),
-        ),
-    ),
-    Mutant(
-        "nothing_to_send_alone",
-        None,
-        "sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
-        """
-        alone = dist.get_world_size(group) == 1
-        sent.append((flat, None if alone else dist.all_reduce(flat, group=group, async_op=True)))
-        """,
-        also=(("work.wait()", "work is None or work.wait()"),),
     ),
 )
 
@@ -497,12 +428,6 @@ data_parallel__all_in_one_edited = edits_of(
                 """,
             ),
         ),
-    ),
-    Mutant(
-        "frees_after_no_sync",
-        "gradient in step",
-        "local.pop()",
-        "local.pop(); [setattr(p, 'grad', None) for p in params if not local]",
     ),
     Mutant(
         "tied_twice", "A tied parameter is in one bucket, once", "dict.fromkeys(params)", "params"
