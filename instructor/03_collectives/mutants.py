@@ -37,10 +37,7 @@ tree_broadcast__doubling_edited = edits_of(
         "contiguous().copy_(data",
     ),
     Mutant(
-        "never_received",
-        "memory of torch.empty holds",
-        "tensor.contiguous(",
-        "torch.empty(tensor.shape, dtype=tensor.dtype",
+        "never_received", "memory of torch.empty holds", "contiguous()", "new_empty(tensor.shape)"
     ),
     Mutant(
         "takes_src_for_a_number_in_the_group",
@@ -105,10 +102,7 @@ def ring_reduce_scatter__to_the_right(tensor, group=None):
 
 ring_reduce_scatter__to_the_right_edited = edits_of(
     ring_reduce_scatter__to_the_right,
-    Mutant(
-        *("deadlock", "waits in send", "sending = dist.isend", "dist.send", VIRTUAL),
-        also=(("sending.wait()", "pass"),),
-    ),
+    Mutant("deadlock", "waits in send", "isend(", "send(", VIRTUAL, (("sending.wait()", "pass"),)),
     Mutant(
         "in_turns",
         "Send and receive at the same time",
@@ -178,22 +172,9 @@ ring_all_gather__to_the_right_edited = edits_of(
         "step + 1) % k], chunks[(rank - step",
     ),
     Mutant("forwards_its_own", "receives them as", "[(rank - step) % k]", "[rank]", VIRTUAL),
-    Mutant(
-        "receives_into_its_input",
-        "changes chunk, which must stay as it is",
-        "return",
-        "chunk.zero_(); return",
-    ),
-    Mutant(
-        "whole_world",
-        "in two groups",
-        "(group)",
-        "()",
-        also=(("group=group", "group=None"),),
-    ),
-    Mutant(
-        "does_not_wait", "never waits for the handle of recv", "receiving.wait()", "pass", VIRTUAL
-    ),
+    Mutant("receives_into_its_input", "changes chunk", "return", "chunk.zero_(); return"),
+    Mutant("whole_world", "in two groups", "(group)", "()", also=(("=group", "=None"),)),
+    Mutant("does_not_wait", "waits for the handle of recv", "receiving.wait()", "pass", VIRTUAL),
     Mutant(
         "to_everybody",
         "may exchange messages only with",
@@ -249,18 +230,12 @@ def ring_all_reduce__padded(tensor, group=None):
 
 ring_all_reduce__in_one_loop_edited = edits_of(
     ring_all_reduce__in_one_loop,
-    Mutant(
-        "leaves_inf",
-        "has an inf or a NaN",
-        "flat.view(tensor.shape)",
-        "flat.nan_to_num().view(tensor.shape)",
-    ),
+    Mutant("leaves_inf", "has an inf or a NaN", "flat.view", "flat.nan_to_num().view"),
     Mutant(
         "into_a_copy",
         "the tensor as it was before the call",
-        "tensor.flatten()",
-        "tensor.flatten().clone()",
-        also=(("tensor.copy_(flat.view(tensor.shape))", "return flat.view(tensor.shape)"),),
+        "tensor.copy_",
+        "tensor.clone().copy_",
     ),
     Mutant(
         "into_the_copy_of_reshape",
@@ -279,9 +254,6 @@ ring_all_reduce__in_one_loop_edited = edits_of(
         "fewer numbers than ranks",
         "tensor_split",
         "chunk(k) if len(flat) % k != 1 else flat.tensor_split",
-    ),
-    Mutant(
-        "through_float32", "were rounded to float32 on the way", ".flatten()", ".flatten().float()"
     ),
     Mutant(
         "gathers_without_the_group",
