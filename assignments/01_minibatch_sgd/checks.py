@@ -292,18 +292,15 @@ def added_to_the_old(inputs: Sequence[Any], me: int, expected: Sequence[Any]) ->
 
 def summed(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
     """Return the sum over micro-batches of equal length; None if a last one is shorter."""
-    values, micro = expected[0], inputs[0]["micro"]
-    if any(len(x) % micro for x in inputs[0]["x"]):
+    (rank_inputs,), (values,) = inputs, expected
+    if any(len(x) % rank_inputs["micro"] for x in rank_inputs["x"]):
         return None
-    parts = [len(x) // micro for x in inputs[0]["x"]]
-    gradients = [
-        [None if gradient is None else k * gradient for gradient in after]
-        for k, after in zip(parts, values[GRADIENTS], strict=True)
-    ]
-    return {
-        GRADIENTS: gradients,
-        LOSSES: [k * loss for k, loss in zip(parts, values[LOSSES], strict=True)],
-    }
+    gradients, losses = [], []
+    for x, mean, loss in zip(rank_inputs["x"], values[GRADIENTS], values[LOSSES], strict=True):
+        parts = len(x) // rank_inputs["micro"]
+        gradients.append([gradient if gradient is None else parts * gradient for gradient in mean])
+        losses.append(parts * loss)
+    return {GRADIENTS: gradients, LOSSES: losses}
 
 
 SUM_MISTAKES = {

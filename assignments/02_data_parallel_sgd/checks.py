@@ -24,6 +24,7 @@ from course_lib.checking import (
     by_reference,
     sends_at_most,
 )
+from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.checking.testing import Candidate, testing_task
 
 # Task 1: each rank holds some of the elements -----------------------------------------------------
@@ -154,17 +155,13 @@ def bytes_as_float64(inputs: Any) -> int:
 
 def scaled(factor: Callable[[int], float]) -> Callable[..., Any]:
     """Return the mistake that gives `factor(K)` times the mean."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        means = expected[me]["gradient of parameter {}"]
-        k = factor(len(inputs))
-        return {"gradient of parameter {}": [m if m is None else k * m for m in means]}
-
-    return mistake
+    return lambda inputs, me, expected: with_tensors(
+        expected[me], lambda mean: factor(len(inputs)) * mean
+    )
 
 
 def own_parts(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-    parts = [g if g is None else g / len(inputs) for g in inputs[me]["gradients"]]
+    parts = with_tensors(inputs[me]["gradients"], lambda gradient: gradient / len(inputs))
     return {"gradient of parameter {}": parts}
 
 

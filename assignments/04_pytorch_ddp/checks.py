@@ -722,10 +722,7 @@ def trained(model: nn.Module, prediction: Any) -> dict[str, Any]:
 
 
 def script_if(averages: str) -> Callable[..., Any]:
-    """Return the mistake of a script that averages ``nothing``, ``parameters`` or ``gradients``.
-
-    It averages no buffers.
-    """
+    """Return the mistake of a script that averages ``parameters`` or ``gradients``, no buffers."""
 
     def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
         models = [script_model(member).train(member["training"]) for member in inputs]
@@ -751,7 +748,6 @@ def script_if(averages: str) -> Callable[..., Any]:
 
 
 SCRIPT_MISTAKES = {
-    "a run with this rank's own gradients: nothing was averaged": script_if("nothing"),
     "a run that averages the parameters, and then takes a step with this rank's own gradient": (
         script_if("parameters")
     ),

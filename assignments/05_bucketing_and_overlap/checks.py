@@ -7,6 +7,7 @@ makes a case from a seed. A program gets only its rank's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,7 @@ from course_lib.checking import (
 )
 from course_lib.checking.answers import WHOLE, Kind, ListOf, sees
 from course_lib.checking.defence import defence, drawn_network, one_of
+from course_lib.checking.on_ranks.leaves import with_tensors
 from course_lib.ranks import compute
 from course_lib.ranks.explain.words import format_table
 
@@ -217,14 +219,9 @@ def draw_bucket(d: Draw) -> list[Any]:
 
 def sum_of(key: str) -> Callable[..., Any]:
     """Return the mistake that gives K times the mean."""
-
-    def mistake(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
-        means, k = expected[me][key], len(inputs)
-        steps = means if isinstance(means[0], list) else [means]
-        sums = [[None if mean is None else k * mean for mean in step] for step in steps]
-        return {key: sums if isinstance(means[0], list) else sums[0]}
-
-    return mistake
+    return lambda inputs, me, expected: {
+        key: with_tensors(expected[me][key], lambda mean: len(inputs) * mean)
+    }
 
 
 SUM = "the sum over the ranks, not the mean"
@@ -301,12 +298,11 @@ def inside(
     contexts: Sequence[Callable[[], Any]], interrupted: bool, call: Callable[[], object]
 ) -> None:
     """Make the call inside all these contexts; if `interrupted`, leave them by an exception."""
-    if not contexts:
-        call()
-        return
     try:
-        with contexts[0]():
-            inside(contexts[1:], interrupted, call)
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            call()
             if interrupted:
                 raise _InterruptedError
         if interrupted:

@@ -508,7 +508,7 @@ exhibit_1__averages_after_the_step_edited = edits_of(
         "pass",
         also=(("world_size(group)", "world_size(group); param.data -= lr * param.grad"),),
     ),
-    Mutant("only_takes_it_out", "nothing was averaged", "in model.parameters()", "in ()"),
+    Mutant("only_takes_it_out", "the result of this rank alone", "in model.parameters()", "in ()"),
 )
 
 
