@@ -7,6 +7,7 @@ makes a case from a seed. A program gets only its rank's input.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,15 +70,19 @@ def bounds_if(bounds: Callable[[int, int, int], tuple[int, int]]) -> Callable[..
     }
 
 
-def with_last_element(length: int, k: int, rank: int) -> tuple[int, int]:
-    size, leftover = divmod(length, k)
-    start = rank * size + min(rank, leftover)
-    return start, start + size + (rank < leftover) - 1
+def with_last_element(inputs: Sequence[Any], me: int, expected: Sequence[Any]) -> Any:
+    def bounds(length: int, k: int, rank: int) -> tuple[int, int]:
+        # By the usual formula, an empty shard is at the end.
+        numbers = re.findall(r"\d+", expected[0][bounds_of(length, k)][rank]) or (length, length)
+        start, stop = map(int, numbers)
+        return start, stop - 1
+
+    return bounds_if(bounds)(inputs, me, expected)
 
 
 BOUNDS_MISTAKES = {
     "bounds with the last element as the stop. A stop is not part of its shard: [start, stop), as "
-    "in x[start:stop]": bounds_if(with_last_element),
+    "in x[start:stop]": with_last_element,
     "shards of length // world_size elements: the elements that the division leaves over belong to "
     "nobody": bounds_if(lambda length, k, rank: (rank * (length // k), (rank + 1) * (length // k))),
     "shards of which the last takes what the division leaves over. Sizes may differ by one at most,"
