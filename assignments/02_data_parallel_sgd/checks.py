@@ -179,8 +179,8 @@ MEAN_MISTAKES = {
 
 # Task 3: a step of all ranks' rows ----------------------------------------------------------------
 
-FEATURES, HIDDEN, CLASSES, STEPS = 32, 16, 3, 2
-SHAPES = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+FEATURES, WIDTH, CLASSES, STEPS = 32, 16, 3, 2
+SHAPES = ((WIDTH, FEATURES), (WIDTH,), (CLASSES, WIDTH), (CLASSES,))
 LABELS = ("cross_entropy", "nll_loss", "multi_margin_loss")
 COLLECTIVES = ("all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 EXTRA = 512  # bytes that a rank may send in a step for counts and losses
@@ -217,7 +217,7 @@ def run_steps(step: Callable[..., Any], inputs: Any, case: Given) -> Any:
         nn.Parameter, map(torch.clone, inputs["weights"])
     )
     dtype = inputs["weights"][0].dtype
-    norm = nn.BatchNorm1d(HIDDEN, affine=False, dtype=dtype) if inputs["norm"] else nn.Tanh()
+    norm = nn.BatchNorm1d(WIDTH, affine=False, dtype=dtype) if inputs["norm"] else nn.Tanh()
     model = case.model(nn.Sequential(first, norm, last))
     for param, gradient in zip(model.parameters(), inputs["before"] or [None] * 4, strict=True):
         param.grad = None if gradient is None else gradient.clone()

@@ -38,9 +38,9 @@ from .models import (
     CLASSES,
     EXPERT_SHAPES,
     FEATURES,
-    HIDDEN,
     NUMEL,
     SHAPES,
+    WIDTH,
     Experts,
     ScaledTanh,
     Watched,
@@ -693,7 +693,7 @@ def script_model(inputs: Any) -> nn.Module:
     """Return the model of this rank."""
     if inputs["kind"] == "experts":
         return Experts(inputs["weights"], inputs["frozen"])
-    norm = nn.BatchNorm1d(HIDDEN, dtype=inputs["weights"][0].dtype)
+    norm = nn.BatchNorm1d(WIDTH, dtype=inputs["weights"][0].dtype)
     return network(inputs["weights"], norm if inputs["kind"] == "norm" else None)
 
 
