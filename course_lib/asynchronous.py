@@ -130,8 +130,8 @@ class ParameterServer:
         message = _message(self.params)
         message[0], message[1] = kind, self.version
         if kind == _PUSH:
-            found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-            message[_HEADER:] = flatten(found)
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+            message[_HEADER:] = flatten(gradients)
         dist.send(message, _SERVER)
         self._asked = kind != _LEAVE
 
@@ -266,7 +266,7 @@ class _Server:
             self.collected[worker] = gradient
             if len(self.collected) == self.wait_for:
                 # In the order of the ranks, so that the sum does not depend on who came first.
-                parts = [self.collected[each] for each in sorted(self.collected)]
+                parts = [self.collected[rank] for rank in sorted(self.collected)]
                 self.collected.clear()
                 self._step(torch.stack(parts).mean(0))
 
@@ -281,11 +281,11 @@ class _Server:
 
     def _left(self, worker: int) -> None:
         del self.done[worker]
-        needed, there = self.wait_for or 0, len(self.done)
-        if there < needed and self.version < self.updates:
+        needed, remaining = self.wait_for or 0, len(self.done)
+        if remaining < needed and self.version < self.updates:
             raise RuntimeError(
                 f"worker {worker} left: a step takes the gradients of {needed} workers, and only "
-                f"{there} are still there"
+                f"{remaining} are still there"
             )
 
     def _answer(self) -> None:

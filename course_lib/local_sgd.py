@@ -222,9 +222,9 @@ class DiLoCo:
         weights, momentum = self.global_weights[start:stop], self.momentum[start:stop]
         momentum.mul_(self.outer_momentum).add_(change)
         weights.add_(change.add(momentum, alpha=self.outer_momentum), alpha=-self.outer_lr)
-        own = flatten(self.params)
-        own[start:stop] = weights
-        unflatten(own, self.params)
+        own_weights = flatten(self.params)
+        own_weights[start:stop] = weights
+        unflatten(own_weights, self.params)
         self.global_statistics = means
 
     def _drop_round(self) -> None:
@@ -262,10 +262,10 @@ class DiLoCo:
         Raises ValueError if it is of other weights or buffers.
         """
         for name in ("global_weights", "global_statistics"):
-            saved, own = state[name].numel(), getattr(self, name).numel()
-            if saved != own:
+            saved, expected = state[name].numel(), getattr(self, name).numel()
+            if saved != expected:
                 raise ValueError(
-                    f"{name} has {saved} numbers in the state, but {own} in this model"
+                    f"{name} has {saved} numbers in the state, but {expected} in this model"
                 )
         device = self.global_weights.device
         moved = {name: value for name, value in state.items() if name != "optimizer"}
@@ -368,7 +368,7 @@ class OneStepDelay:
 
 def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of an optimizer."""
-    return [param for each in optimizer.param_groups for param in each["params"]]
+    return [param for param_group in optimizer.param_groups for param in param_group["params"]]
 
 
 def average(tensors: Sequence[Tensor], group: Group) -> None:

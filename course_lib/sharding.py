@@ -147,8 +147,8 @@ class ShardedSampler(Sampler[int]):
             order = torch.randperm(n, generator=generator, device="cpu", dtype=dtype)
             # Slice first, because converting all n indices to Python numbers is slow. Convert piece
             # by piece, so that each piece reuses the memory of the last one, still in the cache.
-            mine = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
-            pieces: Iterator[Iterable[int]] = map(Tensor.tolist, mine)
+            own_pieces = torch.split(order[self.rank : self.total_size : self.num_replicas], _PIECE)
+            pieces: Iterator[Iterable[int]] = map(Tensor.tolist, own_pieces)
             padding = [int(order[i]) for i in padding]
         else:
             pieces = iter([range(n)[self.rank : self.total_size : self.num_replicas]])

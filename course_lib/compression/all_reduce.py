@@ -67,11 +67,11 @@ def compressed_all_reduce(
     with flat_in_place(tensor) as flat:
         shards = [shard(flat, world_size, rank) for rank in range(world_size)]
         total = _sum_of_mine(shards, compressor, group, key)
-        mine = compressor.encode(total, (key, "sum"))
-        for each, payload in zip(
-            shards, _from_everyone(mine, shards, compressor, group), strict=True
+        own_sum = compressor.encode(total, (key, "sum"))
+        for target, payload in zip(
+            shards, _from_everyone(own_sum, shards, compressor, group), strict=True
         ):
-            compressor.decode_into(payload, each)
+            compressor.decode_into(payload, target)
         compressor.drop_overflow(key, flat)
 
 
@@ -93,17 +93,17 @@ def _sum_of_mine(
     Each shard is sent as soon as it is compressed, while the next one is being compressed.
     """
     rank, world_size = place_in(group)
-    mine = shards[rank]
-    wires = {r: _room(compressor, mine) for r in range(world_size) if r != rank}
+    own_shard = shards[rank]
+    wires = {r: _room(compressor, own_shard) for r in range(world_size) if r != rank}
     works = []
     for to, source in _neighbours(rank, world_size):
         part = compressor.encode(shards[to], (key, "part", to))
         works += _start([(to, part.wire, source, wires[source])], group)
-    part = compressor.encode(mine, (key, "part", rank))
+    part = compressor.encode(own_shard, (key, "part", rank))
     wires[rank] = part.wire
     for work in works:
         work.wait()
-    total = torch.empty(mine.numel(), device=mine.device)
+    total = torch.empty(own_shard.numel(), device=own_shard.device)
     for number, (_, wire) in enumerate(sorted(wires.items())):  # in the order of the ranks
         payload = Payload(wire, part.shape, total.dtype, part.agreed)
         compressor.decode_into(payload, total, add=number > 0)
@@ -111,16 +111,19 @@ def _sum_of_mine(
 
 
 def _from_everyone(
-    mine: Payload, shards: Sequence[Tensor], compressor: Compressor, group: Group
+    own_sum: Payload, shards: Sequence[Tensor], compressor: Compressor, group: Group
 ) -> list[Payload]:
     """Send this rank's sum to all ranks; return the sums of all ranks, in rank order."""
     rank, world_size = place_in(group)
-    wires = {r: _room(compressor, each) for r, each in enumerate(shards) if r != rank}
+    wires = {r: _room(compressor, part) for r, part in enumerate(shards) if r != rank}
     pairs = _neighbours(rank, world_size)
-    for work in _start([(to, mine.wire, r, wires[r]) for to, r in pairs], group):
+    for work in _start([(to, own_sum.wire, r, wires[r]) for to, r in pairs], group):
         work.wait()
-    wires[rank] = mine.wire
-    return [Payload(wires[r], each.shape, mine.dtype, mine.agreed) for r, each in enumerate(shards)]
+    wires[rank] = own_sum.wire
+    return [
+        Payload(wires[r], part.shape, own_sum.dtype, own_sum.agreed)
+        for r, part in enumerate(shards)
+    ]
 
 
 def _neighbours(rank: int, world_size: int) -> list[tuple[int, int]]:

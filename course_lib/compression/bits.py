@@ -78,10 +78,10 @@ def choose_by_bits(packed: Tensor, table: Tensor, out: Tensor) -> None:
     `table`: `table_by_byte(either)`, float32; `out`: a float32 vector. One look-up of 32 bytes
     writes eight numbers.
     """
-    whole = out.numel() // 8 if for_numpy(packed) else 0
-    if whole:
-        eights = out[: 8 * whole].numpy().view("V32")
-        index = packed[:whole].numpy().astype(np.intp)  # else `take` converts it, more slowly
+    full_bytes = out.numel() // 8 if for_numpy(packed) else 0
+    if full_bytes:
+        eights = out[: 8 * full_bytes].numpy().view("V32")
+        index = packed[:full_bytes].numpy().astype(np.intp)  # else `take` converts it, more slowly
         np.take(table.numpy().view("V32").ravel(), index, out=eights, mode="clip")
-    if (rest := out[8 * whole :]).numel():
-        rest.copy_(table[packed[whole:].long()].view(-1)[: rest.numel()])
+    if (tail := out[8 * full_bytes :]).numel():
+        tail.copy_(table[packed[full_bytes:].long()].view(-1)[: tail.numel()])

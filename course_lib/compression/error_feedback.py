@@ -113,10 +113,10 @@ class ErrorFeedback(Compressor):
         residual = self.residual(key, as_vector(tensor)).view(tensor.shape)
         residual += tensor
         fill_unless(is_finite(residual), residual, math.nan)  # else it might not be sent at all
-        total, mine = self.compressor.sum_over(residual, key, all_reduce)
-        residual -= mine
+        total, own_part = self.compressor.sum_over(residual, key, all_reduce)
+        residual -= own_part
         self.drop_overflow(key, total)
-        return total, mine
+        return total, own_part
 
     def forget(self, key: Hashable) -> None:
         """Drop the residuals of `key`."""

@@ -64,10 +64,10 @@ def encode_top_k(x: Tensor, k: int) -> Tensor:
     places, values = largest(x, k)
     if packed_bytes(x.numel(), 1) < 4 * k:
         chosen = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
-        where = pack_bits(chosen.index_fill_(0, places, True), 1)
+        index_bytes = pack_bits(chosen.index_fill_(0, places, True), 1)
     else:
-        where = places.to(torch.int32).view(torch.uint8)
-    return torch.cat([values.view(torch.uint8), where])
+        index_bytes = places.to(torch.int32).view(torch.uint8)
+    return torch.cat([values.view(torch.uint8), index_bytes])
 
 
 class TopK(CompressorInPlace):
@@ -168,18 +168,18 @@ def _not_below(x: Tensor, threshold: float) -> tuple[Array[np.int64], Array[np.f
     """
     work = torch.empty_like(x[next(in_cache(x))])
     # As integers, the bits of floats above zero have the same order, and NaN comes last.
-    least = int(torch.tensor(threshold).view(torch.int32))
+    threshold_bits = int(torch.tensor(threshold).view(torch.int32))
     places: list[Array[np.int64]] = []
     values: list[Array[np.float32]] = []
     for at in in_cache(x):
         piece = x[at]
-        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= least
-        whole = len(above) // 8 * 8
-        eights = np.flatnonzero(above[:whole].view(np.int64))
-        within = np.flatnonzero(above[:whole].view("V8")[eights].view(np.bool_))
-        found = 8 * eights[within >> 3] + (within & 7)
-        if whole < len(above):
-            found = np.append(found, whole + np.flatnonzero(above[whole:]))
-        places.append(found + at.start)
-        values.append(piece.numpy()[found])
+        above = torch.abs(piece, out=work[: len(piece)]).view(torch.int32).numpy() >= threshold_bits
+        full_length = len(above) // 8 * 8
+        eights = np.flatnonzero(above[:full_length].view(np.int64))
+        within = np.flatnonzero(above[:full_length].view("V8")[eights].view(np.bool_))
+        offsets = 8 * eights[within >> 3] + (within & 7)
+        if full_length < len(above):
+            offsets = np.append(offsets, full_length + np.flatnonzero(above[full_length:]))
+        places.append(offsets + at.start)
+        values.append(piece.numpy()[offsets])
     return np.concatenate(places), np.concatenate(values)

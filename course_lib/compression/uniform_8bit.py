@@ -155,8 +155,8 @@ class Uniform8Bit(CompressorInPlace):
             # aminmax over a whole tensor is 20 times as fast as over a dimension of one row.
             low, high = exact.aminmax() if rows == 1 else exact.aminmax(dim=1, keepdim=True)
             # Divide by a tensor: on a GPU, `div_` by a number multiplies by its rounded reciprocal.
-            most = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
-            scale.copy_(most.div_(torch.full_like(most, LARGEST)))
+            maximum = torch.maximum(-low, high).abs_()  # all zeros: 0, not -0
+            scale.copy_(maximum.div_(torch.full_like(maximum, LARGEST)))
             # For a block of zeros or tiny numbers, 1 / s is infinite: use 0. (NaN stays NaN.)
             inverse = torch.where(scale < SMALLEST, 0, 1 / scale)
             work = torch.mul(exact, inverse, out=work_space[: exact.numel()].view_as(exact))

@@ -136,13 +136,13 @@ class Reducer:
         self._bucket_order = list(order)
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[Bucket, Tensor]] = {}  # index → bucket, view into it
-        rest = dict(self._memory)
+        free = dict(self._memory)
         for indices in assign_buckets(self.params, *self._caps, order):
             first = self.params[indices[0]]
             kind = (first.dtype, first.device)
             length = sum(self.params[i].numel() for i in indices)
-            bucket = Bucket(self.params, indices, rest[kind][:length])
-            rest[kind] = rest[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
+            bucket = Bucket(self.params, indices, free[kind][:length])
+            free[kind] = free[kind][-(-length // ALIGNMENT) * ALIGNMENT :]
             self._buckets.append(bucket)
             for index, view in zip(indices, bucket.views, strict=True):
                 self._places[index] = (bucket, view)
@@ -196,8 +196,8 @@ class Reducer:
 
     def _rebuild(self) -> None:
         default = self._bucket_order
-        seen = list(self._order) if len(self._order) == len(self.params) else default
-        order = torch.tensor(seen, device=self.params[0].device)
+        local_order = list(self._order) if len(self._order) == len(self.params) else default
+        order = torch.tensor(local_order, device=self.params[0].device)
         broadcast_tensors([order], 0, self.group)
         if order.tolist() != default:
             for param in self.params:  # gradients not cleared are in memory that others will use
@@ -298,12 +298,12 @@ class Reducer:
                 self.params[index].grad = self._places[index][1].detach()
 
     def _verify_all_added(self) -> None:
-        missing = [name for index, name in enumerate(self.names) if index not in self._order]
-        if missing and not self.find_unused:
-            shown = ", ".join(f"'{name}'" for name in missing[:_SHOWN])
-            more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        absent = [name for index, name in enumerate(self.names) if index not in self._order]
+        if absent and not self.find_unused:
+            shown = ", ".join(f"'{name}'" for name in absent[:_SHOWN])
+            omitted = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
             raise rank_error(
-                f"backward() gave no gradient to {shown}{more}",
+                f"backward() gave no gradient to {shown}{omitted}",
                 "If the loss should not depend on them, wrap the model with "
                 "find_unused_parameters=True (zeros are averaged in their place), or freeze them "
                 "before wrapping it. If you call backward() several times after one forward, add "

@@ -78,11 +78,11 @@ def divide_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
 
     Raises ValueError if there are fewer experts than ranks.
     """
-    for block in (each for each in model.modules() if isinstance(each, Block)):
-        whole = block.feed_forward
-        if isinstance(whole, Experts):
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        layer = block.feed_forward
+        if isinstance(layer, Experts):
             block.feed_forward = ExpertParallel(
-                whole.router, list(whole.experts), top_k=whole.top_k, group=group
+                layer.router, list(layer.experts), top_k=layer.top_k, group=group
             )
 
 
@@ -94,16 +94,18 @@ def average_gradients(model: nn.Module, mesh: Mesh) -> None:
     """
     experts = [
         param
-        for each in model.modules()
-        if isinstance(each, ExpertParallel)
-        for param in each.experts.parameters()
+        for module in model.modules()
+        if isinstance(module, ExpertParallel)
+        for param in module.experts.parameters()
     ]
-    known = set(experts)
-    sync_flat([param for param in model.parameters() if param not in known], mesh["data×expert"])
+    expert_params = set(experts)
+    sync_flat(
+        [param for param in model.parameters() if param not in expert_params], mesh["data×expert"]
+    )
     sync_flat(experts, mesh["data"])
 
 
-def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+def batch_of(batch: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's part, shape (B / (D X), …), of a batch of shape (B, …).
 
     Ranks that differ along data or expert have different rows. Ranks that differ along pipeline or
@@ -111,10 +113,10 @@ def batch_of(whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     ranks' means would then not be the mean of the batch.
     """
     parts = mesh.sizes["data"] * mesh.sizes["expert"]
-    if len(whole) % parts:
+    if len(batch) % parts:
         raise ValueError(
-            f"a batch of {len(whole)} rows cannot be divided into {parts} equal parts: use a "
+            f"a batch of {len(batch)} rows cannot be divided into {parts} equal parts: use a "
             f"multiple of {parts}"
         )
-    mine = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
-    return whole.chunk(parts)[mine]
+    position = mesh.coordinates["data"] * mesh.sizes["expert"] + mesh.coordinates["expert"]
+    return batch.chunk(parts)[position]

@@ -50,8 +50,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the sum of the embeddings of each word and its position."""
-        words: Tensor = self.words(tokens.t())
-        return words + self.positions[: len(words)]
+        embedded: Tensor = self.words(tokens.t())
+        return embedded + self.positions[: len(embedded)]
 
 
 class Attention(nn.Module):
@@ -66,8 +66,8 @@ class Attention(nn.Module):
         """Return the attended values of all heads, mixed."""
         apart = [t.unflatten(-1, (self.heads, -1)) for t in self.enter(x).chunk(3, -1)]
         queries, keys, values = (t.permute(1, 2, 0, 3) for t in apart)  # (batch, heads, length, …)
-        seen = scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        out: Tensor = self.leave(seen.permute(2, 0, 1, 3).flatten(2))
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        out: Tensor = self.leave(attended.permute(2, 0, 1, 3).flatten(2))
         return out
 
 
@@ -138,6 +138,6 @@ def transformer(shape: Shape) -> nn.Sequential:
     )
 
 
-def next_word_loss(scores: Tensor, words: Tensor) -> Tensor:
+def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of scores (batch, length, words) and words (batch, length)."""
-    return nn.functional.cross_entropy(scores.flatten(0, 1), words.flatten())
+    return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())

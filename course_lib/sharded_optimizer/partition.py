@@ -106,23 +106,23 @@ def reduce_scatter_chunks(flat: Tensor, group: Group = None) -> Tensor:
     rank, world_size = place_in(group)
     if not flat.is_cuda:
         return reduce_scatter(flat, group)
-    mine = shard(flat, world_size, rank)
-    _wait(start_reduce_scatter(mine, flat, group))
-    return mine
+    own_chunk = shard(flat, world_size, rank)
+    _wait(start_reduce_scatter(own_chunk, flat, group))
+    return own_chunk
 
 
-def start_all_gather(flat: Tensor, mine: Tensor, group: Group = None) -> dist.Work | None:
+def start_all_gather(flat: Tensor, chunk: Tensor, group: Group = None) -> dist.Work | None:
     """Begin to fill `flat`, shape (K c,), with everyone's `mine`, shape (c,), by the backend.
 
     Do not use either tensor before `.wait()`; if the result is None, there is nothing to wait for.
     """
-    work: dist.Work | None = _ALL_GATHER(flat, mine, group=group, async_op=True)
+    work: dist.Work | None = _ALL_GATHER(flat, chunk, group=group, async_op=True)
     return work
 
 
-def start_reduce_scatter(mine: Tensor, flat: Tensor, group: Group = None) -> dist.Work | None:
+def start_reduce_scatter(chunk: Tensor, flat: Tensor, group: Group = None) -> dist.Work | None:
     """Begin to write this rank's chunk of the sum of all `flat`, shape (K c,), to `mine`: (c,)."""
-    work: dist.Work | None = _REDUCE_SCATTER(mine, flat, group=group, async_op=True)
+    work: dist.Work | None = _REDUCE_SCATTER(chunk, flat, group=group, async_op=True)
     return work
 
 

@@ -125,8 +125,8 @@ def sum_partial_gradients(params: Iterable[Tensor], group: Group = None) -> None
         assert param.grad is not None
         param.grad.mul_(world_size)
         node = torch.autograd.graph.get_gradient_edge(param).node
-        own = weakref.ref(param)
-        hook = node.register_prehook(lambda _, own=own: _divide_sum(own()))
+        reference = weakref.ref(param)
+        hook = node.register_prehook(lambda _, reference=reference: _divide_sum(reference()))
         _SUMS[param] = world_size, node, hook
 
 
@@ -154,10 +154,10 @@ def _gathered(x: Tensor, length: int, group: Group) -> Tensor:
     """Return the tokens of all ranks. Parts are padded to one size, sent, and then cut again."""
     _, world_size = place_in(group)
     longest = -(-length // world_size)
-    mine = x.new_zeros(longest, *x.shape[1:])
-    mine[: len(x)] = x
-    slots = mine.new_empty(world_size, *mine.shape)
-    _wait(start_all_gather(slots.flatten(0, 1), mine, group))
+    padded = x.new_zeros(longest, *x.shape[1:])
+    padded[: len(x)] = x
+    slots = padded.new_empty(world_size, *padded.shape)
+    _wait(start_all_gather(slots.flatten(0, 1), padded, group))
     sizes = [len(shard(range(length), world_size, r)) for r in range(world_size)]
     return torch.cat([slot[:size] for slot, size in zip(slots, sizes, strict=True)])
 
@@ -170,9 +170,9 @@ def _reduced_part(x: Tensor, group: Group) -> Tensor:
     for other, slot in enumerate(slots):
         part = shard(x, world_size, other)
         slot[: len(part)] = part
-    mine = torch.empty_like(slots[0])
-    _wait(start_reduce_scatter(mine, slots.flatten(0, 1), group))
-    return mine[: len(shard(x, world_size, rank))]
+    own_slot = torch.empty_like(slots[0])
+    _wait(start_reduce_scatter(own_slot, slots.flatten(0, 1), group))
+    return own_slot[: len(shard(x, world_size, rank))]
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -70,35 +70,35 @@ class ColumnParallelLinear(nn.Module):
     @classmethod
     def from_linear(
         cls,
-        whole: nn.Linear,
+        layer: nn.Linear,
         group: Group = None,
         *,
         blocks: int = 1,
         together: int = 1,
         **options: bool,
     ) -> "ColumnParallelLinear":
-        """Return this rank's part of `whole`, which is equal on all ranks.
+        """Return this rank's part of `layer`, which is equal on all ranks.
 
-        The outputs of `whole` are `blocks` equal blocks (3 for queries, keys and values), and each
+        The outputs of `layer` are `blocks` equal blocks (3 for queries, keys and values), and each
         block is cut. `together` consecutive outputs stay on one rank (a head).
         """
         with torch.device("meta"):  # draws no random numbers
-            made = cls(1, 1, False, group, **options)
-        made._take(whole, blocks, together)
-        return made
+            part = cls(1, 1, False, group, **options)
+        part._take(layer, blocks, together)
+        return part
 
-    def _take(self, whole: nn.Linear, blocks: int, together: int) -> None:
+    def _take(self, layer: nn.Linear, blocks: int, together: int) -> None:
         rank, world_size = place_in(self.group)
 
         def mine(tensor: Tensor, name: str) -> nn.Parameter:
             units = [_in_units(block, together) for block in tensor.detach().chunk(blocks)]
-            parts = [shard(each, world_size, rank).flatten(0, 1) for each in units]
+            parts = [shard(block, world_size, rank).flatten(0, 1) for block in units]
             return as_part(
                 torch.cat(parts), Block, tensor, self.group, f"{type(self).__name__}.{name}"
             )
 
-        self.weight = mine(whole.weight, "weight")
-        self.bias = None if whole.bias is None else mine(whole.bias, "bias")
+        self.weight = mine(layer.weight, "weight")
+        self.bias = None if layer.bias is None else mine(layer.bias, "bias")
 
     def forward(self, x: Tensor, length: int | None = None) -> Tensor:
         """Return this rank's outputs; `length` is the number of tokens, along the sequence."""
@@ -140,25 +140,26 @@ class RowParallelLinear(nn.Module):
 
     @classmethod
     def from_linear(
-        cls, whole: nn.Linear, group: Group = None, *, together: int = 1, **options: bool
+        cls, layer: nn.Linear, group: Group = None, *, together: int = 1, **options: bool
     ) -> "RowParallelLinear":
-        """Return this rank's part of `whole`, which is equal on all ranks.
+        """Return this rank's part of `layer`, which is equal on all ranks.
 
         `together` consecutive inputs stay on one rank (a head).
         """
         with torch.device("meta"):  # draws no random numbers
-            made = cls(1, 1, False, group, **options)
-        made._take(whole, together)
-        return made
+            part = cls(1, 1, False, group, **options)
+        part._take(layer, together)
+        return part
 
-    def _take(self, whole: nn.Linear, together: int) -> None:
+    def _take(self, layer: nn.Linear, together: int) -> None:
         rank, world_size = place_in(self.group)
-        units = _in_units(whole.weight.detach().t(), together)
+        units = _in_units(layer.weight.detach().t(), together)
         columns = shard(units, world_size, rank).flatten(0, 1).t()
-        own = columns.clone(memory_format=torch.contiguous_format)  # a view would keep the whole
+        # A copy: a view would keep the memory of the whole matrix.
+        own_block = columns.clone(memory_format=torch.contiguous_format)
         label = f"{type(self).__name__}.weight"
-        self.weight = as_part(own, Block, whole.weight, self.group, label)
-        self.bias = None if whole.bias is None else copy.deepcopy(whole.bias)
+        self.weight = as_part(own_block, Block, layer.weight, self.group, label)
+        self.bias = None if layer.bias is None else copy.deepcopy(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs for all tokens or for this rank's tokens."""
