@@ -41,14 +41,14 @@ S. Boyd et al., "Randomized Gossip Algorithms", 2006.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives import Group, library_all_reduce, place_in
+from course_lib.local_sgd import flatten, trained, unflatten
 
 Mixing = Tensor | Callable[[int], Tensor]
 """A matrix of shape (K, K), or a function that returns the matrix of a step."""
@@ -287,9 +287,9 @@ def decentralized_step(
     params = list(params)
     for param in params:
         param.grad = None
-    finish = start_mixing(_flat(params), weights, group)
+    finish = start_mixing(flatten(params), weights, group)
     loss().backward()  # type: ignore[no-untyped-call]
-    _write(finish(), params)
+    unflatten(finish(), params)
     with torch.no_grad():
         for param in params:
             if param.grad is not None:
@@ -313,9 +313,7 @@ class Gossip:
     ) -> None:
         self.rank, self.world_size = place_in(group)
         self.group = group
-        self.params = [
-            param for param_group in optimizer.param_groups for param in param_group["params"]
-        ]
+        self.params = trained(optimizer)
         self.mixing = mixing
         self.steps = 0
         if isinstance(mixing, Tensor):
@@ -334,7 +332,7 @@ class Gossip:
             )
         matrix = self.mixing if isinstance(self.mixing, Tensor) else self.mixing(self.steps)
         matrix = check_mixing(matrix, self.world_size)
-        self._finish = start_mixing(_flat(self.params), matrix, self.group)
+        self._finish = start_mixing(flatten(self.params), matrix, self.group)
 
     def finish(self) -> None:
         """Replace the weights by Σ_j W_ij w_j.
@@ -347,34 +345,16 @@ class Gossip:
                 "use `with gossip:`"
             )
         finish, self._finish = self._finish, None
-        _write(finish(), self.params)
+        unflatten(finish(), self.params)
         self.steps += 1
 
     def __enter__(self) -> "Gossip":
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # no exception
             self.finish()
-
-
-def _flat(params: Iterable[Tensor]) -> Tensor:
-    """Return the numbers of all parameters in one new vector."""
-    return torch.cat([param.detach().reshape(-1) for param in params])
-
-
-@torch.no_grad()
-def _write(vector: Tensor, params: Sequence[Tensor]) -> None:
-    """Write a vector as `_flat` makes it into the parameters' own memory."""
-    pieces = torch.split(vector, [param.numel() for param in params])
-    for param, piece in zip(params, pieces, strict=True):
-        param.copy_(piece.view_as(param))
 
 
 def _circulant(world_size: int, hops: list[int]) -> Tensor:

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.collectives import Group, exchange, place_in, ring_all_reduce
+from course_lib.gradient_sync import sync_per_parameter
 from course_lib.parts import mark_apart
 from course_lib.sharding import shard_bounds
 
@@ -206,8 +207,4 @@ class ExpertParallel(nn.Module):
         gradient comes from this rank's tokens only, so it is averaged over the ranks. That of an
         expert is ready after backward: it comes from the tokens of all ranks, divided by K.
         """
-        for param in self.router.parameters():
-            if param.requires_grad:
-                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-                ring_all_reduce(param.grad, self.group)
-                param.grad /= self.world_size
+        sync_per_parameter(self.router.parameters(), self.group, ring_all_reduce)

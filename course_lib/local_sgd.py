@@ -346,8 +346,7 @@ class OneStepDelay:
 
         The first call only sends.
         """
-        fresh = torch.cat([_gradient(param).reshape(-1) for param in self.params])
-        fresh /= self.world_size
+        fresh = flatten(gradients_of(self.params)) / self.world_size
         self.finish()
         self._flight = fresh, dist.all_reduce(fresh, group=self.group, async_op=True)
 
@@ -360,9 +359,7 @@ class OneStepDelay:
         self._flight = None
         if work is not None:
             work.wait()
-        pieces = torch.split(mean, [param.numel() for param in self.params])
-        for param, piece in zip(self.params, pieces, strict=True):
-            param.grad = piece.view_as(param).clone()
+        give_gradients(self.params, mean)
         self.optimizer.step()
 
 
@@ -399,9 +396,17 @@ def unflatten(vector: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(piece.view_as(tensor))
 
 
+def gradients_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of `params`; zeros for one that is None."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+
+
+def give_gradients(params: Sequence[Tensor], vector: Tensor) -> None:
+    """Set every `.grad` to its part of a vector as `flatten` makes it, in its dtype."""
+    pieces = torch.split(vector, [param.numel() for param in params])
+    for param, piece in zip(params, pieces, strict=True):
+        param.grad = piece.view_as(param).to(param.dtype, copy=True)
+
+
 def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all())
-
-
-def _gradient(param: Tensor) -> Tensor:
-    return torch.zeros_like(param) if param.grad is None else param.grad

@@ -46,12 +46,11 @@ def direct_all_reduce(tensor: Tensor, group: Group = None) -> None:
     rank, world_size = place_in(group)
     with flat_in_place(tensor) as flat:
         chunks = [shard(flat, world_size, r) for r in range(world_size)]
-        own_chunk = chunks[rank]
-        parts = [torch.empty_like(own_chunk) for _ in chunks]
-        parts[rank].copy_(own_chunk)
+        own = chunks[rank]
+        parts = [own.clone() if r == rank else own.new_empty(own.shape) for r in range(world_size)]
         exchange_with_all(chunks, parts, group)
-        _add_up(parts, own_chunk)
-        exchange_with_all([own_chunk] * world_size, chunks, group)
+        _add_up(parts, own)
+        exchange_with_all([own] * world_size, chunks, group)
 
 
 def one_shot_all_reduce(tensor: Tensor, group: Group = None) -> None:

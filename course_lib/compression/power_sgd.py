@@ -33,8 +33,8 @@ from course_lib.compression.payload import (
     Shape,
     as_vector,
     elements,
-    forget,
     section,
+    write,
 )
 
 
@@ -74,14 +74,14 @@ class PowerSGD(Compressor):
         wire = torch.cat([left.reshape(-1), right.reshape(-1)]).view(torch.uint8)
         return Payload(wire, tensor.shape, tensor.dtype)
 
-    def decode(self, payload: Payload) -> Tensor:
-        """Return P Qᵀ."""
+    def decode_into(self, payload: Payload, out: Tensor, add: bool = False) -> None:
+        """As `Compressor.decode_into`: P Qᵀ."""
         rows, columns = matrix_shape(payload.shape)
         rank = min(self.rank, rows, columns)
         factors = section(payload.wire, 0, payload.nbytes, torch.float32)
         left, right = torch.split(factors, [rows * rank, columns * rank])
         product = left.view(rows, rank) @ right.view(columns, rank).T
-        return _as_tensor(product, payload.shape).to(payload.dtype)
+        write(out, product.view(-1)[: out.numel()], add)
 
     def sum_over(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]
@@ -91,10 +91,6 @@ class PowerSGD(Compressor):
         products = left @ right.T, left @ own_right.T
         total, own_part = (_as_tensor(product, tensor.shape) for product in products)
         return total, own_part
-
-    def forget(self, key: Hashable) -> None:
-        """Delete the Q of `key`: its next step begins with a random Q."""
-        forget(self.start, key)
 
     def _factors(
         self, tensor: Tensor, key: Hashable, all_reduce: Callable[[Tensor], object]

@@ -33,13 +33,13 @@ from torch.nn import functional as F
 
 from course_lib.collectives import Group, library_all_reduce, place_in
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
-    forget,
     section,
+    verify_density,
 )
 
 RUN = 256
@@ -69,7 +69,7 @@ def random_k_mean(x: Tensor, k: int, seed: int, group: Group = None) -> Tensor:
     return torch.zeros_like(flat).index_put_((places,), values).view(x.shape)
 
 
-class RandomK(CompressorInPlace):
+class RandomK(Compressor):
     """Elements at random positions, which all ranks know.
 
     Args:
@@ -87,10 +87,7 @@ class RandomK(CompressorInPlace):
     memory = ("draws",)
 
     def __init__(self, density: float, seed: int = 0, unbiased: bool = False) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(
-                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
-            )
+        verify_density(density)
         self.density = density
         self.seed = seed
         self.unbiased = unbiased
@@ -145,10 +142,6 @@ class RandomK(CompressorInPlace):
         if payload.nbytes:
             all_reduce(payload.wire.view(torch.float32))
         return self.decode(payload), own_part
-
-    def forget(self, key: Hashable) -> None:
-        """Count the draws of `key` from 0 again."""
-        forget(self.draws, key)
 
     def _counts(self, numel: int) -> tuple[int, int, int]:
         """Return the number of drawn runs, the number of all runs, and the elements per run."""

@@ -33,13 +33,14 @@ from torch import Tensor
 
 from course_lib.compression.bits import for_numpy, pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
-    CompressorInPlace,
+    Compressor,
     Payload,
     Shape,
     as_vector,
     elements,
     in_cache,
     section,
+    verify_density,
 )
 
 Number = TypeVar("Number", bound=np.generic)
@@ -70,7 +71,7 @@ def encode_top_k(x: Tensor, k: int) -> Tensor:
     return torch.cat([values.view(torch.uint8), index_bytes])
 
 
-class TopK(CompressorInPlace):
+class TopK(Compressor):
     """The largest elements by absolute value, and their positions.
 
     Args:
@@ -79,10 +80,7 @@ class TopK(CompressorInPlace):
     """
 
     def __init__(self, density: float) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(
-                f"density, the share that is sent, must be above 0 and up to 1, not {density}"
-            )
+        verify_density(density)
         self.density = density
 
     def count(self, numel: int) -> int:
@@ -92,7 +90,8 @@ class TopK(CompressorInPlace):
     def nbytes(self, shape: Shape) -> int:
         """Return 4 k for the values, plus 4 k or ⌈numel/8⌉ for their positions."""
         numel = elements(shape)
-        return 4 * self.count(numel) + self._index_bytes(numel)
+        k = self.count(numel)
+        return 4 * k + min(4 * k, packed_bytes(numel, 1))
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Payload:
         """Return values and positions. Not-a-number counts as larger than any number."""
@@ -120,17 +119,11 @@ class TopK(CompressorInPlace):
         """Return the positions of the values, shape (k,), in order."""
         numel = payload.shape.numel()
         k = self.count(numel)
-        if not self._as_bitmap(numel):
+        if packed_bytes(numel, 1) >= 4 * k:  # a list, as in `encode_top_k`
             return section(payload.wire, 4 * k, payload.nbytes, torch.int32).long()
         chosen = unpack_bits(payload.wire[4 * k :], 1, numel)
         # The count is known, so a GPU does not have to wait for it.
         return torch.nonzero_static(chosen, size=k).view(-1)
-
-    def _as_bitmap(self, numel: int) -> bool:
-        return packed_bytes(numel, 1) < 4 * self.count(numel)
-
-    def _index_bytes(self, numel: int) -> int:
-        return min(4 * self.count(numel), packed_bytes(numel, 1))
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

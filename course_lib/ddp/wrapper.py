@@ -36,8 +36,8 @@ from torch.utils._pytree import tree_map_only
 
 from course_lib.collectives import Group, place_in
 from course_lib.ddp.buffers import (
-    Buffers,
     broadcast_module_states,
+    broadcast_tensors,
     named_buffers,
     named_parameters,
     verify_same_model,
@@ -164,7 +164,7 @@ class DistributedDataParallel(nn.Module):
             self.register_comm_hook(*pair)
 
     def _hook_in(self) -> None:
-        self._buffers_kept = Buffers(self.module, self._ignored, self.group)
+        self._buffers_may_differ = True
         self._activity: Activity | None = None
         self._guard = Guard(self.module, self._ignored)
         self._make_reducer()
@@ -201,7 +201,6 @@ class DistributedDataParallel(nn.Module):
         state = {**self.__dict__, "require_backward_grad_sync": True}
         for name in (
             "_reducer",
-            "_buffers_kept",
             "_guard",
             "_params",
             "_hooked_in",
@@ -274,10 +273,15 @@ class DistributedDataParallel(nn.Module):
         self._reducer.watch(outputs)
 
     def _sync_buffers(self, synchronised: bool) -> None:
-        """Make the buffers equal if the last forward may have made them different."""
-        source = 0 if self._activity is None else self._activity.authority
-        if self.broadcast_buffers:
-            self._buffers_kept.before_forward(source, synchronised)
+        """Make the buffers equal if the last forward may have made them different.
+
+        `synchronised` says whether the backward of the coming forward averages the gradients.
+        """
+        if self.broadcast_buffers and self._buffers_may_differ:
+            source = 0 if self._activity is None else self._activity.authority
+            buffers = named_buffers(self.module, self._ignored)
+            broadcast_tensors([b for _, b in buffers if b.numel()], source, self.group)
+        self._buffers_may_differ = synchronised
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
