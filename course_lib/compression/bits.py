@@ -15,23 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-WIDTHS = (1, 2, 4, 8)
-
 
 def packed_bytes(length: int, width: int) -> int:
     """Return how many bytes `length` codes of `width` bits take."""
     return -(-length * width // 8)
-
-
-def width_for(values: int) -> int:
-    """Return the bits for a code with that many possible values: 1, 2, 4 or 8.
-
-    Raises ValueError for more than 256.
-    """
-    for width in WIDTHS:
-        if values <= 1 << width:
-            return width
-    raise ValueError(f"a byte can tell at most 256 values apart, got {values}")
 
 
 def for_numpy(tensor: Tensor) -> bool:

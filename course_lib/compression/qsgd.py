@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits, width_for
+from course_lib.compression.bits import pack_bits, packed_bytes, unpack_bits
 from course_lib.compression.payload import (
     Compressor,
     Payload,
@@ -55,7 +55,7 @@ class QSGD(Compressor):
             raise ValueError(f"a block must have at least one element, not {block}")
         self.levels = levels
         self.block = block
-        self.width = width_for(2 * levels + 1)
+        self.width = next(bits for bits in (1, 2, 4, 8) if 2 * levels + 1 <= 1 << bits)
         self.seed = seed
         self._generator: torch.Generator | None = None
 

@@ -42,14 +42,14 @@ def test_sampler_equals_torch_index_for_index(length, world_size, shuffle, drop_
     for seed in (0, 1, 12345):
         for rank in range(world_size):
             arguments = (range(length), world_size, rank, shuffle, seed, drop_last)
-            ours, theirs = ShardedSampler(*arguments), DistributedSampler(*arguments)
-            assert len(ours) == len(theirs)
+            ours, torch_sampler = ShardedSampler(*arguments), DistributedSampler(*arguments)
+            assert len(ours) == len(torch_sampler)
             for epoch in (None, 0, 1, 7):
                 if epoch is not None:
                     ours.set_epoch(epoch)
-                    theirs.set_epoch(epoch)
+                    torch_sampler.set_epoch(epoch)
                 indices = list(ours)
-                assert indices == list(theirs)
+                assert indices == list(torch_sampler)
                 assert all(type(index) is int for index in indices)
 
 

@@ -112,9 +112,9 @@ def train_mixed(ddp: type) -> list[Tensor]:
 
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_mixed_dtypes_tied_and_frozen_parameters(ranks_of, on, k):
-    ours, theirs = (ranks_of(on, k).run(train_mixed, ddp) for ddp in BOTH)
+    ours, torch_replicas = (ranks_of(on, k).run(train_mixed, ddp) for ddp in BOTH)
     for replica in ours:
-        for tensor, first, other in zip(replica, ours[0], theirs[0], strict=True):
+        for tensor, first, other in zip(replica, ours[0], torch_replicas[0], strict=True):
             assert torch.equal(tensor, first)
             torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
 
@@ -139,8 +139,8 @@ def backward_outside_no_sync(ddp: type) -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.mark.parametrize(("on", "k"), FEW)
 def test_no_sync_is_about_the_forward_and_ends_with_an_exception(ranks_of, on, k):
-    ours, theirs = (ranks_of(on, k).run(backward_outside_no_sync, ddp) for ddp in BOTH)
-    for (local, synced), (their_local, their_synced) in zip(ours, theirs, strict=True):
+    ours, torch_replicas = (ranks_of(on, k).run(backward_outside_no_sync, ddp) for ddp in BOTH)
+    for (local, synced), (their_local, their_synced) in zip(ours, torch_replicas, strict=True):
         torch.testing.assert_close(local, their_local, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(synced, their_synced, rtol=1e-11, atol=1e-12)
     assert not torch.equal(ours[0][0][0], ours[1][0][0])
@@ -166,11 +166,11 @@ def test_a_group_of_some_ranks(ranks_of, on, members):
     replicas = ranks_of(on, 4).run(in_a_group, members)
     expected = one_machine(mlp(seed=members[0]))
     for rank in members:
-        for tensor, first, wanted in zip(
+        for tensor, first, right in zip(
             replicas[rank], replicas[members[0]], expected, strict=True
         ):
             assert torch.equal(tensor, first)
-            torch.testing.assert_close(tensor, wanted, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(tensor, right, rtol=1e-11, atol=1e-12)
 
 
 def gradients_are_in_the_buckets() -> bool:
@@ -178,9 +178,9 @@ def gradients_are_in_the_buckets() -> bool:
     wrapped = DistributedDataParallel(net)
     wrapped(torch.ones(2, 6).double()).sum().backward()
     gradients = [p.grad for p in net.parameters()]
-    one = gradients[0].untyped_storage()
-    assert all(g.untyped_storage().data_ptr() == one.data_ptr() for g in gradients)
-    return one.nbytes() <= sum(8 * (g.numel() + 32) for g in gradients)
+    memory = gradients[0].untyped_storage()
+    assert all(g.untyped_storage().data_ptr() == memory.data_ptr() for g in gradients)
+    return memory.nbytes() <= sum(8 * (g.numel() + 32) for g in gradients)
 
 
 def test_gradients_are_views_into_the_buckets(ranks_of):
