@@ -122,7 +122,7 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
 
 
 def _of_folder(folder: Path) -> Iterator[Entry]:
-    seen = 0
+    count = 0
     for top, folders, names in os.walk(folder):
         links = [name for name in folders if Path(top, name).is_symlink()]
         folders[:] = sorted(set(folders) - set(links))
@@ -131,7 +131,7 @@ def _of_folder(folder: Path) -> Iterator[Entry]:
             relative = path.relative_to(folder).as_posix()
             if _is_junk(relative):
                 continue
-            if (seen := seen + 1) > MAX_ENTRIES:
+            if (count := count + 1) > MAX_ENTRIES:
                 raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
             info = os.lstat(path)
             refusal = _name_refusal(relative)

@@ -97,7 +97,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> None:
-    kept = size = many = 0
+    count = size = surplus = 0
     beside: list[Path] = []
     for path, info in sorted(_below(folder)):
         if path in notebooks:
@@ -111,10 +111,10 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             remarks.append(f"{name!r} is too large, so it was set aside")
-        elif kept >= MAX_FILES:
-            many += 1
+        elif count >= MAX_FILES:
+            surplus += 1
         else:
-            kept += 1
+            count += 1
             size += info.st_size
             beside.append(path)
             continue
@@ -122,8 +122,10 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
     released = folder.parents[2] / "release" / folder.name
     names = (str(path.relative_to(folder)) for path in beside)
     remarks += notes_on_files(name for name in names if not (released / name).exists())
-    if many:
-        remarks.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
+    if surplus:
+        remarks.append(
+            f"only {MAX_FILES} files may be submitted, so others were set aside: {surplus}"
+        )
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -171,8 +173,8 @@ def _vet_notebook(path: Path, remarks: list[str]) -> None:
     if not problem:
         remarks += _earlier_note(path, content)
         return
-    done = "an empty notebook" if content is None else "its readable part"
-    note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
+    replacement = "an empty notebook" if content is None else "its readable part"
+    note = f"{_NOTEBOOK} {problem}. It was set aside, and {replacement} was graded in its place"
     remarks.append(note)
     mended = repaired(content)
     mended["metadata"][_MENDED] = note
@@ -255,8 +257,8 @@ def cells_of(content: Any) -> list[Any] | None:
     sheets = content.get("worksheets")
     if not isinstance(sheets, list):
         return None
-    found = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
-    return [cell for cells in found if isinstance(cells, list) for cell in cells]
+    cell_lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
+    return [cell for cells in cell_lists if isinstance(cells, list) for cell in cells]
 
 
 _CELL = re.compile(r'\{\s*"(?:attachments|cell_type|execution_count|id|metadata|outputs|source)"')
@@ -305,7 +307,7 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 def repaired(content: Any) -> dict[str, Any]:
     """Return a notebook with the readable cells; the next pass restores the others."""
-    kept: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
     names: set[str] = set()
     for cell in (cells_of(content) or [])[:MAX_READ]:
         if not isinstance(cell, dict) or (source := _source(cell)) is None:
@@ -315,7 +317,7 @@ def repaired(content: Any) -> dict[str, Any]:
         kind = kind if kind in ("code", "markdown", "raw") else "raw"
         name, metadata = str(cell.get("id")), cell.get("metadata")
         if name in names or not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
-            name = f"repaired-{len(kept)}"
+            name = f"repaired-{len(cells)}"
         names.add(name)
         mark = metadata.get("nbgrader") if isinstance(metadata, dict) else None
         clean: dict[str, Any] = {
@@ -328,5 +330,5 @@ def repaired(content: Any) -> dict[str, Any]:
             clean["attachments"] = cell["attachments"]
         if kind == "code":
             clean |= {"outputs": [], "execution_count": None}
-        kept.append(clean)
-    return {"cells": kept, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        cells.append(clean)
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

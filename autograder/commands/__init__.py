@@ -41,13 +41,13 @@ class Progress:
     """Shows progress over `total` things, one `step` each: on a terminal a bar, else lines.
 
     Args:
-        what: the task, in a word.
+        task: the task, in a word.
         total: number of things.
 
     """
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
+    def __init__(self, task: str, total: int) -> None:
+        self._task, self._total, self._done = task, total, 0
         self._start = self._shown = time.monotonic()
 
     def step(self, note: str = "") -> None:
@@ -62,10 +62,10 @@ class Progress:
         if is_terminal:
             filled = _WIDTH * self._done // self._total
             bar = "█" * filled + "░" * (_WIDTH - filled)
-            out.write(f"\r\x1b[K{self._what} {bar} {self._text(now)}" + "\n" * last)
+            out.write(f"\r\x1b[K{self._task} {bar} {self._text(now)}" + "\n" * last)
         elif last or now - self._shown >= _LINE_EVERY:
             self._shown = now
-            out.write(f"{self._what}: {self._text(now)}\n")
+            out.write(f"{self._task}: {self._text(now)}\n")
         out.flush()
 
     def _text(self, now: float) -> str:

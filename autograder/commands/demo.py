@@ -91,8 +91,10 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
             Result(name, verdict.score, verdict.max_score, round(seconds, 1), verdict.reason)
         )
     say("writing feedback …")
-    for name, why in feedback(config, ASSIGNMENT).items():
-        raise CommandFailed(f"no page could be written for {name}: {why.reason}; {why.advice}")
+    for name, problem in feedback(config, ASSIGNMENT).items():
+        raise CommandFailed(
+            f"no page could be written for {name}: {problem.reason}; {problem.advice}"
+        )
     return results
 
 
@@ -127,11 +129,11 @@ def replace_tasks(
     return solved(released, solution, instead)
 
 
-def must(outcome: dict[str, object], what: str) -> None:
+def must(outcome: dict[str, object], step: str) -> None:
     """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
     if not outcome["success"]:
         raise CommandFailed(
-            f"{what} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
+            f"{step} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
         )
 
 

@@ -37,9 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run all tests, print the results, and return the exit status."""
     of_course = (update_wrapper(partial(look, root), look) for look in (graded, page))
-    wrong = print_all((bubblewrap, *of_course))
-    print(f"\nGrading does not work: {', '.join(wrong)}." if wrong else "\nGrading works here.")
-    return int(bool(wrong))
+    failed = print_all((bubblewrap, *of_course))
+    print(f"\nGrading does not work: {', '.join(failed)}." if failed else "\nGrading works here.")
+    return int(bool(failed))
 
 
 def bubblewrap() -> Finding:
@@ -67,9 +67,9 @@ def graded(root: Path) -> Finding:
     try:
         return Finding(name, _try_out(sources))
     except Exception as error:  # any error means that grading does not work here
-        wrong = " ".join(str(error).split()) or type(error).__name__
+        message = " ".join(str(error).split()) or type(error).__name__
         advice = "do not grade here before this is fixed: the grades would be wrong"
-        return Finding(name, wrong, advice)
+        return Finding(name, message, advice)
 
 
 def page(root: Path) -> Finding:
@@ -86,9 +86,9 @@ def page(root: Path) -> Finding:
         with gradebook.opened(config) as book:
             book.add_student("student")
             book.add_submission(name, "student")
-        if why := write_page(api, name, "student"):
-            summary = f"feedback on {name} could not be written: {why.reason}"
-            return Finding("page", summary, why.advice)
+        if problem := write_page(api, name, "student"):
+            summary = f"feedback on {name} could not be written: {problem.reason}"
+            return Finding("page", summary, problem.advice)
     return Finding("page", f"feedback on {name} can be written")
 
 
@@ -105,8 +105,8 @@ def _try_out(sources: Sequence[Path]) -> str:
     """Run the self-test of the first assignment whose known solutions send messages."""
     for source in sources:
         released = handed_out(source)
-        known = KnownSolutions.of(Exam.of(source), source, released)
-        if known is not None and known.ranks > 1:
+        solutions = KnownSolutions.of(Exam.of(source), source, released)
+        if solutions is not None and solutions.ranks > 1:
             test = SelfTest(source, released, Settings())
             test.run()
             return (

@@ -221,14 +221,14 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             if room < 0:
                 cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
     verdict.timings["cells"] = time.monotonic() - start
-    functions = {cell.metadata.nbgrader.grade_id: taken for cell, taken in tests}
-    for cell, taken in tests:
+    functions = {cell.metadata.nbgrader.grade_id: function for cell, function in tests}
+    for cell, function in tests:
         start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
         check = checks[name]
         if isinstance(check, Defence):
             passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
-            about, theirs = checks[check.of], functions.get(check.of)
-            check = asked(check, about, passed, submission, theirs, verdict.student)
+            about, solution = checks[check.of], functions.get(check.of)
+            check = asked(check, about, passed, submission, solution, verdict.student)
         report = examine(
             f"{verdict.assignment}/{name}",
             check,
@@ -236,7 +236,7 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             seed=verdict.seed,
             hidden=exam.hidden_cases(name, verdict.class_seed),
             on=verdict.settings.get("on") or None,
-            taken=taken,
+            taken=function,
         )
         verdict.notes += notes_on(report)
         verdict.limits += limits_of(report)

@@ -81,40 +81,44 @@ class KnownSolutions:
             AuthorError: there is no notebook with the solution.
 
         """
-        found: list[tuple[bool, int, str, Path]] = []
+        candidates: list[tuple[bool, int, str, Path]] = []
         for path in sorted(released.glob("*.ipynb")):
             for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
                 task = cell.metadata.nbgrader.grade_id
                 if task in exam.checks and not isinstance(exam.checks[task], Defence):
                     sizes = [case.world_size for case in _cases_of(exam, task)]
-                    found.append((max(sizes, default=1) < 2, sum(sizes), task, path))
-        if not found:
+                    candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path))
+        if not candidates:
             return None
-        _, _, task, path = min(found, key=lambda each: each[:2])
+        _, _, task, path = min(candidates, key=lambda candidate: candidate[:2])
         solution = source / path.name
         if not solution.is_file():
             raise AuthorError(
                 f"there is no {solution}. The grader grades this solution first, to see that this "
                 "machine grades correctly: restore the file"
             )
-        given = nbformat.read(path, as_version=4)
-        nb = rebuild(given, solved(given, nbformat.read(solution, as_version=4)))
+        handout = nbformat.read(path, as_version=4)
+        nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
         nb.cells = _with_three(nb.cells, task, exam.checks[task].function)
         return cls(nb, _short(exam, task), task, path.stem)
 
     def wrong(self, checks: list[CheckVerdict]) -> str:
         """Return a sentence on the first check with a wrong result, or an empty string."""
-        right, wrong, crashing = checks
-        for which, check, as_it_must_be in (
+        right, empty, crashing = checks
+        for subject, check, as_it_must_be in (
             ("a right solution", right, right.score == right.max_score),
-            ("a function that returns nothing", wrong, wrong.score < wrong.max_score),
+            (
+                "a function that returns nothing",
+                empty,
+                empty.score < empty.max_score,
+            ),
             ("a function that ends its process", crashing, crashing.score == 0),
         ):
             if not as_it_must_be:
-                said = " ".join(check.reason.split())[:300]
-                because = f" ({said})" if said else ""
+                reason = " ".join(check.reason.split())[:300]
+                because = f" ({reason})" if reason else ""
                 points = f"{check.score:g} of {check.max_score:g} points"
-                return f"{which} got {points} in {self.task}{because}"
+                return f"{subject} got {points} in {self.task}{because}"
         return ""
 
 
@@ -148,16 +152,16 @@ def _is_test(cell: NotebookNode) -> bool:
 
 def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
     """Return the cells up to and including the task's test, and two other functions with tests."""
-    kept: list[NotebookNode] = []
+    first_cells: list[NotebookNode] = []
     for cell in cells:
         if not _is_test(cell):
-            kept.append(cell)
+            first_cells.append(cell)
         elif cell.metadata.nbgrader.grade_id == task:
-            kept.append(copy.deepcopy(cell))
+            first_cells.append(copy.deepcopy(cell))
             for code in (_WRONG, _CRASHING):
-                kept += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]
+                first_cells += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]
             break
-    return kept
+    return first_cells
 
 
 def _cases_of(exam: Exam, task: str) -> list[Case]:
@@ -232,31 +236,31 @@ class SelfTest:
         """
         self.sandbox = None
         exam = self._exam = Exam.of(self._source)
-        known = KnownSolutions.of(exam, self._source, self._released)
+        solutions = KnownSolutions.of(exam, self._source, self._released)
         sandbox = exam.sandbox(self._settings)
         sandbox.warm()
         start, passed = time.monotonic(), (sandbox, sandbox.generation)
-        if known is not None:
+        if solutions is not None:
             try:
-                self._grade(known)
+                self._grade(solutions)
             except SelfTestFailed:
                 sandbox.close()
                 raise
         self.seconds, self.sandbox = time.monotonic() - start, passed
 
-    def _grade(self, known: KnownSolutions) -> None:
+    def _grade(self, solutions: KnownSolutions) -> None:
         verdict = Verdict(
             assignment=self._source.name,
             student="self-test",
-            notebook=known.notebook,
+            notebook=solutions.notebook,
             seed="self-test",
             source_sha256="",
             settings=asdict(self._settings),
         )
-        examine_notebook(copy.deepcopy(known.nb), known.exam, verdict)
-        if wrong := known.wrong(verdict.checks):
+        examine_notebook(copy.deepcopy(solutions.nb), solutions.exam, verdict)
+        if mistake := solutions.wrong(verdict.checks):
             raise SelfTestFailed(
-                f"{wrong}. So this machine, or the check, is broken. Test the machine with: "
+                f"{mistake}. So this machine, or the check, is broken. Test the machine with: "
                 "autograder doctor; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )

@@ -113,7 +113,7 @@ class SandboxedProcess:
                 fds.append(opened.enter_context(_memory_file(content)))
                 return fds[-1]
 
-            words = [
+            arguments = [
                 *(program, "--info-fd", str(info_sink.fileno())),
                 *("--seccomp", str(file_of(seccomp_filter(namespaces=True)))),
                 *("--die-with-parent", "--new-session", "--clearenv"),
@@ -124,7 +124,7 @@ class SandboxedProcess:
                 *tree(mounts, tmp, file_of),
                 *("--chdir", "/tmp", "--", *command),
             ]
-            self._process = _start(words, log or subprocess.DEVNULL, fds)
+            self._process = _start(arguments, log or subprocess.DEVNULL, fds)
             self.pid = self._process.pid
             info_sink.close()
             self._first = _first_process(self._process, info)
@@ -207,8 +207,8 @@ def unshare() -> str:
 def candidates() -> list[Bubblewrap]:
     """Return the bubblewrap programs of this machine, working or not, in order of preference."""
     system, bundled = shutil.which("bwrap"), packaged()
-    found = [Bubblewrap(system, "system")] if system else []
-    return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
+    programs = [Bubblewrap(system, "system")] if system else []
+    return programs + ([Bubblewrap(bundled, "packaged")] if bundled else [])
 
 
 def packaged() -> str | None:
@@ -245,11 +245,11 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
 
 
 def _start(
-    words: Sequence[str], output: IO[bytes] | int, fds: Sequence[int]
+    arguments: Sequence[str], output: IO[bytes] | int, fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            words,
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -284,14 +284,14 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
 
 
 def _reported_pid(info: IO[bytes]) -> int:
-    said, deadline = b"", time.monotonic() + START_SECONDS
+    report, deadline = b"", time.monotonic() + START_SECONDS
     while _readable(info, deadline - time.monotonic()):
         piece = info.read(4096)
         if not piece:
             raise OSError("it ended at once; its output says why")
-        said += piece
+        report += piece
         with contextlib.suppress(ValueError):
-            return int(json.loads(said)["child-pid"])
+            return int(json.loads(report)["child-pid"])
     raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
 
 

@@ -31,7 +31,7 @@ class MemoryGroup:
 
     @classmethod
     def make(
-        cls, limit: int, processes: int, root: Path = _GROUPS, own: str | None = None
+        cls, limit: int, processes: int, root: Path = _GROUPS, group: str | None = None
     ) -> MemoryGroup | None:
         """Return a new group, or None if there is no cgroup v2 that this user may divide.
 
@@ -39,15 +39,15 @@ class MemoryGroup:
             limit: bytes of memory, swap included.
             processes: largest number of processes.
             root: where cgroup v2 is mounted.
-            own: the group of this process, from the root; by default, the kernel gives it.
+            group: the group of this process, from the root; by default, the kernel gives it.
 
         """
-        own = _own_group() if own is None else own
-        if own is None or not (root / "cgroup.controllers").exists():
+        group = _own_group() if group is None else group
+        if group is None or not (root / "cgroup.controllers").exists():
             return None
-        here = root / own.lstrip("/")
+        group_path = root / group.lstrip("/")
         # A group that has processes cannot have a child with controllers, but a sibling may.
-        for base in (here, here.parent) if here != root else (here,):
+        for base in (group_path, group_path.parent) if group_path != root else (group_path,):
             path = base / f"sgd-to-ddp-{os.getpid()}-{next(_count)}"
             try:
                 with contextlib.suppress(OSError):
@@ -104,24 +104,24 @@ def _own_group() -> str | None:
 def descendants(ancestor: int) -> list[int]:
     """Return all descendants of the process `ancestor`, as seen in our pid namespace."""
     children = _children if os.path.exists("/proc/thread-self/children") else _all_children().get
-    found: list[int] = []
+    pids: list[int] = []
     waiting = [ancestor]
     while waiting:
         below = children(waiting.pop()) or []
-        found += below
+        pids += below
         waiting += below
-    return found
+    return pids
 
 
 def _children(parent: int) -> list[int]:
     """Return the children of all threads of `parent`, as the kernel lists them."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{parent}/task"):
             with contextlib.suppress(OSError):
                 listed = Path(f"/proc/{parent}/task/{thread}/children").read_text()
-                found += map(int, listed.split())
-    return found
+                pids += map(int, listed.split())
+    return pids
 
 
 def _all_children() -> dict[int, list[int]]:
@@ -144,10 +144,10 @@ def killed_for_memory() -> int:
     return 0
 
 
-def _counter(path: Path, wanted: str) -> int:
+def _counter(path: Path, counter: str) -> int:
     for line in path.read_text().splitlines():
         name, _, value = line.partition(" ")
-        if name == wanted:
+        if name == counter:
             return int(value)
     return 0
 

@@ -192,8 +192,8 @@ def tree(mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int
             fd = file_of(mount.text)
             arguments += ["--perms", "0444", "--ro-bind-data", str(fd), target]
         elif mount.source is not None:
-            how = "--dev-bind" if mount.device else "--ro-bind"
-            arguments += [how, str(mount.source), target]
+            option = "--dev-bind" if mount.device else "--ro-bind"
+            arguments += [option, str(mount.source), target]
         else:
             arguments += ["--perms", "0755", "--tmpfs", target]
             read_only.append(target)

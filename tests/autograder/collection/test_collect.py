@@ -75,7 +75,7 @@ def submitted(course: Path) -> dict[str, str]:
 
 
 def why(collected: Collected) -> str:
-    return "\n".join(f"{each.path} {each.why}" for each in collected.refused)
+    return "\n".join(f"{each.path} {each.reason}" for each in collected.refused)
 
 
 @pytest.mark.parametrize("separator", ["/", "_/", "_"])
@@ -125,7 +125,7 @@ submission_73:
     assert collected.format == "gradescope"
     theirs = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
     assert submitted(course) == theirs
-    times = {row.student: row.when for row in collected.rows}
+    times = {row.student: row.time for row in collected.rows}
     assert times["AdaLovelace-20001"] == datetime(2026, 11, 20, 17, 34, 0, 861687, tzinfo=UTC)
     assert times["BobdeVries-bob"] is None
     assert why(collected).count("without a submitter in submission_metadata.yml") == 2
@@ -174,7 +174,7 @@ def test_the_exchange(course: Path, tmp_path: Path) -> None:
     source = str(tmp_path / "exchange")
     collected = collect(course, ASSIGNMENT, source, format="exchange")
     assert submitted(course) == {"a+b": "last"}
-    assert collected.rows[-1].when == datetime(2026, 11, 20, 11, 0, 0, 123456, tzinfo=UTC)
+    assert collected.rows[-1].time == datetime(2026, 11, 20, 11, 0, 0, 123456, tzinfo=UTC)
     assert len(list((course / "grading/earlier/a+b" / ASSIGNMENT).iterdir())) == 2
     with pytest.raises(SourceError, match="no exchange"):
         collect(course, ASSIGNMENT, str(course), format="exchange")
@@ -193,25 +193,25 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     second = str(zipped(tmp_path / "2.zip", {f"{MOODLE}/{FILE}": notebook("second")}))
     collect(course, ASSIGNMENT, first)
     before = snapshot(course / "grading")
-    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    assert [row.action for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     assert snapshot(course / "grading") == before
     (row,) = collect(course, ASSIGNMENT, second, write=False).rows
-    assert row.what == "would be taken"
+    assert row.action == "would be taken"
     assert snapshot(course / "grading") == before
 
     # Grading repairs damaged notebooks in place: the same source is the same all the same.
     (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
     path.write_bytes(notebook("first, repaired"))
-    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    assert [row.action for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     (row,) = collect(course, ASSIGNMENT, second).rows
-    assert row.what.startswith("taken, newer; the earlier submission is in")
+    assert row.action.startswith("taken, newer; the earlier submission is in")
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     kept = list((course / "grading/earlier").rglob(FILE))
     assert [nbformat.read(each, as_version=4).cells[0].source for each in kept] == [
         "first, repaired"
     ]
     (row,) = collect(course, ASSIGNMENT, first).rows
-    assert row.what == "kept aside, older"
+    assert row.action == "kept aside, older"
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     assert not (course / "grading" / "collecting").exists()
 
@@ -476,7 +476,7 @@ def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
     assert rows.keys() == {"77", "jo"} and rows["jo"].name == "José Ng"
     assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
     assert "counts as" not in rows["jo"].notes
-    assert {each.who for each in collected.refused} == {"Who Else", "Ng José"}
+    assert {each.student for each in collected.refused} == {"Who Else", "Ng José"}
 
 
 @pytest.mark.parametrize(
