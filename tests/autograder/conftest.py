@@ -65,8 +65,8 @@ def place() -> Iterator[Sandbox]:
 def sandboxes_are_closed() -> Iterator[None]:
     """Close the sandbox that the passes keep for the next submission of an assignment."""
     yield
-    for kept in examine._warm.values():
-        kept.close()
+    for sandbox in examine._warm.values():
+        sandbox.close()
 
 
 @pytest.fixture(scope="session")

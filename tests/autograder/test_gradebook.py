@@ -61,14 +61,14 @@ def cut_off(path: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, "cut": cut_off}
 
 
-@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
-def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
+def test_damage_is_found(book: Path, kind: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
-    DAMAGE[how](book)
-    with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as told:
+    DAMAGE[kind](book)
+    with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as raised:
         make_sure_of(f"sqlite:///{book}", writes=writes)
-    assert str(book) in str(told.value) and "\n" not in str(told.value)
+    assert str(book) in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.fixture
@@ -96,6 +96,6 @@ def test_every_command_that_opens_it_says_so(
     monkeypatch.setattr(sys, "argv", ["autograder", *command, "--course", str(book.parents[1])])
     torn(book)
     assert program.main() == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert output.err.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")

@@ -19,12 +19,12 @@ def processes(bubblewrap: int) -> dict[str, list[int]]:
 
     """
     parents = {pid: parent for pid in descendants(bubblewrap) if (parent := _parent(pid))}
-    found = {"bubblewrap": [bubblewrap]}
+    parts = {"bubblewrap": [bubblewrap]}
     above = [bubblewrap]
     for part in ("init", "server", "cells"):
         above = sorted(pid for pid, parent in parents.items() if parent in above)
-        found[part] = above
-    return found
+        parts[part] = above
+    return parts
 
 
 def _parent(pid: int) -> int:

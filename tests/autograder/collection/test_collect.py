@@ -75,7 +75,7 @@ def submitted(course: Path) -> dict[str, str]:
 
 
 def why(collected: Collected) -> str:
-    return "\n".join(f"{each.path} {each.reason}" for each in collected.refused)
+    return "\n".join(f"{refusal.path} {refusal.reason}" for refusal in collected.refused)
 
 
 @pytest.mark.parametrize("separator", ["/", "_/", "_"])
@@ -123,8 +123,8 @@ submission_73:
     files[f"{top}/submission_metadata.yml"] = listed.encode()
     collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "g.zip", files)))
     assert collected.format == "gradescope"
-    theirs = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
-    assert submitted(course) == theirs
+    expected = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
+    assert submitted(course) == expected
     times = {row.student: row.time for row in collected.rows}
     assert times["AdaLovelace-20001"] == datetime(2026, 11, 20, 17, 34, 0, 861687, tzinfo=UTC)
     assert times["BobdeVries-bob"] is None
@@ -206,8 +206,8 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     (row,) = collect(course, ASSIGNMENT, second).rows
     assert row.action.startswith("taken, newer; the earlier submission is in")
     assert submitted(course) == {"AdaLovelace-12345": "second"}
-    kept = list((course / "grading/earlier").rglob(FILE))
-    assert [nbformat.read(each, as_version=4).cells[0].source for each in kept] == [
+    earlier = list((course / "grading/earlier").rglob(FILE))
+    assert [nbformat.read(path, as_version=4).cells[0].source for path in earlier] == [
         "first, repaired"
     ]
     (row,) = collect(course, ASSIGNMENT, first).rows
@@ -246,13 +246,13 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
     collected = collect(course, ASSIGNMENT, str(source))
     assert submitted(course) == {"AdaLovelace-12345": "inner", "Nul-7": "seven"}
-    told = why(collected)
+    refusals = why(collected)
     for word in (
         *("again.zip is an archive", "bomb.txt is larger than", "secret.txt is a link"),
         *("same name as a folder", ".html", ".svg", "timestamp.txt was written by"),
         *("control characters", "outside", "evil", "contains no notebook"),
     ):
-        assert word in told, (word, told)
+        assert word in refusals, (word, refusals)
     after = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
     assert after == before, "nothing lies anywhere else"
     folder = course / "grading/submitted/AdaLovelace-12345" / ASSIGNMENT
@@ -302,7 +302,7 @@ def test_damaged_notebooks_are_taken_and_named(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("a,b\n1,2\n", "no column of student ids"),
         ("student_id\nada\nada\n", "in the list twice"),
@@ -313,15 +313,15 @@ def test_damaged_notebooks_are_taken_and_named(
         ("student_id,name,name\nada,A,B\n", "two columns 'name'"),
     ],
 )
-def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_class_lists(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "r.csv"
     path.write_text(text)
-    with pytest.raises(SourceError, match=words):
+    with pytest.raises(SourceError, match=message):
         read_roster(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("23:59", "not a complete date"),
         ("2026-11-20", "not a complete date"),
@@ -330,8 +330,8 @@ def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
         ("2026-11-20 23:59", "no time zone"),
     ],
 )
-def test_a_time_is_never_invented(text: str, words: str) -> None:
-    with pytest.raises(SourceError, match=words):
+def test_a_time_is_never_invented(text: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
         read_time(text)
 
 
@@ -344,17 +344,17 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
     folder.mkdir()
     for student in ("ada", "ming"):
         (folder / f"{student}.ipynb").write_bytes(notebook())
-    own = course / "grading/extensions.csv"
-    own.parent.mkdir(exist_ok=True)
+    extensions = course / "grading/extensions.csv"
+    extensions.parent.mkdir(exist_ok=True)
     text = f"assignment,student_id,until\n{ASSIGNMENT},ada,2026-11-22 09:00 UTC\nother,ming,never\n"
-    own.write_text(text)
+    extensions.write_text(text)
     due = read_time("2026-11-20 10:00 UTC")
     rows = collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due).rows
     assert [row.late for row in rows] == [0, 1]
-    own.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
+    extensions.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
     with pytest.raises(SourceError, match="line 2: 'soon' is not a time"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
-    own.write_text("assignment,student_id\n")
+    extensions.write_text("assignment,student_id\n")
     with pytest.raises(SourceError, match="no column until"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
 
@@ -470,13 +470,13 @@ def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
         f"{name}_{number}_assignsubmission_file/{FILE}": notebook(name)
         for name, number in (("Scott Lee", 8), ("Who Else", 77), ("Ng José", 9), ("José Ng", 10))
     }
-    zip_, how = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
-    collected = collect(course, ASSIGNMENT, str(zip_), **how)
+    zip_, options = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
+    collected = collect(course, ASSIGNMENT, str(zip_), **options)
     rows = {row.student: row for row in collected.rows}
     assert rows.keys() == {"77", "jo"} and rows["jo"].name == "José Ng"
     assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
     assert "counts as" not in rows["jo"].notes
-    assert {each.student for each in collected.refused} == {"Who Else", "Ng José"}
+    assert {refusal.student for refusal in collected.refused} == {"Who Else", "Ng José"}
 
 
 @pytest.mark.parametrize(
@@ -489,8 +489,8 @@ def test_a_class_list_is_read_in_any_encoding(tmp_path: Path, encoding: str) -> 
         names = ["王小明", "李 Tom", "欧阳娜娜"]
     text = "student_id\tname\n" + "".join(f"s{i}\t{name}\n" for i, name in enumerate(names))
     (tmp_path / "r.csv").write_bytes(text.encode(encoding))
-    found = read_roster(tmp_path / "r.csv").students.values()
-    assert [student.name for student in found] == names
+    students = read_roster(tmp_path / "r.csv").students.values()
+    assert [student.name for student in students] == names
 
 
 def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:

@@ -158,11 +158,11 @@ def course(released_course: Path, copy_of: Callable[[Path], Path]) -> Course:
 @needs_sources
 @pytest.mark.parametrize("name", BESIDE)
 def test_it_is_noted_and_not_fatal(course: Course, name: str) -> None:
-    _, points, words = BESIDE[name]
+    _, points, note = BESIDE[name]
     verdict = course.verdict(name)
     assert verdict.score == points == course.api.get_submission(ASSIGNMENT, name)["code_score"]
-    assert words in str(verdict.notes)
-    assert bool(words) == bool(verdict.notes), verdict.notes
+    assert note in str(verdict.notes)
+    assert bool(note) == bool(verdict.notes), verdict.notes
     aside = course.data / "set_aside" / name / ASSIGNMENT
     if name == "time":
         assert (aside / "timestamp.txt").read_bytes() == b"\xff\0 soon"
@@ -198,12 +198,12 @@ def _vet_until(step: int, path: Path) -> bool:
 
 
 def test_a_kill_while_it_is_repaired_loses_nothing(tmp_path: Path) -> None:
-    whole, step = False, 0
-    while not whole:
+    ended, step = False, 0
+    while not ended:
         path = tmp_path / f"{step}/submitted/ada" / ASSIGNMENT / FILE
         path.parent.mkdir(parents=True)
         path.write_text("{" + "x" * step)
-        whole = _vet_until(step, path)
+        ended = _vet_until(step, path)
         vet(ASSIGNMENT, "ada", [str(path)])
         (note,) = notes["ada", ASSIGNMENT]
         assert "is not JSON" in note
@@ -229,5 +229,5 @@ def test_damage_in_the_middle_costs_its_own_cell_only() -> None:
     at = text.index("n = 4")
     for damaged in (text[: at - 3] + text[at:], text[:at] + "\\" + text[at + 4 :]):
         problem, content = read_content(damaged.encode())
-        kept = [cell["source"] for cell in repaired(content)["cells"]]
-        assert problem and kept == [f"n = {n}" for n in range(9) if n != 4]
+        sources = [cell["source"] for cell in repaired(content)["cells"]]
+        assert problem and sources == [f"n = {n}" for n in range(9) if n != 4]

@@ -36,18 +36,18 @@ def course(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def results(course: Path) -> dict[str, Result]:
     """Run the demonstration with some of its submissions."""
-    said: list[str] = []
+    lines: list[str] = []
     make = demo_module.make_submissions
 
     def some(source: Path, released: Path) -> dict[str, nbformat.NotebookNode]:
-        made = make(source, released)
-        assert len(made) == 6
-        return {name: made[name] for name in SCORES}
+        submissions = make(source, released)
+        assert len(submissions) == 6
+        return {name: submissions[name] for name in SCORES}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_module, "make_submissions", some)
-        rows = demo(course, say=said.append)
-    assert sum(line.startswith("grading ") for line in said) == len(SCORES)
+        rows = demo(course, say=lines.append)
+    assert sum(line.startswith("grading ") for line in lines) == len(SCORES)
     return {row.submission: row for row in rows}
 
 

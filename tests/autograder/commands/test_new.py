@@ -53,19 +53,19 @@ def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Pa
     hidden = hidden_cases(folder, "rotate")
     assert len(hidden) > 4
     right = [solution_of(folder, "rotate")]
-    wrong = []
+    mistakes = []
     for mutant in mutants_in(folder):
         if "simulated" not in mutant.where:
             continue
         if mutant.reason is None:
             right.append(mutant.function)
         else:
-            wrong.append((mutant.function, mutant.reason))
+            mistakes.append((mutant.function, mutant.reason))
     assert len(right) > 1
-    assert len(wrong) > 4
+    assert len(mistakes) > 4
     pool: dict[int, Ranks] = {}
     try:
-        for function, reason in [*((function, None) for function in right), *wrong]:
+        for function, reason in [*((function, None) for function in right), *mistakes]:
             with LocalRunner(function, "simulated", echo=None, ranks=pool) as runner:
                 report = run_check(
                     *(f"{NAME}/rotate", checks_of(folder)["rotate"], runner),
@@ -94,14 +94,14 @@ def test_its_reference_cannot_be_imported_while_it_is_graded(course: Path) -> No
 def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
     course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = handed_out(new(course, NAME)) / "checks.py"
-    kept.write_text("mine")
+    checks = handed_out(new(course, NAME)) / "checks.py"
+    checks.write_text("mine")
     monkeypatch.chdir(course)
-    for name, said in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
+    for name, message in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
         monkeypatch.setattr(sys, "argv", ["autograder", "new", name])
         assert main() == 2
-        assert said in capsys.readouterr().err
-    assert kept.read_text() == "mine"
+        assert message in capsys.readouterr().err
+    assert checks.read_text() == "mine"
     shutil.rmtree(course / "instructor" / NAME)
     with pytest.raises(CommandFailed, match=f"assignments/{NAME} exists already"):
         new(course, NAME)

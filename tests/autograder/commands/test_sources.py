@@ -42,6 +42,6 @@ def test_own_cells_are_written_and_released_ones_are_not(
     ada = (folder / NAME / "ada.py").read_text(encoding="utf-8")
     assert "return 42, 43" in ada and "# %time helper" in ada and "def average" not in ada
     assert (folder / NAME / "idle.py").read_text(encoding="utf-8").strip() == ""
-    given = (folder / f"{NAME}.py").read_text(encoding="utf-8")
-    assert "def average_gradients" in given
-    assert ast.parse(ada) and ast.parse(given), "the programs parse Python"
+    base = (folder / f"{NAME}.py").read_text(encoding="utf-8")
+    assert "def average_gradients" in base
+    assert ast.parse(ada) and ast.parse(base), "the programs parse Python"

@@ -36,7 +36,7 @@ def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         raise Wrong(f"expected {inputs}, got {values}")
 
 
-CHECK = Check("f", lambda f, mine: f(mine), lambda case, generator: [1.5], judge, (PUBLIC,))
+CHECK = Check("f", lambda f, value: f(value), lambda case, generator: [1.5], judge, (PUBLIC,))
 
 Answer = Callable[[Case, Sequence[Any]], Any]
 
@@ -73,11 +73,11 @@ def fails(error: BaseException, only: Case | None = None) -> Answer:
 
 
 def run(
-    carried: Answer, real: Answer | None = None, check: Check = CHECK, **more: Any
+    carried: Answer, real: Answer | None = None, check: Check = CHECK, **options: Any
 ) -> CheckReport:
     on = None if real is None else "cpu"
     submission: Any = Ran(carried, real)
-    return examine("02/f", check, submission, seed="1", hidden=[HIDDEN], on=on, **more)
+    return examine("02/f", check, submission, seed="1", hidden=[HIDDEN], on=on, **options)
 
 
 def passed(report: CheckReport) -> list[bool]:
@@ -85,7 +85,7 @@ def passed(report: CheckReport) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (fails(DeadlockError("Ranks 0 and 1 wait.")), "The ranks wait for one another"),
         (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
@@ -95,12 +95,12 @@ def passed(report: CheckReport) -> list[bool]:
         (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
-def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:
-    examined = run(lambda case, mine: answer(case, mine) if case == HIDDEN else mine)
+def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, message: str) -> None:
+    examined = run(lambda case, inputs: answer(case, inputs) if case == HIDDEN else inputs)
     assert passed(examined) == [True, False]
     shown = for_the_student(examined)
     reason = shown.results[1].reason
-    assert told in reason
+    assert message in reason
     assert "1.5" not in f"{shown} {reason} {shown.results[1].detail}"
     assert examined.results[1].reason != reason  # the instructor reads all of it
 

@@ -129,9 +129,9 @@ def test_who_is_to_blame_where_nothing_can_be_asked(
     checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
     check: Any = checks[f"defend_{OF}"]
     with pytest.raises(kind, match=says):
-        made = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
+        questions = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
         assert kind is Wrong  # anybody else's fault is told at once
-        made.judge(made.cases[0], [], [])
+        questions.judge(questions.cases[0], [], [])
 
 
 @pytest.mark.parametrize(

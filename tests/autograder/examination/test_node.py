@@ -63,15 +63,15 @@ ON_REAL_RANKS_ALONE = [
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("line", "words"), ON_REAL_RANKS_ALONE)
-def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, words: str) -> None:
+@pytest.mark.parametrize(("line", "reason"), ON_REAL_RANKS_ALONE)
+def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, reason: str) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")
     assert examined(place, source, "average_gradients", None).passed
     report = examined(place, source, "average_gradients", "cpu")
     assert report.fraction == 0
     assert report.places == ("CPU ranks",)
-    assert words in " ".join(str(report).split()), str(report)
+    assert reason in " ".join(str(report).split()), str(report)
 
 
 @pytest.mark.large
@@ -94,6 +94,6 @@ def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(
     command = ["autograder", "demo", "--on", "gpu", "--course", str(SOURCES.parent)]
     monkeypatch.setattr(sys, "argv", command)
     assert main() != 0
-    said = capsys.readouterr()
-    assert "PyTorch sees no GPU here" in said.err
-    assert not said.out
+    output = capsys.readouterr()
+    assert "PyTorch sees no GPU here" in output.err
+    assert not output.out

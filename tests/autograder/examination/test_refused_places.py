@@ -24,11 +24,11 @@ from tests.helpers import ROOT
 from tests.helpers.course_folders import SOURCES, needs_sources
 
 
-@pytest.mark.parametrize("where", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
 def test_a_python_that_is_the_folder_of_everybody_is_refused(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "prefix", where)
+    monkeypatch.setattr(sys, "prefix", folder)
     with pytest.raises(SandboxUnavailable, match="student code would see these"):
         python_mounts()
 
@@ -113,12 +113,12 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
 
 def test_what_a_module_has_made_for_itself_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.8 makes a folder when it is imported; a cell has a /tmp of its own."""
-    made, lost = f"{HOME}/made when imported/made.py", "/etc/no such folder/lost.py"
-    for name, file in (("made", made), ("lost", lost)):
+    in_home, lost = f"{HOME}/made when imported/made.py", "/etc/no such folder/lost.py"
+    for name, file in (("made", in_home), ("lost", lost)):
         monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
         module.__file__ = file
-    ours, theirs = socket.socketpair()
+    ours, cell_end = socket.socketpair()
     with ours:
-        look.serve([theirs.detach()], {})
+        look.serve([cell_end.detach()], {})
         hidden = receive(ours)["hidden"]
-    assert lost in hidden and made not in hidden
+    assert lost in hidden and in_home not in hidden
