@@ -122,6 +122,10 @@ class Folders:
         """Return the folder of the graded notebooks and of the verdicts, named by their content."""
         return self.data / "graded" / assignment / student
 
+    def submitters(self, assignment: str) -> list[str]:
+        """Return the students who submitted something, in order."""
+        return sorted(p.parent.name for p in self.submitted.glob(f"*/{assignment}") if p.is_dir())
+
     def notebooks(self, assignment: str) -> list[str]:
         """Return the names of the notebooks that students were given, without ``.ipynb``."""
         return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))

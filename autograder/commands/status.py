@@ -48,7 +48,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
     for name in names:
-        students = sorted(p.parent.name for p in folders.submitted.glob(f"*/{name}") if p.is_dir())
+        students = folders.submitters(name)
         if not folders.notebooks(name) and students:
             rows.append((name, len(students), *[0] * (len(HEADS) - 1)))
             notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")

@@ -60,11 +60,6 @@ class KnownSolutions:
     task: str
     notebook: str
 
-    @property
-    def ranks(self) -> int:
-        """The number of ranks on which its function runs."""
-        return max(case.world_size for case in self.exam.checks[self.task].cases)
-
     @classmethod
     def of(cls, exam: Exam, source: Path, released: Path) -> KnownSolutions | None:
         """Return an assignment's known solutions, for its cheapest task; None if none gives points.
@@ -167,7 +162,8 @@ def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list
 def _cases_of(exam: Exam, task: str) -> list[Case]:
     """Return the first public and the first hidden case, with several ranks if possible."""
     chosen = []
-    for cases in (exam.checks[task].cases, exam.hidden_cases(task, "self-test")):
+    check = exam.checks[task]
+    for cases in (check.cases, check.hidden("self-test")):
         chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
     return chosen
 
@@ -176,8 +172,7 @@ def _short(exam: Exam, task: str) -> Exam:
     cases, check = _cases_of(exam, task), exam.checks[task]
     public = tuple(case for case in cases if case in check.cases)
     hidden = tuple(case for case in cases if case not in check.cases)
-    short = replace(check, cases=public, hidden=lambda _: ())
-    return replace(exam, checks={task: short}, hidden={task: hidden})
+    return replace(exam, checks={task: replace(check, cases=public, hidden=lambda _: hidden)})
 
 
 class SelfTest:

@@ -71,9 +71,7 @@ def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> lis
         NothingToGrade: nobody submitted anything, or one of `only` did not.
 
     """
-    submitters = sorted(
-        path.parent.name for path in folders.submitted.glob(f"*/{assignment}") if path.is_dir()
-    )
+    submitters = folders.submitters(assignment)
     if not submitters:
         names = ", ".join(assignments(folders)) or "none"
         raise NothingToGrade(

@@ -70,8 +70,7 @@ def graded(
     checks[of] = replace(checks[of], cases=checks[of].cases[1:2])
     verdict = Verdict(folder.name, student, folder.name, "seed", "")
     with Submission(place) as submission:
-        exam = Exam(checks, {}, ())
-        examine_cells(new_notebook(cells=cells), exam, submission, verdict)
+        examine_cells(new_notebook(cells=cells), Exam(checks, ()), submission, verdict)
     return verdict.checks[-1]
 
 
