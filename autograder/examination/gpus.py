@@ -47,7 +47,6 @@ def gpu_access() -> GpuAccess:
         raise SandboxUnavailable(
             "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
             "out: the grader's own network needs no GPU.",
-            advice="",
         )
     devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
     devices += sorted(Path("/dev/nvidia-caps").glob("*"))

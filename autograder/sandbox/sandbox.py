@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
     MemoryGroup,
-    available_memory,
     descendants,
     exact_memory,
     held_memory,
@@ -214,7 +215,7 @@ class Sandbox:
         assert self._process is not None
         below = descendants(self._process.pid)
         self._ours = max((held_memory(pid) for pid in below), default=0)
-        self._most_free = available_memory()
+        self._most_free = psutil.virtual_memory().available
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
             self._group.add([self._process.pid, *below])
@@ -245,15 +246,14 @@ class Sandbox:
         except (MachineFailure, OSError) as error:
             first, *other_lines = str(error).splitlines() or [""]
             # The last line has the exception's own message.
-            raise SandboxUnavailable(" … ".join([first, *other_lines[-1:]]), advice="") from None
+            raise SandboxUnavailable(" … ".join([first, *other_lines[-1:]])) from None
         if hidden := problems.get("hidden"):
             raise SandboxUnavailable(
                 f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
                 "Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
-                advice="",
             )
         if problem := problems.get("home"):
-            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {problem}", advice="")
+            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {problem}")
 
     def _look_from_a_cell(self) -> dict[str, Any]:
         ours, child_end = socket.socketpair()
@@ -368,9 +368,9 @@ class Sandbox:
             over = self._group.times_over() > self._times_over
         else:
             # Measuring every process takes long, so do it only if free memory has shrunk.
-            now = available_memory()
-            self._most_free = max(self._most_free, now)
-            if self._most_free - now < self._limits.memory / 2 and now:
+            free = psutil.virtual_memory().available
+            self._most_free = max(self._most_free, free)
+            if self._most_free - free < self._limits.memory / 2:
                 return ""
             below = descendants(self._process.pid)
             held = sum(max(0, held_memory(pid) - self._ours) for pid in below)

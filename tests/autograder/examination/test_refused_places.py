@@ -6,10 +6,10 @@ import socket
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from autograder.__main__ import main
 from autograder.course import CourseNotFound, Settings, find_course
 from autograder.errors import SandboxUnavailable
 from autograder.inside import look
@@ -74,13 +74,12 @@ def test_a_folder_that_only_root_may_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_hides_a_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, autograder: Any
 ) -> None:
     (tmp_path / "torch.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["autograder", "grade"])
-    assert main() == 2
-    assert f"{tmp_path / 'torch.py'} hides the package torch" in capsys.readouterr().err
+    status, output = autograder(ROOT, "grade")
+    assert status == 2 and f"{tmp_path / 'torch.py'} hides the package torch" in output
 
 
 @needs_sources
@@ -103,7 +102,7 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
     """Only an exit makes its hook stop; else each student would get a traceback."""
 
     def not_ready(_: Sandbox) -> None:
-        raise SandboxUnavailable("There is no room.", advice="")
+        raise SandboxUnavailable("There is no room.")
 
     monkeypatch.setattr(Sandbox, "make_ready", not_ready)
     autograde._make_sure_of_a_sandbox.cache_clear()
