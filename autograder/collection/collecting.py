@@ -250,10 +250,8 @@ def _by_student(
             refused.append(Refused(name, "", "has a name that cannot be a student id"))
             continue
         identity = (listed and hand_in.system_id) or hand_in.name
-        if identities.setdefault(student, identity) != identity:
-            reason = (
-                f"would have the student id {student}, as {identities[student]!r} has: rename one"
-            )
+        if (other := identities.setdefault(student, identity)) != identity:
+            reason = f"would have the student id {student}, as {other!r} has: rename one"
             refused.append(Refused(name, "", f"{reason}, or correct the class list"))
             continue
         if listed and _misfit(hand_in, listed) > 1:

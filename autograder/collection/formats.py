@@ -155,39 +155,41 @@ def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
 
 
+def _named(
+    entries: Sequence[Entry], pattern: re.Pattern[str], system: str, into: Gathered
+) -> Iterator[tuple[Entry, re.Match[str]]]:
+    """Yield the files whose names the system has given; refuse the others."""
+    for entry in entries:
+        if match := pattern.fullmatch(entry.path):
+            yield entry, match
+        else:
+            reason = f"has a name that is not from {system}"
+            into.refused.append(Refused("", entry.path, reason))
+
+
 def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     hand_ins: dict[str, HandIn] = {}
-    for entry in entries:
-        match = _MOODLE.fullmatch(entry.path)
-        if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that is not from Moodle"))
-            continue
+    for entry, match in _named(entries, _MOODLE, "Moodle", into):
         hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"]))
         # Moodle before 4.1 wants the underscore at the end; later versions allow it.
         hand_in.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
-        if match["kind"] != "file":
-            into.refused.append(
-                Refused(hand_in.name, entry.path, "is text typed into Moodle, not a file")
-            )
-            continue
-        hand_in.files[match["file"]] = replace(entry, path=match["file"])
+        if match["kind"] == "file":
+            hand_in.files[match["file"]] = replace(entry, path=match["file"])
+        else:
+            reason = "is text typed into Moodle, not a file"
+            into.refused.append(Refused(hand_in.name, entry.path, reason))
     into.hand_ins += hand_ins.values()
 
 
 def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     hand_ins: dict[str, HandIn] = {}
     numbers: dict[tuple[str, str], int] = {}
-    for entry in entries:
-        match = _CANVAS.fullmatch(entry.path)
-        if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that is not from Canvas"))
-            continue
+    for entry, match in _named(entries, _CANVAS, "Canvas", into):
         hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
         hand_in.late = hand_in.late or match["late"] is not None
         if match["typed"]:
-            into.refused.append(
-                Refused(hand_in.name, entry.path, "is text typed into Canvas, not a file")
-            )
+            reason = "is text typed into Canvas, not a file"
+            into.refused.append(Refused(hand_in.name, entry.path, reason))
             continue
         file, number = match["file"], int(match["number"])
         if number < numbers.get((hand_in.system_id, file), -1):
@@ -207,17 +209,12 @@ def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> No
             text = entry.read(MAX_METADATA).decode("utf-8", "replace")
             for listed in _MADE.finditer(text):
                 groups[listed["id"]] = list(_submitters(listed["whose"], listed["when"]))
-    for entry in entries:
-        match = _GRADESCOPE.fullmatch(entry.path)
-        if match is None:
-            reason = "does not have a name that Gradescope gives"
+    for entry, match in _named(entries, _GRADESCOPE, "Gradescope", into):
+        if match["id"] and not groups.get(match["id"]):
+            reason = "belongs to a submission without a submitter in submission_metadata.yml"
             into.refused.append(Refused("", entry.path, reason))
-        elif match["id"]:
-            if not (group := groups.get(match["id"])):
-                reason = "belongs to a submission without a submitter in submission_metadata.yml"
-                into.refused.append(Refused("", entry.path, reason))
-            for hand_in in group or ():
-                hand_in.files[match["file"]] = replace(entry, path=match["file"])
+        for hand_in in groups.get(match["id"], ()):
+            hand_in.files[match["file"]] = replace(entry, path=match["file"])
     into.hand_ins += [hand_in for group in groups.values() for hand_in in group if hand_in.files]
 
 

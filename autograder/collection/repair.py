@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbgrader.utils import parse_utc
 
+from autograder.collection.listing import files_below
+from autograder.collection.times import read_stamp
 from autograder.files import write_whole
 
 MAX_FILES = 200
@@ -99,7 +100,7 @@ def _replace(path: Path, text: str) -> None:
 def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> None:
     count = size = surplus = 0
     beside: list[Path] = []
-    for path, info in sorted(_below(folder)):
+    for path, info in sorted(files_below(folder)):
         if path in notebooks:
             continue
         name = str(path.relative_to(folder))[:80]
@@ -128,23 +129,14 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
         )
 
 
-def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything below `folder` except folders; links are not followed."""
-    for top, folders, names in os.walk(folder):
-        links = [name for name in folders if Path(top, name).is_symlink()]
-        folders[:] = [name for name in folders if name not in links]
-        for name in (*names, *links):
-            yield Path(top, name), os.lstat(Path(top, name))
-
-
 def _is_timestamp(path: Path, size: int) -> bool:
     if size > 1000:
         return False
     try:
-        text = path.read_text(encoding="utf-8").strip()
-        return not text or parse_utc(text) is not None
-    except Exception:  # dateutil raises many kinds
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
         return False
+    return not text or read_stamp(text) is not None
 
 
 def notes_on_files(names: Iterable[str]) -> list[str]:

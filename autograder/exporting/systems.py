@@ -39,18 +39,12 @@ def plain(
     rows = []
     names = list(dict.fromkeys(name for grade in grades for name in grade.tasks)) if tasks else []
     for grade in grades:
-        person = grade.student
+        student = grade.student
         rows.append(
             (
-                *(
-                    grade.assignment,
-                    person.student_id,
-                    person.last_name,
-                    person.first_name,
-                    person.name,
-                ),
-                *(person.email, grade.status, shown(grade.submitted, zone), grade.days_late or ""),
-                *(_number(grade.raw_score), grade.late_penalty or ""),
+                *(grade.assignment, student.student_id, student.last_name, student.first_name),
+                *(student.name, student.email, grade.status, shown(grade.submitted, zone)),
+                *(grade.days_late or "", _number(grade.raw_score), grade.late_penalty or ""),
                 *(_points(grade, zero), grade.max_score),
                 *(_number(grade.tasks.get(name)) for name in names),
             )
