@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from autograder.errors import CommandFailed
 from autograder.tables import plain_text
 
 _WIDTH = 24
@@ -16,6 +17,14 @@ _LINE_EVERY = 10.0
 def add_assignment(parser: argparse.ArgumentParser) -> None:
     """Declare the argument ASSIGNMENT of the commands that need one."""
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+
+
+def must(outcome: dict[str, object], step: str) -> None:
+    """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
+    if not outcome["success"]:
+        raise CommandFailed(
+            f"{step} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
+        )
 
 
 class PlainStream:

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
+from autograder.commands import must
 from autograder.commands._pages import kill_matrix, overview
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
@@ -110,11 +111,7 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     config = load_config(root, data=scratch)
     config.GenerateAssignment.no_database = True  # a release is not yet a class
     config.SaveCells.enabled = False
-    outcome = NbGraderAPI(config=config).generate_assignment(name)
-    if not outcome["success"]:
-        raise CommandFailed(
-            f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip()
-        )
+    must(NbGraderAPI(config=config).generate_assignment(name), f"releasing {name}")
     outputs, folder = files(scratch / "release" / name), find_sources(root) / name
     if python := [path for path in outputs if path.endswith(".py")]:
         raise CommandFailed(

@@ -13,7 +13,6 @@ verdict. So whoever reads a verdict finds the notebook, too.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -34,7 +33,7 @@ from functools import partial
 from pathlib import Path
 
 from autograder.collection.repair import vet
-from autograder.course import Folders, Settings, load_config
+from autograder.course import Folders, Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import PATIENCE
 from autograder.passes.examine import blank_verdict, keep, rebuilt
@@ -223,19 +222,9 @@ class _Worker:
             resources.callback(os.close, sink)
             # Unbuffered, because `answer` waits on the descriptor and would miss a buffered line.
             self._answers = resources.enter_context(os.fdopen(answers, "rb", buffering=0))
+            job = [sink, str(root), assignment, asdict(settings)]
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "autograder.pool.workers"),
-                    *(
-                        "--answers",
-                        str(sink),
-                        "--course",
-                        str(root),
-                        "--assignment",
-                        assignment,
-                    ),
-                    *("--settings", json.dumps(asdict(settings))),
-                ],
+                [sys.executable, "-P", "-m", "autograder.pool.workers", json.dumps(job)],
                 env=_environment(),
                 stdin=subprocess.PIPE,
                 stdout=self._log,  # a sitecustomize module may print before our first line runs
@@ -345,19 +334,14 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Grade the notebooks on standard input."""
-    parser = argparse.ArgumentParser(prog="python -m autograder.pool.workers", description=__doc__)
-    parser.add_argument("--course", type=Path, help="the course folder")
-    parser.add_argument("--assignment", help="the assignment's name")
-    parser.add_argument("--settings", help="the options of Examine, as JSON")
-    parser.add_argument("--answers", type=int, help="the descriptor to which answers are written")
-    arguments = parser.parse_args()
+    """Grade the notebooks on standard input; the first argument is `_Worker`'s job, as JSON."""
+    sink, course, name, settings = json.loads(sys.argv[1])
     _end_with_parent()
     os.dup2(2, 1)  # a check may print, and its output must not look like an answer
-    settings = Settings(**json.loads(arguments.settings))
-    folders, name = Folders.of(load_config(arguments.course).CourseDirectory), arguments.assignment
+    folders = Folders.at(Path(course))
+    settings = Settings(**settings)
     test = SelfTest(folders.source / name, folders.release / name, settings)
-    with os.fdopen(arguments.answers, "w", buffering=1) as answers:
+    with os.fdopen(sink, "w", buffering=1) as answers:
 
         def say(answer: Outcome) -> None:
             answers.write(json.dumps(asdict(answer)) + "\n")
