@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autograder import __main__ as program
 from autograder import gradebook
 from autograder.errors import CommandFailed
 from autograder.gradebook import make_sure_of
@@ -87,15 +85,9 @@ def test_a_lock_is_told(locked: Path, writes: bool) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_opens_it_says_so(
-    book: Path,
-    command: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    book: Path, command: tuple[str, ...], autograder: Any
 ) -> None:
-    monkeypatch.setenv("PATH", os.environ["PATH"])  # nbgrader_config.py puts a folder in front
-    monkeypatch.setattr(sys, "argv", ["autograder", *command, "--course", str(book.parents[1])])
     torn(book)
-    assert program.main() == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.count("\n") == 1
-    assert output.err.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")
+    status, output = autograder(book.parents[1], *command)
+    assert status == 2 and output.count("\n") == 1
+    assert output.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")

@@ -50,13 +50,13 @@ class Member:
     """One of the class.
 
     Attributes:
-        write: writes the files of the folder.
+        files: name → content of the files that they submitted.
         full: the tasks that earn all of their points; the others earn less.
         graded: whether there is anything to grade.
 
     """
 
-    write: Callable[[Path], Any]
+    files: dict[str, str]
     full: frozenset[str] = frozenset(TASKS)
     graded: bool = True
 
@@ -128,52 +128,30 @@ def notebook_of(root: Path, *mutants: tuple[str, str]) -> Any:
     )
 
 
-def _saved(notebook: Any) -> Callable[[Path], Any]:
-    return lambda folder: nbformat.write(notebook, folder / FILE)
-
-
-def _late(notebook: Any) -> Callable[[Path], Any]:
-    def write(folder: Path) -> None:
-        nbformat.write(notebook, folder / FILE)
-        (folder / "timestamp.txt").write_text("2030-01-17 12:00:00 UTC")
-
-    return write
-
-
-def _damaged(notebook: Any) -> Callable[[Path], Any]:
-    def write(folder: Path) -> None:
-        text = nbformat.writes(notebook)
-        (folder / FILE).write_text(
-            text.replace('"nbformat": 4', f'"n": {"9" * 9000}, "nbformat": 4')
-        )
-
-    return write
-
-
 def small_class(root: Path) -> dict[str, Member]:
     """Return ten: of each kind one."""
     right = notebook_of(root)
-    hostile = nbformat.reads(nbformat.writes(right), as_version=4)
+    text = nbformat.writes(right)
+    hostile = nbformat.reads(text, as_version=4)
     hostile.cells.insert(1, nbformat.v4.new_code_cell("import os, signal\nos.kill(-1, 9)"))
-    without = {task: frozenset(TASKS) - {task} for task in TASKS}
+    damaged = text.replace('"nbformat": 4', f'"n": {"9" * 9000}, "nbformat": 4')
+    released = (root / "grading/release" / ASSIGNMENT / FILE).read_text()
 
     def mutant(task: str, mistake: str) -> Member:
-        return Member(_saved(notebook_of(root, (task, mistake))), without[task])
+        notebook = notebook_of(root, (task, mistake))
+        return Member({FILE: nbformat.writes(notebook)}, frozenset(TASKS) - {task})
 
     return {
-        "right": Member(_saved(right)),
+        "right": Member({FILE: text}),
         "sum": mutant("average_gradients", "sum"),
         "deadlock": mutant("average_gradients", "deadlock"),
         "crash": mutant("average_gradients", "exit"),
-        "hostile": Member(_saved(hostile)),
-        "damaged": Member(_damaged(right)),
-        "late": Member(_late(right)),
-        "empty-file": Member(lambda folder: (folder / FILE).touch(), frozenset()),
-        "nothing": Member(lambda folder: (folder / "notes.txt").touch(), graded=False),
-        "untouched": Member(
-            lambda folder: shutil.copy(root / "grading/release" / ASSIGNMENT / FILE, folder),
-            frozenset(),
-        ),
+        "hostile": Member({FILE: nbformat.writes(hostile)}),
+        "damaged": Member({FILE: damaged}),
+        "late": Member({FILE: text, "timestamp.txt": "2030-01-17 12:00:00 UTC"}),
+        "empty-file": Member({FILE: ""}, frozenset()),
+        "nothing": Member({"notes.txt": ""}, graded=False),
+        "untouched": Member({FILE: released}, frozenset()),
     }
 
 
@@ -182,8 +160,8 @@ def hand_in(root: Path, members: dict[str, Member]) -> None:
     for name, member in members.items():
         folder = root / "grading/submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
-        member.write(folder)
-        os.utime(folder)
+        for file, text in member.files.items():
+            (folder / file).write_text(text)
 
 
 def booked(root: Path) -> dict[str, dict[str, float]]:
@@ -229,30 +207,6 @@ class Course:
     def times(self) -> dict[str, int]:
         return {name: paths[0].stat().st_mtime_ns for name, paths in self.verdicts().items()}
 
-    def start(self, *arguments: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "autograder", *arguments, "--course", str(self.root)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def until(self, process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
-        while not happened():
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.02)
-
-    def killed(self, *arguments: str, at: Callable[[], bool]) -> None:
-        """Run a command until `at`; then SIGKILL, as when power is lost."""
-        process = self.start(*arguments)
-        self.until(process, at)
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.communicate()
-        _, alive = psutil.wait_procs(below, timeout=300)
-        assert not alive, "processes outlived the command"
-
 
 def graded_with_failures(root: Path) -> None:
     """Grade the ten of `small_class`, and leave in OBSERVED what was seen on the way.
@@ -262,14 +216,22 @@ def graded_with_failures(root: Path) -> None:
     course = Course(root, small_class(root))
     first = ("right", "sum", "deadlock", "late")
     hand_in(root, {name: course.members[name] for name in first})
-    grade = ("grade", ASSIGNMENT, "--jobs", "1")
-    course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
+    grade = [sys.executable, "-m", "autograder", "grade", ASSIGNMENT, "--jobs", "1"]
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options |= {"args": [*grade, "--course", str(root)], "text": True}
+    process = psutil.Popen(**options)
+    while len(course.verdicts()) < len(first):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    below = process.children(recursive=True)
+    process.kill()  # as when power is lost
+    process.communicate()
+    assert not psutil.wait_procs(below, timeout=300)[1], "processes outlived the command"
     before = course.times()
     assert not booked(root)
     hand_in(root, {n: member for n, member in course.members.items() if n not in first})
-    process = course.start(*grade)
-    output, _ = process.communicate()
-    observed = {"output": output, "status": process.returncode, "before": before}
+    second = subprocess.run(**options)
+    observed = {"output": second.stdout, "status": second.returncode, "before": before}
     (root / OBSERVED).write_text(json.dumps(observed))
 
 

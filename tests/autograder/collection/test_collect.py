@@ -11,17 +11,17 @@ import time
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
-from autograder.__main__ import main
 from autograder.collection import collecting
 from autograder.collection.collecting import Account, Collected, collect
 from autograder.collection.listing import SourceError, list_source
 from autograder.collection.repair import MAX_FILE
 from autograder.collection.roster import read_roster
-from autograder.collection.times import read_time
+from autograder.collection.times import gradebook_due, read_time
 from autograder.course import load_config
 from tests.helpers.course_folders import RELEASED, ROOT
 
@@ -359,16 +359,7 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
 
 
-def test_the_command(
-    course: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def autograder(*arguments: str) -> int:
-        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(course)])
-        return main()
-
+def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "ada.ipynb").write_bytes(notebook())
@@ -376,23 +367,22 @@ def test_the_command(
     (folder / "bob").mkdir()
     (folder / "bob/notes.txt").write_text("I could not export it.")
     due = "2000-01-01 10:00 UTC"
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 1
-    out = capsys.readouterr().out
-    assert "1 taken; 1 late; 1 submission and 1 file refused" in out
-    assert "next: autograder grade" in out
+    collecting = ("collect", ASSIGNMENT, str(folder))
+    status, output = autograder(course, *collecting, "--due", due, "--file-times")
+    assert status == 1 and "1 taken; 1 late; 1 submission and 1 file refused" in output
+    assert "next: autograder grade" in output
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert int(rows[0]["days late"]) > 9000
-    from autograder.collection.times import gradebook_due
-
     assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
     (folder / "eve").mkdir()
     (folder / "eve" / "note.txt").write_text("later")
-    assert autograder("collect", ASSIGNMENT, str(folder)) == 1, "a submission was refused"
-    assert "1 unchanged; 1 late" in capsys.readouterr().out, "the gradebook's deadline"
-    assert autograder("collect", ASSIGNMENT, "nowhere") == 2
-    assert "there is no file or folder nowhere" in capsys.readouterr().err
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2
+    status, output = autograder(course, *collecting)
+    assert status == 1, "a submission was refused"
+    assert "1 unchanged; 1 late" in output, "the gradebook's deadline"
+    status, output = autograder(course, "collect", ASSIGNMENT, "nowhere")
+    assert status == 2 and "there is no file or folder nowhere" in output
+    assert autograder(course, *collecting, "--due", "soon")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -564,12 +554,10 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
 
 
 def test_grades_may_lie_outside_the_course(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autograder: Any
 ) -> None:
     (tmp_path / "in/ada").mkdir(parents=True)
     (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
     monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
-    command = ["autograder", "collect", ASSIGNMENT, str(tmp_path / "in"), "--course", str(course)]
-    monkeypatch.setattr("sys.argv", command)
-    assert main() == 0
+    assert autograder(course, "collect", ASSIGNMENT, str(tmp_path / "in"))[0] == 0
     assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()

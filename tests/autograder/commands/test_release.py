@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from autograder.__main__ import main
 from autograder.commands.release import files, release
 from autograder.errors import CommandFailed
 from course_lib.checking.loading import load_module
@@ -128,27 +124,11 @@ def test_a_solution_that_would_be_seen_is_refused_and_nothing_is_written(course:
     assert not list((course / "assignments").rglob("*.ipynb"))
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Return a function that runs ``autograder`` with these words and returns its exit status."""
-    monkeypatch.setenv("PATH", os.environ["PATH"])  # restored after the test: main extends it
-
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["autograder", *arguments])
-        return main()
-
-    return run
-
-
 @needs_sources
-def test_the_command_checks_releases_and_names_what_there_is(
-    course: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def release_command(*arguments: str) -> int:
-        return command("release", *arguments, "--course", str(course))
-
-    assert release_command("--check") == 1
-    assert "run python -m autograder release" in capsys.readouterr().out
-    assert release_command(NAME) == release_command("--check") == 0
-    assert release_command("03_collectives") == 2
-    assert f"assignments there are: {NAME}" in capsys.readouterr().err
+def test_the_command_checks_releases_and_names_what_there_is(course: Path, autograder: Any) -> None:
+    status, output = autograder(course, "release", "--check")
+    assert status == 1 and "run python -m autograder release" in output
+    assert autograder(course, "release", NAME)[0] == 0
+    assert autograder(course, "release", "--check")[0] == 0
+    status, output = autograder(course, "release", "03_collectives")
+    assert status == 2 and f"assignments there are: {NAME}" in output

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import pytest
 import torch
 
-from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
@@ -86,14 +85,9 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")
-def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(autograder: Any) -> None:
     with pytest.raises(SandboxUnavailable, match="PyTorch sees no GPU here"):
         gpu_access()
-    command = ["autograder", "demo", "--on", "gpu", "--course", str(SOURCES.parent)]
-    monkeypatch.setattr(sys, "argv", command)
-    assert main() != 0
-    output = capsys.readouterr()
-    assert "PyTorch sees no GPU here" in output.err
-    assert not output.out
+    status, output = autograder(SOURCES.parent, "demo", "--on", "gpu")
+    assert status != 0
+    assert output.startswith("autograder demo: GPU ranks were asked for, but PyTorch sees no GPU")

@@ -7,11 +7,11 @@ import io
 import shutil
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nbgrader.api import Gradebook
 
-from autograder.__main__ import main
 from autograder.commands.export import export
 from autograder.course import load_config
 from autograder.errors import CommandFailed
@@ -213,24 +213,17 @@ def test_no_csv_hides_a_formula() -> None:
     assert safe_cell("ａ=1") == "ａ=1" and safe_cell("-") == "-" and safe_cell(-1.5) == "-1.5"
 
 
-def test_the_command(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def autograder(*arguments: str, root: Path = course) -> int:
-        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(root)])
-        return main()
-
-    assert autograder("export") == 0
-    out = capsys.readouterr().out
+def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
+    status, output = autograder(course, "export")
     counts = "1 graded, 1 to be read, 1 not graded, 1 missing, 1 not in the class list"
-    assert f"{counts}; with a late penalty: 1" in out
+    assert status == 0 and f"{counts}; with a late penalty: 1" in output
     assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
-    assert autograder("export", "no_such") == 2
-    assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
-    assert autograder("export", "--fill", "x.csv") == 2
-    assert "cannot read x.csv" in capsys.readouterr().err
-    assert autograder("export", "--title", "x") == 2
-    assert "--title needs one ASSIGNMENT" in capsys.readouterr().err
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
-    assert autograder("export", root=tmp_path) == 2
-    assert "no gradebook yet" in capsys.readouterr().err
+    for root, arguments, message in (
+        (course, ["no_such"], "has no assignment 'no_such'; it has: "),
+        (course, ["--fill", "x.csv"], "cannot read x.csv"),
+        (course, ["--title", "x"], "--title needs one ASSIGNMENT"),
+        (tmp_path, [], "no gradebook yet"),
+    ):
+        status, output = autograder(root, "export", *arguments)
+        assert status == 2 and message in output, output

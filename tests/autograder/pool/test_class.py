@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
-from autograder import __main__ as program
 from autograder.commands import grade
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
@@ -65,26 +63,14 @@ def in_this_process(
     return outcomes
 
 
-class Commands:
-    """Runs `autograder` in this process; the text is its output."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-        self._root, self._patch, self._capsys = root, monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str]:
-        self._patch.setattr(sys, "argv", ["autograder", *arguments, "--course", str(self._root)])
-        try:
-            status = program.main()
-        except SystemExit as end:  # argparse's
-            status = int(end.code or 0)
-        output = self._capsys.readouterr()
-        return status, output.out + output.err
+Commands = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Commands:
+def command(course: Course, monkeypatch: pytest.MonkeyPatch, autograder: Commands) -> Commands:
+    """Return `autograder` on this course, which grades in this process."""
     monkeypatch.setattr(grade, "grade_all", in_this_process)
-    return Commands(course.root, monkeypatch, capsys)
+    return partial(autograder, course.root)
 
 
 @pytest.fixture
@@ -106,7 +92,7 @@ def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
     assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.output
 
 
-def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder: Commands) -> None:
+def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, command: Commands) -> None:
     """A verdict that cannot be written, as on a full disk."""
     checks, verdicts = course.root / "assignments" / ASSIGNMENT / "checks.py", course.verdicts()
     text, folder, before = checks.read_text(), course.graded / "sum", booked(course.root)
@@ -114,7 +100,7 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder
     folder.touch()
     try:
         checks.write_text(text + "# mended\n")  # so there is something to grade again
-        status, output = autograder("grade", ASSIGNMENT, "--student", "sum")
+        status, output = command("grade", ASSIGNMENT, "--student", "sum")
     finally:
         checks.write_text(text)
         folder.unlink()
@@ -163,14 +149,14 @@ def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:
     assert again.seconds == plain.seconds, "`autograder status` and `grade` know it, too"
 
 
-def test_status_counts_them(course: Course, autograder: Commands) -> None:
-    status, output = autograder("status", ASSIGNMENT)
+def test_status_counts_them(course: Course, command: Commands) -> None:
+    status, output = command("status", ASSIGNMENT)
     assert status == 0
     assert output.splitlines()[1].split()[:6] == [ASSIGNMENT, "10", "9", "0", "0", "9"], output
     assert "nothing: submitted no notebook" in output
     released = course.root / "grading/release"
     released.rename(course.root / "not yet")
-    _, output = autograder("status", ASSIGNMENT)
+    _, output = command("status", ASSIGNMENT)
     (course.root / "not yet").rename(released)
     assert (
         output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in output
@@ -180,7 +166,7 @@ def test_status_counts_them(course: Course, autograder: Commands) -> None:
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
 def test_a_mended_check_changes_nothing_before_it_is_booked(
-    course: Course, autograder: Commands
+    course: Course, command: Commands
 ) -> None:
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
@@ -191,10 +177,10 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
             text + "CHECKS['average_gradients'] = replace(CHECKS['average_gradients'],"
             " judge=lambda case, inputs, outputs: None)\n"
         )
-        _, output = autograder("status", ASSIGNMENT)
+        _, output = command("status", ASSIGNMENT)
         # All are outdated, and the old points are still booked.
         assert output.splitlines()[1].split()[2:6] == ["0", "9", "0", "9"], output
-        status, output = autograder("regrade", ASSIGNMENT, "--changed", *students)
+        status, output = command("regrade", ASSIGNMENT, "--changed", *students)
         assert status == 0, output
         assert "1 gain, 0 lose, 1 keep their points" in output
         assert re.search(r"\+3 +average_gradients", output) and "Nothing was booked" in output
@@ -203,21 +189,19 @@ def test_a_mended_check_changes_nothing_before_it_is_booked(
             course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
         )
         assert unbooked == ["crash"]  # what changes between grading and booking is no grade
-        status, output = autograder("grade", ASSIGNMENT, *students)
+        status, output = command("grade", ASSIGNMENT, *students)
         assert status == 0 and "(2 of them unchanged" in output, output
         assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]
     finally:
         checks.write_text(text)
-    status, output = autograder(
-        "grade", ASSIGNMENT, *students
-    )  # the first verdicts are still there
+    status, output = command("grade", ASSIGNMENT, *students)  # the first verdicts are still there
     assert "graded: 2 (2 of them unchanged" in output, output
     assert booked(course.root) == before
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
-def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Commands) -> None:
+def test_points_by_hand_need_not_be_given_again(course: Course, command: Commands) -> None:
     """After a mended check nobody reads 300 answers again; a changed answer is read again."""
     url = load_config(course.root).CourseDirectory.db_url
     student, by_hand = ("--student", "sum"), {"explain_weights": 2.0, "shard_bounds": 1.5}
@@ -237,7 +221,7 @@ def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Comm
     text = checks.read_text()
     try:
         checks.write_text(text + "# mended\n")
-        status, output = autograder("grade", ASSIGNMENT, *student)
+        status, output = command("grade", ASSIGNMENT, *student)
         assert status == 0 and "graded: 1 (0 of them unchanged" in output, output
         assert waiting() == set()
     finally:
@@ -251,13 +235,13 @@ def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Comm
     )
     answer.source = "Another answer."
     nbformat.write(notebook, path)
-    status, output = autograder("grade", ASSIGNMENT, *student)
+    status, output = command("grade", ASSIGNMENT, *student)
     assert status == 0 and "explain_weights" in waiting(), output
 
 
 @pytest.mark.usefixtures("as_it_was")
 def test_a_policy_that_is_set_after_grading_reaches_everybody(
-    course: Course, autograder: Commands
+    course: Course, command: Commands
 ) -> None:
     """A deadline, a policy and points by hand that come later; nobody is graded again."""
     config = course.root / "nbgrader_config.py"
@@ -278,14 +262,14 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
 
     assert not any(penalty for _, penalty in penalties().values())
     grade_one = ("grade", ASSIGNMENT, "--student", "right")
-    status, output = autograder(*grade_one)  # the class's policy takes all points off
+    status, output = command(*grade_one)  # the class's policy takes all points off
     assert status == 0 and "late penalties changed for 2 submissions" in output, output
     now = penalties()
     assert now["right"][0] == now["right"][1] > 0 and now["sum"][0] == now["sum"][1] > 0
     assert now["crash"][1] == 0
     try:
         config.write_text(text + "c.LateSubmissionPlugin.penalty_method = 'none'\n")
-        status, output = autograder(*grade_one)
+        status, output = command(*grade_one)
         assert status == 0 and "late penalties changed for 3 submissions" in output, (
             output
         )  # and "late"
@@ -295,7 +279,7 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
         (course.root / "grading/extensions.csv").write_text(
             f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
         )
-        status, output = autograder(*grade_one)
+        status, output = command(*grade_one)
         assert status == 0, output
         now = penalties()
         assert now["right"][1] == 0, "its own deadline"
@@ -304,8 +288,8 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
         config.write_text(text)
 
 
-def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
-    status, output = autograder("report", ASSIGNMENT)
+def test_the_report_on_the_class(course: Course, command: Commands) -> None:
+    status, output = command("report", ASSIGNMENT)
     assert status == 0, output
     assert "9 graded" in output and "not graded yet: nothing" in output
     points = booked(course.root)
@@ -317,28 +301,28 @@ def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
     assert "average_gradients" in page.read_text(encoding="utf-8")
 
 
-def test_what_a_student_wrote_controls_no_terminal(course: Course, autograder: Commands) -> None:
+def test_what_a_student_wrote_controls_no_terminal(course: Course, command: Commands) -> None:
     note = course.graded / "nothing" / "failed.txt"
     note.parent.mkdir(exist_ok=True)
     note.write_text("the check is broken: got '\x1b]0;a title\x07\u202e\x9b2J\x1b[31mred'\n")
-    _, output = autograder("status", ASSIGNMENT)
+    _, output = command("status", ASSIGNMENT)
     shutil.rmtree(note.parent)
     assert "got '�]0;a title���2Jred'" in output
 
 
-def test_one_grade_is_explained_and_drawn(course: Course, autograder: Commands) -> None:
+def test_one_grade_is_explained_and_drawn(course: Course, command: Commands) -> None:
     path = verdict_path(course.root / "grading", ASSIGNMENT, "sum", ASSIGNMENT)
-    status, output = autograder("regrade", ASSIGNMENT, "--one", "sum")
+    status, output = command("regrade", ASSIGNMENT, "--one", "sum")
     assert status == 0, output
     assert "the sum over the ranks, not the mean" in output
     assert "The points are the same as in the verdict." in output
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
+def test_two_at_once_are_refused(course: Course, command: Commands) -> None:
     with (course.graded / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, output = autograder("grade", ASSIGNMENT)
+        status, output = command("grade", ASSIGNMENT)
     assert (status, "another command is grading" in output) == (2, True), output
 
 
@@ -354,15 +338,15 @@ def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
     ],
 )
 def test_bad_input_is_answered(
-    course: Course, autograder: Commands, arguments: tuple[str, ...], message: str
+    course: Course, command: Commands, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, output = autograder(*arguments)
+    status, output = command(*arguments)
     assert status == 2 and message in output and "Traceback" not in output, output
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
-def test_any_change_is_seen(course: Course, autograder: Commands) -> None:
+def test_any_change_is_seen(course: Course, command: Commands) -> None:
     data, right = course.root / "grading", course.verdicts()["right"][0]
     handed_in = data / "submitted/right" / ASSIGNMENT
     for change, unchanged, booking in (
@@ -372,9 +356,9 @@ def test_any_change_is_seen(course: Course, autograder: Commands) -> None:
         (lambda: right.write_text("{}"), 8, False),  # graded again, with the points that are booked
     ):
         change()
-        status, output = autograder("grade", ASSIGNMENT)
+        status, output = command("grade", ASSIGNMENT)
         assert status == 0 and ("booking: 1/1" in output) is booking, output
         assert f"graded: 9 ({unchanged} of them unchanged" in output, output
-    _, output = autograder("grade", ASSIGNMENT)
+    _, output = command("grade", ASSIGNMENT)
     assert "nothing to book: 9 submissions booked already" in output, output
     assert unexpected(course.members, booked(course.root)) == []
