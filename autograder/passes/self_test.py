@@ -30,7 +30,7 @@ from autograder.course import Settings
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
-from course_lib.checking import Case
+from course_lib.checking import Check
 from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.learner.what_counts import rebuild
@@ -76,16 +76,17 @@ class KnownSolutions:
             AuthorError: there is no notebook with the solution.
 
         """
-        candidates: list[tuple[bool, int, str, Path]] = []
+        candidates: list[tuple[bool, int, str, Path, Check]] = []
         for path in sorted(released.glob("*.ipynb")):
             for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
                 task = cell.metadata.nbgrader.grade_id
                 if task in exam.checks and not isinstance(exam.checks[task], Defence):
-                    sizes = [case.world_size for case in _cases_of(exam, task)]
-                    candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path))
+                    check = _short(exam.checks[task])
+                    sizes = [case.world_size for case in (*check.cases, *check.hidden(""))]
+                    candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path, check))
         if not candidates:
             return None
-        _, _, task, path = min(candidates, key=lambda candidate: candidate[:2])
+        _, _, task, path, check = min(candidates, key=lambda candidate: candidate[:2])
         solution = source / path.name
         if not solution.is_file():
             raise AuthorError(
@@ -94,8 +95,8 @@ class KnownSolutions:
             )
         handout = nbformat.read(path, as_version=4)
         nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
-        nb.cells = _with_three(nb.cells, task, exam.checks[task].function)
-        return cls(nb, _short(exam, task), task, path.stem)
+        nb.cells = _with_three(nb.cells, task, check.function)
+        return cls(nb, replace(exam, checks={task: check}), task, path.stem)
 
     def wrong(self, checks: list[CheckVerdict]) -> str:
         """Return a sentence on the first check with a wrong result, or an empty string."""
@@ -159,20 +160,13 @@ def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list
     return first_cells
 
 
-def _cases_of(exam: Exam, task: str) -> list[Case]:
-    """Return the first public and the first hidden case, with several ranks if possible."""
-    chosen = []
-    check = exam.checks[task]
-    for cases in (check.cases, check.hidden("self-test")):
-        chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
-    return chosen
-
-
-def _short(exam: Exam, task: str) -> Exam:
-    cases, check = _cases_of(exam, task), exam.checks[task]
-    public = tuple(case for case in cases if case in check.cases)
-    hidden = tuple(case for case in cases if case not in check.cases)
-    return replace(exam, checks={task: replace(check, cases=public, hidden=lambda _: hidden)})
+def _short(check: Check) -> Check:
+    """Return the check with one public and one hidden case, on several ranks if possible."""
+    public, hidden = (
+        tuple(([case for case in cases if case.world_size > 1] or list(cases))[:1])
+        for cases in (check.cases, check.hidden("self-test"))
+    )
+    return replace(check, cases=public, hidden=lambda _: hidden)
 
 
 class SelfTest:

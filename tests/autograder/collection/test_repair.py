@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import os
@@ -52,30 +51,12 @@ def written(change: Callable[[nbformat.NotebookNode], Any]) -> Callable[[Path], 
     return write
 
 
-def roles(notebook: nbformat.NotebookNode, key: str) -> list[nbformat.NotebookNode]:
-    """Return nbgrader's notes on the cells with this role."""
-    roles = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
-    return [role for role in roles if role.get(key)]
-
-
-def with_test_copied(notebook: nbformat.NotebookNode) -> None:
-    place = next(
-        n for n, c in enumerate(notebook.cells) if c.metadata.get("nbgrader", {}).get("grade")
-    )
-    second = copy.deepcopy(notebook.cells[place])
-    second.id = "pasted"
-    notebook.cells.insert(place + 1, second)
-
-
-def with_tests_as_solutions(notebook: nbformat.NotebookNode) -> None:
-    for role in roles(notebook, "grade"):
-        role.update(grade=False, solution=True, locked=False, points=1e9)
-
-
 def with_damaged_roles(notebook: nbformat.NotebookNode) -> None:
-    for role in roles(notebook, "grade"):
-        role.clear()
-        role.update(schema_version=99)
+    for cell in notebook.cells:
+        role = cell.metadata.get("nbgrader", {})
+        if role.get("grade"):
+            role.clear()
+            role.update(schema_version=99)
 
 
 def with_empty_lines(notebook: nbformat.NotebookNode) -> None:
@@ -115,10 +96,8 @@ BESIDE: dict[str, tuple[Callable[[Path], Any], float, str]] = {
     "time": (lambda f: (f / "timestamp.txt").write_bytes(b"\xff\0 soon"), ALL, "contains no time"),
     "spy": (lambda f: (f / "x").symlink_to("/etc/passwd"), ALL, "not an ordinary file"),
     "files": (many_files, ALL, "files may be submitted"),
-    "copied": (written(with_test_copied), ALL, ""),
     "roles": (written(with_damaged_roles), ALL, ""),
     "null": (without_metadata, ALL, "is damaged"),
-    "flipped": (written(with_tests_as_solutions), ALL, ""),
     "lines": (written(with_empty_lines), ALL, "lines, so it was left out"),
     "utf-16": (saved_in("utf-16"), ALL, "is in utf-16"),
     "latin": (saved_in("latin-1"), ALL, "some letters are lost"),
