@@ -96,7 +96,7 @@ class Places:
             before = read_stamp(recorded) or _time_of(target)
             if before is not None and at is not None:
                 is_older = at < before
-            else:
+            else:  # without times: what was replaced once is older
                 is_older = (self.earlier(student) / sha256[:12]).is_dir()
             if is_older:
                 self.keep_aside(student, files, time)

@@ -192,6 +192,7 @@ class CaseRanks:
         """
         self._sandbox.make_sure()
         status = error.status if isinstance(error, Ended) else None
+        # Also for another error: a rank that was ended from outside may have caused it.
         reasons = {} if status is not None else {n: self._why(n) for n in self._exchange.hung_up}
         if not isinstance(error, Ended):
             return error
@@ -205,6 +206,7 @@ class CaseRanks:
         return RankError(summary, error.states, detail, rank=error.rank)
 
     def _why(self, rank: int) -> str:
+        # Real ranks share one cell.
         return self._sandbox.why_ended(self._cells[min(rank, len(self._cells) - 1)])
 
 

@@ -262,7 +262,7 @@ class Submission:
             if isinstance(taken, SubmissionError):
                 raise taken
             function = taken
-            self._end_notebook()
+            self._end_notebook()  # ranks have secret inputs, and must have nobody to tell
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
             computes = check.computes(case, inputs) if check.computes else ()

@@ -214,6 +214,7 @@ class Sandbox:
             raise self.broken("The sandbox did not start") from None
         assert self._process is not None
         below = descendants(self._process.pid)
+        # Every student process is a fork of our server, and shares what the server holds.
         self._ours = max((held_memory(pid) for pid in below), default=0)
         self._most_free = psutil.virtual_memory().available
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
@@ -292,6 +293,7 @@ class Sandbox:
         status = cell.status()
         until = time.monotonic() + _END_SECONDS
         while status is None:
+            # A process that closed its end may still run, or its end is not reported yet.
             running = cell.server.running([cell.pid], _END_SECONDS)
             if running is None or time.monotonic() > until:
                 raise self.broken("The sandbox does not answer: it has ended or is paused")
