@@ -45,10 +45,13 @@ def examined(
         return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
 
 
-def test_a_right_solution_runs_on_both(place: Sandbox) -> None:
+def test_a_right_solution_runs_on_both_and_a_wrong_one_on_the_network_alone(place: Sandbox) -> None:
     report = examined(place, RIGHT, "average_gradients", "cpu")
     assert report.fraction == 1, str(report)
     assert report.places == ("the grader's network", "CPU ranks")
+    wrong = RIGHT.replace("/= world_size", "/= 1")
+    report = examined(place, wrong, "average_gradients", "cpu")
+    assert report.fraction == 0 and report.places == ("the grader's network",)
 
 
 ON_REAL_RANKS_ALONE = [
