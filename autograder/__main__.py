@@ -129,9 +129,9 @@ def _run() -> int:
     except Exception as error:
         if not type(error).__module__.startswith("sqlalchemy."):  # few commands import it
             raise
-        own = getattr(error, "orig", None) or error  # SQLite's
+        database_error = getattr(error, "orig", None) or error  # SQLite's
         url = str(load_config(root).CourseDirectory.db_url)
-        print(f"autograder: {gradebook.sentence_on(own, url)}", file=sys.stderr)
+        print(f"autograder: {gradebook.sentence_on(database_error, url)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nautograder: interrupted; no process is left running", file=sys.stderr)

@@ -30,10 +30,10 @@ def find_course(start: Path | None = None) -> Path:
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
         if (folder / "nbgrader_config.py").is_file():
-            if found := [letter for letter in _PATTERNS if letter in str(folder)]:
+            if letters := [letter for letter in _PATTERNS if letter in str(folder)]:
                 raise CourseNotFound(
                     f"nbgrader cannot work in {folder}: the path contains "
-                    f"{' and '.join(map(repr, found))}. Rename the folder with this in its name, "
+                    f"{' and '.join(map(repr, letters))}. Rename the folder with this in its name, "
                     "or move the course."
                 )
             return folder
@@ -122,6 +122,10 @@ class Folders:
         """Return the folder of the graded notebooks and of the verdicts, named by their content."""
         return self.data / "graded" / assignment / student
 
+    def submitters(self, assignment: str) -> list[str]:
+        """Return the students who submitted something, in order."""
+        return sorted(p.parent.name for p in self.submitted.glob(f"*/{assignment}") if p.is_dir())
+
     def notebooks(self, assignment: str) -> list[str]:
         """Return the names of the notebooks that students were given, without ``.ipynb``."""
         return sorted(path.stem for path in (self.release / assignment).glob("*.ipynb"))
@@ -140,5 +144,5 @@ class Settings:
     @classmethod
     def of(cls, config: Config) -> Settings:
         """Return the configuration's options of `Examine`, with defaults for the rest."""
-        said = config.Examine
-        return cls(**{name: said[name] for name in asdict(cls()) if name in said})
+        options = config.Examine
+        return cls(**{name: options[name] for name in asdict(cls()) if name in options})

@@ -19,14 +19,16 @@ class CommandFailed(RuntimeError):
 
 
 class SandboxUnavailable(CommandFailed):
-    """Student code cannot be run safely here; the message says why and what to do.
+    """Student code cannot be run safely here; the message says why and what to do."""
 
-    Args:
-        reason: why it cannot be run.
-        advice: what to do, if `reason` does not say it; by default, how to get a sandbox.
+    advice = ""
 
-    """
-
-    def __init__(self, reason: str, advice: str = _HELP) -> None:
+    def __init__(self, reason: str) -> None:
         self.reason = reason.strip()
-        super().__init__(f"{self.reason}\n{advice}".rstrip())
+        super().__init__(f"{self.reason}\n{self.advice}".rstrip())
+
+
+class BubblewrapUnavailable(SandboxUnavailable):
+    """No bubblewrap works here; the message also says how to get a sandbox."""
+
+    advice = _HELP

@@ -61,9 +61,9 @@ def make_sure_of(url: str, *, writes: bool) -> None:
     address = f"file:{urllib.parse.quote(os.fsencode(path))}?mode={mode}"
     try:
         with closing(sqlite3.connect(address, _PATIENCE, uri=True)) as database:
-            found = database.execute("PRAGMA quick_check(1)").fetchone()
-            if found != ("ok",):
-                raise sqlite3.DatabaseError(found[0] if found else "it has no content")
+            finding = database.execute("PRAGMA quick_check(1)").fetchone()
+            if finding != ("ok",):
+                raise sqlite3.DatabaseError(finding[0] if finding else "it has no content")
             if writes:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
@@ -74,7 +74,7 @@ def make_sure_of(url: str, *, writes: bool) -> None:
 def sentence_on(error: BaseException, path: str | Path) -> str:
     """Return what is wrong with the gradebook at `path`, and what to do, by SQLite's own code."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # its first byte
-    why = str(error).splitlines()[0]
+    cause = str(error).splitlines()[0]
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return (
             f"the gradebook {path} is locked: another program is writing it. Wait until it ends, "
@@ -83,9 +83,9 @@ def sentence_on(error: BaseException, path: str | Path) -> str:
     if code == sqlite3.SQLITE_FULL:
         return f"the gradebook {path} cannot grow, because the disk is full: make room there"
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
-        return f"the gradebook {path} cannot be opened ({why}): check its folder and the disk"
+        return f"the gradebook {path} cannot be opened ({cause}): check its folder and the disk"
     return (
-        f"the gradebook {path} is damaged ({why}). Replace it by a backup. Without a backup, move "
-        "the file away and give the command again: verdicts are separate files and are booked "
+        f"the gradebook {path} is damaged ({cause}). Replace it by a backup. Without a backup, "
+        "move the file away and give the command again: verdicts are separate files and are booked "
         "again, so only points that a person gave are lost"
     )

@@ -149,8 +149,8 @@ def _text(cell: object) -> str:
     if isinstance(cell, float) and abs(cell) < 1e6:
         return f"{cell:g}"
     if isinstance(cell, tuple):
-        more = len(cell) - _FEW
-        return ", ".join(cell[:_FEW]) + (f" and {more} more" if more > 0 else "")
+        surplus = len(cell) - _FEW
+        return ", ".join(cell[:_FEW]) + (f" and {surplus} more" if surplus > 0 else "")
     return "" if cell is None else str(cell)
 
 

@@ -27,53 +27,55 @@ def commands(program: str) -> list[list[str]]:
     inline = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
     lines = [line.strip() for line in blocks.splitlines()]
     lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", inline)]
-    found = [shlex.split(line, comments=True) for line in lines if line.startswith(f"{program} ")]
-    assert found
-    return [words[1:] for words in found]
+    lines_of_program = [
+        shlex.split(line, comments=True) for line in lines if line.startswith(f"{program} ")
+    ]
+    assert lines_of_program
+    return [parts[1:] for parts in lines_of_program]
 
 
-@pytest.mark.parametrize("words", commands("autograder"), ids=" ".join)
+@pytest.mark.parametrize("arguments", commands("autograder"), ids=" ".join)
 def test_a_command_of_the_autograder_parses(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words == ["COMMAND", "--help"]:
+    if arguments == ["COMMAND", "--help"]:
         return
-    if len(words) == 1 and words[0] in COMMANDS:  # a name in the text: `autograder regrade`
+    if len(arguments) == 1 and arguments[0] in COMMANDS:  # a name in the text: `autograder regrade`
         return
     ran = []
-    if words[0] in COMMANDS:
-        module = import_module(f"autograder.commands.{words[0]}")
+    if arguments[0] in COMMANDS:
+        module = import_module(f"autograder.commands.{arguments[0]}")
         monkeypatch.setattr(module, "run", lambda root, arguments: ran.append(arguments) or 0)
-    monkeypatch.setattr(sys, "argv", ["autograder", *words])
+    monkeypatch.setattr(sys, "argv", ["autograder", *arguments])
     monkeypatch.chdir(ROOT)
     try:
         assert main() == 0
     except SystemExit as end:
         assert end.code in (0, None), capsys.readouterr().err
-        assert words[-1] in ("--help", "--version"), capsys.readouterr().err
+        assert arguments[-1] in ("--help", "--version"), capsys.readouterr().err
     else:
         assert ran
 
 
 def test_every_command_is_in_the_guide() -> None:
-    told = {words[0] for words in commands("autograder")}
-    assert told >= set(COMMANDS) - {"demo"}
+    names = {arguments[0] for arguments in commands("autograder")}
+    assert names >= set(COMMANDS) - {"demo"}
 
 
 def test_commands_of_nbgrader_and_make_are_there() -> None:
     from nbgrader.apps.nbgraderapp import NbGraderApp
 
-    known = {name.replace("-", "_") for name in NbGraderApp.subcommands}
-    assert {words[0].replace("-", "_") for words in commands("nbgrader")} <= known
+    names = {name.replace("-", "_") for name in NbGraderApp.subcommands}
+    assert {arguments[0].replace("-", "_") for arguments in commands("nbgrader")} <= names
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {words[0] for words in commands("make") if words} <= set(targets)
+    assert {arguments[0] for arguments in commands("make") if arguments} <= set(targets)
 
 
 def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(
     tmp_path: Path,
 ) -> None:
     cell = next(
-        each for each in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "me =" in each
+        block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "me =" in block
     )
     find = next(line for line in TEXT.splitlines() if line.startswith("grep "))
     printed = {}
@@ -88,8 +90,8 @@ def test_each_student_has_numbers_of_their_own_and_the_command_finds_a_copy(
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(filled)])
         nbformat.write(notebook, path)
     assert printed["s1"] == printed["s3"] != printed["s2"]
-    told = subprocess.run(
+    process = subprocess.run(
         find, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert told.stdout.count("\n") == 1
-    assert '"s1' in told.stdout.replace("\\", "")
+    assert process.stdout.count("\n") == 1
+    assert '"s1' in process.stdout.replace("\\", "")

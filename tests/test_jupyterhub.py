@@ -96,13 +96,13 @@ class Person:
         session.get(f"{HUB}/hub/login", timeout=300)
         form = {"username": name, "password": "any", "_xsrf": session.cookies["_xsrf"]}
         session.post(f"{HUB}/hub/login", data=form, allow_redirects=False, timeout=300)
-        who = {"auth": {"username": name, "password": "any"}}
-        made = requests.post(f"{HUB}/hub/api/users/{name}/tokens", json=who, timeout=300)
-        made.raise_for_status()
-        self.headers = {"Authorization": f"token {made.json()['token']}"}
+        login = {"auth": {"username": name, "password": "any"}}
+        response = requests.post(f"{HUB}/hub/api/users/{name}/tokens", json=login, timeout=300)
+        response.raise_for_status()
+        self.headers = {"Authorization": f"token {response.json()['token']}"}
 
-    def ask(self, method: str, url: str, **more: Any) -> Any:
-        answer = requests.request(method, url, headers=self.headers, timeout=600, **more)
+    def ask(self, method: str, url: str, **options: Any) -> Any:
+        answer = requests.request(method, url, headers=self.headers, timeout=600, **options)
         assert answer.ok, f"{method} {url}: {answer.status_code} {answer.text[:2000]}"
         return answer.json() if answer.content else None
 
@@ -121,13 +121,13 @@ class Student(Person):
 
     def act(self, action: str) -> list[dict[str, Any]]:
         """Do what a button of the assignment list does."""
-        done = self.ask("POST", f"{self.url}/assignments/{action}", data=WHICH)
-        assert done["success"], done["value"]
-        return done["value"]
+        response = self.ask("POST", f"{self.url}/assignments/{action}", data=WHICH)
+        assert response["success"], response["value"]
+        return response["value"]
 
     def fetch_and_submit(self, solved: bool) -> list[dict[str, Any]]:
         listed = self.ask("GET", f"{self.url}/assignments", params={"course_id": "sgd-to-ddp"})
-        assert [each["status"] for each in listed["value"]] == ["released"]
+        assert [entry["status"] for entry in listed["value"]] == ["released"]
         self.act("fetch")
         if solved:
             path = f"{self.url}/api/contents/{NAME}/{NAME}.ipynb"
@@ -148,17 +148,17 @@ def solve(cells: list[dict[str, Any]]) -> None:
             cell["source"] = sources[role["grade_id"]]
 
 
-def autograder(place: Path, *words: str) -> str:
+def autograder(place: Path, *arguments: str) -> str:
     """Run a command as the graders do, in a terminal of their server."""
-    done = subprocess.run(
-        [sys.executable, "-m", "autograder", *words],
+    process = subprocess.run(
+        [sys.executable, "-m", "autograder", *arguments],
         cwd=place / "course",
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def test_a_class_fetches_submits_and_gets_its_feedback(place: Path) -> None:
@@ -170,14 +170,14 @@ def test_a_class_fetches_submits_and_gets_its_feedback(place: Path) -> None:
         ada, bob = at_once.map(Student, ["ada", "bob"])
         submitted = list(at_once.map(Student.fetch_and_submit, (ada, bob), (True, False)))
     for listed in submitted:  # nobody sees what another one has submitted
-        assert sorted(each["status"] for each in listed) == ["fetched", "submitted"]
+        assert sorted(entry["status"] for entry in listed) == ["fetched", "submitted"]
 
     assert ada.status(f"{SERVICE}/formgrader/api/grades") == 403
     assert ada.status(f"{bob.url}/api/contents") == 403
     assert first.status(f"{bob.url}/api/contents") == 403
 
-    told = autograder(place, "collect", NAME, str(place / "exchange"), "--from", "exchange")
-    assert "exchange: 2 taken" in told
+    output = autograder(place, "collect", NAME, str(place / "exchange"), "--from", "exchange")
+    assert "exchange: 2 taken" in output
     autograder(place, "grade", NAME)
     autograder(place, "feedback", NAME)
     assert first.ask("POST", f"{api}/release_feedback")["success"]
@@ -185,7 +185,7 @@ def test_a_class_fetches_submits_and_gets_its_feedback(place: Path) -> None:
         scores = {s.student_id: s.score for s in gradebook.assignment_submissions(NAME)}
     assert scores == {"ada": 12, "bob": 0}
     listed = second.ask("GET", f"{SERVICE}/formgrader/api/submissions/{NAME}")
-    assert {each["student"]: each["score"] for each in listed} == scores
+    assert {entry["student"]: entry["score"] for entry in listed} == scores
 
     with ThreadPoolExecutor(2) as at_once:
         list(at_once.map(lambda student: student.act("fetch_feedback"), (ada, bob)))

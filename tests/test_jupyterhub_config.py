@@ -40,9 +40,9 @@ def read_config(monkeypatch: pytest.MonkeyPatch, course: Path) -> Any:
 def test_a_grader_without_an_account_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_config(monkeypatch, ROOT)
     hub = config.JupyterHub.authenticator_class()
-    there = types.SimpleNamespace(name="instructor1")
-    asyncio.run(hub.add_user(there))
-    assert there.added and config.JupyterHub.services[0]["user"] == ROOT.owner()
+    grader = types.SimpleNamespace(name="instructor1")
+    asyncio.run(hub.add_user(grader))
+    assert grader.added and config.JupyterHub.services[0]["user"] == ROOT.owner()
     with pytest.raises(SystemExit, match=r"no account instructor2, .* one of the graders in"):
         asyncio.run(hub.add_user(types.SimpleNamespace(name="instructor2")))
 

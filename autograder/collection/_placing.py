@@ -63,13 +63,13 @@ class Places:
         folders = [self.earlier(student) / sha256[:12]]
         if self.digest(student) == sha256:
             folders.append(self.submitted(student))
-        return min((when for each in folders if (when := _time_of(each))), default=None)
+        return min((time for folder in folders if (time := _time_of(folder))), default=None)
 
     def place(
         self,
         student: str,
         files: dict[str, bytes],
-        when: datetime | None,
+        time: datetime | None,
         at: datetime | None,
     ) -> str:
         """Put a submission where nbgrader looks for it, or keep it aside; return what was done.
@@ -77,45 +77,46 @@ class Places:
         Args:
             student: the student's id.
             files: name → content, without ``timestamp.txt``.
-            when: the time; None if it is unknown, and then the submission counts as the latest.
-            at: the time that decides which is the latest; `when` is earlier if the same was handed
+            time: None if it is unknown, and then the submission counts as the latest.
+            at: the time that decides which is the latest; `time` is earlier if the same was handed
                 in before.
 
         """
         target, sha256 = self.submitted(student), digest_of(files)
-        known = (self.digest(student) or digest_of(_read(target))) if target.is_dir() else ""
-        if known == sha256:
+        old_sha256 = (self.digest(student) or digest_of(_read(target))) if target.is_dir() else ""
+        if old_sha256 == sha256:
             before = _time_of(target)
-            if when is not None and before != when:
-                (target / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
+            if time is not None and before != time:
+                (target / "timestamp.txt").write_text(stamp(time), encoding="utf-8")
             self._keep(student, sha256, at)
-            return UNCHANGED if when in (None, before) else f"{UNCHANGED}, but with a new time"
-        done = NEW
-        if known:
+            return UNCHANGED if time in (None, before) else f"{UNCHANGED}, but with a new time"
+        outcome = NEW
+        if old_sha256:
             recorded = str(self._taken.get(student, {}).get("handed_in", ""))
             before = read_stamp(recorded) or _time_of(target)
             if before is not None and at is not None:
                 is_older = at < before
-            else:
+            else:  # without times: what was replaced once is older
                 is_older = (self.earlier(student) / sha256[:12]).is_dir()
             if is_older:
-                self.keep_aside(student, files, when)
+                self.keep_aside(student, files, time)
                 return OLDER
-            kept = self.earlier(student) / known[:12]
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            if kept.is_dir():
+            earlier = self.earlier(student) / old_sha256[:12]
+            earlier.parent.mkdir(parents=True, exist_ok=True)
+            if earlier.is_dir():
                 shutil.rmtree(target)
             else:
-                target.rename(kept)
-            done = f"{REPLACED}; the earlier submission is in {kept.relative_to(self._data.parent)}"
-        _write(target, files, when)
+                target.rename(earlier)
+            shown = earlier.relative_to(self._data.parent)
+            outcome = f"{REPLACED}; the earlier submission is in {shown}"
+        _write(target, files, time)
         self._keep(student, sha256, at)
-        return done
+        return outcome
 
-    def keep_aside(self, student: str, files: dict[str, bytes], when: datetime | None) -> None:
+    def keep_aside(self, student: str, files: dict[str, bytes], time: datetime | None) -> None:
         """Keep a submission that does not count, unless it is kept already."""
         if not (folder := self.earlier(student) / digest_of(files)[:12]).is_dir():
-            _write(folder, files, when)
+            _write(folder, files, time)
 
     def _keep(self, student: str, sha256: str, at: datetime | None) -> None:
         """Record the submission that counts now."""
@@ -137,7 +138,7 @@ def digest_of(files: dict[str, bytes]) -> str:
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _write(target: Path, files: dict[str, bytes], when: datetime | None) -> None:
+def _write(target: Path, files: dict[str, bytes], time: datetime | None) -> None:
     """Write a folder completely or not at all."""
     draft = target.parents[2] / "collecting" / uuid.uuid4().hex
     try:
@@ -145,8 +146,8 @@ def _write(target: Path, files: dict[str, bytes], when: datetime | None) -> None
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
-        if when is not None:
-            (draft / "timestamp.txt").write_text(stamp(when), encoding="utf-8")
+        if time is not None:
+            (draft / "timestamp.txt").write_text(stamp(time), encoding="utf-8")
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.rename(target)
     finally:

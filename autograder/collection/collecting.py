@@ -47,14 +47,14 @@ class Row:
 
     student: str
     name: str
-    what: str
-    when: datetime | None
+    action: str
+    time: datetime | None
     late: int
     notes: str
 
     def cells(self, zone: tzinfo | None) -> tuple[object, ...]:
         """Return the line as it is printed."""
-        return self.student, self.what, shown(self.when, zone), self.late or "", self.notes
+        return self.student, self.action, shown(self.time, zone), self.late or "", self.notes
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Collected:
     Attributes:
         rows: one row for each submission that was collected.
         refused: files that were not collected, with the course's student id if it is known.
-        missing: students of the class who have submitted nothing, now or before.
+        absent: students of the class who have submitted nothing, now or before.
         format: the source's format.
         zone: the course's time zone, if it is known.
 
@@ -72,7 +72,7 @@ class Collected:
 
     rows: list[Row]
     refused: list[Refused]
-    missing: list[str]
+    absent: list[str]
     format: str
     zone: tzinfo | None = None
 
@@ -121,20 +121,22 @@ def collect(
     if write and roster:
         students.write(data / "roster.csv")
     places = Places(data, assignment)
-    refused = [_by_our_id(each, students) for each in gathered.refused]
+    refused = [_by_our_id(entry, students) for entry in gathered.refused]
     collected = Collected([], refused, [], gathered.format, zone=zone)
     ours = gathered.format in ("exchange", "folder")
     by_student = _by_student(gathered, students, collected.refused)
     for student, hand_ins in sorted(by_student.items()):
         vetted = [(h, vet_hand_in(h, notebooks, own_stamp=ours)) for h in hand_ins]
-        for hand_in, each in vetted:
-            each.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
+        for hand_in, entry in vetted:
+            entry.notes += _time(hand_in, *times.get(student, (None, "")), due, file_times)
         until = own_due.get(student, due)
         collected.rows += _take(places, student, vetted, until, collected, write, retime)
-    here = {row.student for row in collected.rows} | {each.who for each in collected.refused}
+    present = {row.student for row in collected.rows} | {
+        entry.student for entry in collected.refused
+    }
     for student in students.students:
-        if student not in here and not places.submitted(student).is_dir():
-            collected.missing.append(student)
+        if student not in present and not places.submitted(student).is_dir():
+            collected.absent.append(student)
     return collected
 
 
@@ -153,13 +155,13 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
         top = Path(str(config.Exchange.get("root", EXCHANGE))) if source == "exchange" else path
         course = str(config.CourseDirectory.course_id)
         places = (top / course / "inbound", top / "inbound", top)
-        found = [f for f in places if f.name == "inbound" and f.is_dir()]
-        if not found:
+        inbounds = [f for f in places if f.name == "inbound" and f.is_dir()]
+        if not inbounds:
             raise SourceError(
                 f"there is no exchange in {top}: no student has used nbgrader submit yet, or "
                 "the exchange is in another folder. If so, give that folder and --from exchange"
             )
-        path, format = found[0], "exchange"
+        path, format = inbounds[0], "exchange"
     entries: Sequence[Entry] = list_source(path)
     foreign = {}
     if path.name == "inbound":
@@ -173,8 +175,8 @@ def _gather(config: Config, source: str, assignment: str, format: str) -> Gather
     for folder, owner in foreign.items():
         name = EXCHANGE_FOLDER.fullmatch(folder)
         if name is not None and name["assignment"] == assignment:
-            why = f"belongs to {owner}, not to this student"
-            gathered.refused.append(Refused(name["id"], folder, why))
+            reason = f"belongs to {owner}, not to this student"
+            gathered.refused.append(Refused(name["id"], folder, reason))
     return gathered
 
 
@@ -206,15 +208,15 @@ def _owned_by_others(inbound: Path) -> dict[str, str]:
     for name, owner in owners.items():
         names.setdefault(owner, set()).add(folders[name]["id"])
         first.setdefault(folders[name]["id"], owner)
-    found = {}
+    foreign = {}
     for name, owner in owners.items():
         student = folders[name]["id"]
         is_theirs = owner.name.casefold() == student.casefold()
         if not owner.is_named:
             is_theirs = owner == first[student] and len(names[owner]) == 1
         if owner not in ours and not is_theirs:
-            found[name] = owner.name
-    return found
+            foreign[name] = owner.name
+    return foreign
 
 
 def owner_of(path: Path) -> Account:
@@ -233,31 +235,31 @@ def _by_student(
     gathered: Gathered, students: Roster, refused: list[Refused]
 ) -> dict[str, list[HandIn]]:
     """Return the submissions by the course's student ids; add others to `refused`."""
-    found: dict[str, list[HandIn]] = {}
-    whose: dict[str, str] = {}
+    hand_ins_by_student: dict[str, list[HandIn]] = {}
+    identities: dict[str, str] = {}
     is_number = gathered.format in ("moodle", "canvas")
     matches = [(h, students.find(h.system_id, h.name, is_number)) for h in gathered.hand_ins]
     # First those who fit the class list best: a second one is somebody else.
-    for hand_in, known in sorted(matches, key=lambda match: _misfit(*match)):
-        who = hand_in.name or hand_in.system_id
-        if students and known is None:
-            refused.append(Refused(who, "", "is not in the class list (see --roster)"))
+    for hand_in, listed in sorted(matches, key=lambda match: _misfit(*match)):
+        name = hand_in.name or hand_in.system_id
+        if students and listed is None:
+            refused.append(Refused(name, "", "is not in the class list (see --roster)"))
             continue
-        student = known.student_id if known else student_id_of(hand_in.system_id, hand_in.name)
+        student = listed.student_id if listed else student_id_of(hand_in.system_id, hand_in.name)
         if not student:
-            refused.append(Refused(who, "", "has a name that cannot be a student id"))
+            refused.append(Refused(name, "", "has a name that cannot be a student id"))
             continue
-        identity = (known and hand_in.system_id) or hand_in.name
-        if whose.setdefault(student, identity) != identity:
-            why = f"would have the student id {student}, as {whose[student]!r} has: rename one"
-            refused.append(Refused(who, "", f"{why}, or correct the class list"))
+        identity = (listed and hand_in.system_id) or hand_in.name
+        if (other := identities.setdefault(student, identity)) != identity:
+            reason = f"would have the student id {student}, as {other!r} has: rename one"
+            refused.append(Refused(name, "", f"{reason}, or correct the class list"))
             continue
-        if known and _misfit(hand_in, known) > 1:
-            hand_in.notes.append(f"{who!r} counts as {known.name or student} of the class list")
-        if not known and hand_in.name == hand_in.system_id != student:
-            hand_in.notes.append(f"{who!r} cannot be a student id, so the id is {student}")
-        found.setdefault(student, []).append(hand_in)
-    return found
+        if listed and _misfit(hand_in, listed) > 1:
+            hand_in.notes.append(f"{name!r} counts as {listed.name or student} of the class list")
+        if not listed and hand_in.name == hand_in.system_id != student:
+            hand_in.notes.append(f"{name!r} cannot be a student id, so the id is {student}")
+        hand_ins_by_student.setdefault(student, []).append(hand_in)
+    return hand_ins_by_student
 
 
 def _misfit(hand_in: HandIn, student: Student | None) -> int:
@@ -276,8 +278,8 @@ def _misfit(hand_in: HandIn, student: Student | None) -> int:
 
 def _by_our_id(refused: Refused, students: Roster) -> Refused:
     """Return the refused file with the course's student id, if the class list has this name."""
-    known = students.find("", refused.who) if refused.who else None
-    return replace(refused, who=known.student_id) if known else refused
+    student = students.find("", refused.student) if refused.student else None
+    return replace(refused, student=student.student_id) if student else refused
 
 
 def _time_in(student: Student, zone: tzinfo | None) -> tuple[datetime | None, str]:
@@ -296,16 +298,16 @@ def _time(
     hand_in: HandIn, listed: datetime | None, note: str, due: datetime | None, file_times: bool
 ) -> list[str]:
     """Set the time of submission from any source that gives it; return notes for the table."""
-    hand_in.when = hand_in.when or listed
-    if hand_in.when is None and note:
+    hand_in.time = hand_in.time or listed
+    if hand_in.time is None and note:
         return [note]
-    if hand_in.when is None and file_times:
+    if hand_in.time is None and file_times:
         changed = max((entry.modified for entry in hand_in.files.values()), default=0.0)
-        hand_in.when = datetime.fromtimestamp(changed, UTC) if changed else None
-    if hand_in.when is None and hand_in.late:
+        hand_in.time = datetime.fromtimestamp(changed, UTC) if changed else None
+    if hand_in.time is None and hand_in.late:
         if due is None:
             return ["LATE, but no deadline is known: give --due"]
-        hand_in.when = due + timedelta(seconds=1)
+        hand_in.time = due + timedelta(seconds=1)
         return ["LATE; Canvas does not say how late, so the submission counts as one second late"]
     return []
 
@@ -321,35 +323,37 @@ def _take(
 ) -> list[Row]:
     """Place the last submission that has a notebook, keep the others aside; return their rows."""
     never = datetime.min.replace(tzinfo=UTC)
-    vetted.sort(key=lambda pair: (pair[0].when or never, pair[0].order))
-    for _, each in vetted:
-        collected.refused += [Refused(student, path, why) for path, why in each.refused]
+    vetted.sort(key=lambda pair: (pair[0].time or never, pair[0].order))
+    for _, content in vetted:
+        collected.refused += [Refused(student, path, reason) for path, reason in content.refused]
     good = [pair for pair in vetted if any(n.endswith(".ipynb") for n in pair[1].files)]
     if not good:
         collected.refused.append(Refused(student, "", "contains no notebook that can be graded"))
         return []
     rows = []
     firsts: dict[str, datetime] = {}
-    for hand_in, each in good:
-        sha256, at = digest_of(each.files), hand_in.when
-        if hand_in.when is not None:
-            known = None if retime else places.first_time(student, sha256)
-            first = min(filter(None, (hand_in.when, firsts.get(sha256), known)))
-            if first < hand_in.when:
-                each.notes.append("the same was handed in before, so the earlier time counts")
-            hand_in.when = firsts[sha256] = first
+    for hand_in, content in good:
+        sha256, at = digest_of(content.files), hand_in.time
+        if hand_in.time is not None:
+            time_before = None if retime else places.first_time(student, sha256)
+            first = min(filter(None, (hand_in.time, firsts.get(sha256), time_before)))
+            if first < hand_in.time:
+                content.notes.append("the same was handed in before, so the earlier time counts")
+            hand_in.time = firsts[sha256] = first
         elif places.digest(student) == sha256:
-            hand_in.when = places.time(student)  # the time from an earlier source
-        late = days_late(hand_in.when, due, collected.zone)
-        is_last = each is good[-1][1]
-        what = "would be taken" if is_last else "kept aside, older"
+            hand_in.time = places.time(student)  # the time from an earlier source
+        late = days_late(hand_in.time, due, collected.zone)
+        is_last = content is good[-1][1]
+        action = "would be taken" if is_last else "kept aside, older"
         if write and is_last:
-            what = places.place(student, each.files, hand_in.when, at)
+            action = places.place(student, content.files, hand_in.time, at)
         elif write:
-            places.keep_aside(student, each.files, hand_in.when)
+            places.keep_aside(student, content.files, hand_in.time)
         elif is_last and places.digest(student) == sha256:
-            what = "unchanged"
-        rows.append(Row(student, hand_in.name, what, hand_in.when, late, "; ".join(each.notes)))
+            action = "unchanged"
+        rows.append(
+            Row(student, hand_in.name, action, hand_in.time, late, "; ".join(content.notes))
+        )
     return rows
 
 
@@ -365,8 +369,8 @@ def notebooks_of(root: Path, config: Config, assignment: str) -> dict[str, nbfor
         str(config.CourseDirectory.source_directory),
     ]
     for directory in directories:
-        if found := sorted((root / directory / assignment).glob("*.ipynb")):
-            return {path.stem: nbformat.read(path, as_version=4) for path in found}
-    known = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
-    names = ", ".join(known) or "none"
+        if paths := sorted((root / directory / assignment).glob("*.ipynb")):
+            return {path.stem: nbformat.read(path, as_version=4) for path in paths}
+    assignments = sorted({p.parent.name for d in directories for p in (root / d).glob("*/*.ipynb")})
+    names = ", ".join(assignments) or "none"
     raise SourceError(f"there is no assignment {assignment!r}. The assignments are: {names}")

@@ -32,20 +32,20 @@ def read_extensions(data: Path, assignment: str, zone: tzinfo | None) -> dict[st
     if not path.is_file():
         return {}
     header, rows = read_table(path)
-    if missing := [name for name in _COLUMNS if name not in header]:
+    if missing_columns := [name for name in _COLUMNS if name not in header]:
         raise SourceError(
-            f"{path} has no column {missing[0]}: it needs the columns {', '.join(_COLUMNS)}"
+            f"{path} has no column {missing_columns[0]}: it needs the columns {', '.join(_COLUMNS)}"
         )
     students = kept_roster(data)
-    found = {}
+    deadlines = {}
     for number, row in rows:
         cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
         if cells.get("assignment") == assignment:
             student = cells.get("student_id", "")
-            known = students.find(student, "")
+            listed_student = students.find(student, "")
             try:
                 until = read_time(cells.get("until", ""), zone)
             except SourceError as error:
                 raise SourceError(f"{path}, line {number}: {error}") from None
-            found[known.student_id if known else student] = until
-    return found
+            deadlines[listed_student.student_id if listed_student else student] = until
+    return deadlines

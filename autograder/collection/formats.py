@@ -60,7 +60,7 @@ class HandIn:
         system_id: the system's id of the student.
         name: their name, as the system writes it.
         files: path → file.
-        when: the time, if the source gives it.
+        time: the time, if the source gives it.
         late: whether the system marks it as late, perhaps without saying by how much.
         order: if two submissions have no time, the one with the greater order is later.
         returned_as: the start of the name that a file must have so that the system accepts it as
@@ -74,7 +74,7 @@ class HandIn:
     system_id: str
     name: str = ""
     files: dict[str, Entry] = field(default_factory=dict)
-    when: datetime | None = None
+    time: datetime | None = None
     late: bool = False
     order: int = 0
     notes: list[str] = field(default_factory=list)
@@ -85,9 +85,9 @@ class HandIn:
 class Refused:
     """A file that was not collected: whose it is, its path, and the reason."""
 
-    who: str
+    student: str
     path: str
-    why: str
+    reason: str
 
 
 @dataclass
@@ -155,124 +155,123 @@ def _without_common_folder(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(e, path=path) for e, path in zip(entries, inside, strict=True)]
 
 
-def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
-    found: dict[str, HandIn] = {}
+def _named(
+    entries: Sequence[Entry], pattern: re.Pattern[str], system: str, into: Gathered
+) -> Iterator[tuple[Entry, re.Match[str]]]:
+    """Yield the files whose names the system has given; refuse the others."""
     for entry in entries:
-        match = _MOODLE.fullmatch(entry.path)
-        if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that is not from Moodle"))
-            continue
-        who = found.setdefault(match["id"], HandIn(match["id"], match["name"]))
+        if match := pattern.fullmatch(entry.path):
+            yield entry, match
+        else:
+            reason = f"has a name that is not from {system}"
+            into.refused.append(Refused("", entry.path, reason))
+
+
+def _moodle(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
+    hand_ins: dict[str, HandIn] = {}
+    for entry, match in _named(entries, _MOODLE, "Moodle", into):
+        hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"]))
         # Moodle before 4.1 wants the underscore at the end; later versions allow it.
-        who.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
-        if match["kind"] != "file":
-            into.refused.append(
-                Refused(who.name, entry.path, "is text typed into Moodle, not a file")
-            )
-            continue
-        who.files[match["file"]] = replace(entry, path=match["file"])
-    into.hand_ins += found.values()
+        hand_in.returned_as = f"{match['name']}_{match['id']}_assignfeedback_file_/"
+        if match["kind"] == "file":
+            hand_in.files[match["file"]] = replace(entry, path=match["file"])
+        else:
+            reason = "is text typed into Moodle, not a file"
+            into.refused.append(Refused(hand_in.name, entry.path, reason))
+    into.hand_ins += hand_ins.values()
 
 
 def _canvas(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
-    found: dict[str, HandIn] = {}
+    hand_ins: dict[str, HandIn] = {}
     numbers: dict[tuple[str, str], int] = {}
-    for entry in entries:
-        match = _CANVAS.fullmatch(entry.path)
-        if match is None:
-            into.refused.append(Refused("", entry.path, "has a name that is not from Canvas"))
-            continue
-        who = found.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
-        who.late = who.late or match["late"] is not None
+    for entry, match in _named(entries, _CANVAS, "Canvas", into):
+        hand_in = hand_ins.setdefault(match["id"], HandIn(match["id"], match["name"] or ""))
+        hand_in.late = hand_in.late or match["late"] is not None
         if match["typed"]:
-            into.refused.append(
-                Refused(who.name, entry.path, "is text typed into Canvas, not a file")
-            )
+            reason = "is text typed into Canvas, not a file"
+            into.refused.append(Refused(hand_in.name, entry.path, reason))
             continue
         file, number = match["file"], int(match["number"])
-        if number < numbers.get((who.system_id, file), -1):
+        if number < numbers.get((hand_in.system_id, file), -1):
             continue
-        numbers[who.system_id, file] = number  # the file's number grows with time
-        who.files[file] = replace(entry, path=file, modified=0.0)
-        if number >= who.order:
-            who.order, who.returned_as = number, entry.path.removesuffix(file)
-    into.hand_ins += found.values()
+        numbers[hand_in.system_id, file] = number  # the file's number grows with time
+        hand_in.files[file] = replace(entry, path=file, modified=0.0)
+        if number >= hand_in.order:
+            hand_in.order, hand_in.returned_as = number, entry.path.removesuffix(file)
+    into.hand_ins += hand_ins.values()
 
 
 def _gradescope(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
     """Add each submission to each of its submitters, because a group submits together."""
-    found: dict[str, list[HandIn]] = {}
+    groups: dict[str, list[HandIn]] = {}
     for entry in entries:
         if entry.path == "submission_metadata.yml":
             text = entry.read(MAX_METADATA).decode("utf-8", "replace")
-            for made in _MADE.finditer(text):
-                found[made["id"]] = list(_submitters(made["whose"], made["when"]))
-    for entry in entries:
-        match = _GRADESCOPE.fullmatch(entry.path)
-        if match is None:
-            why = "does not have a name that Gradescope gives"
-            into.refused.append(Refused("", entry.path, why))
-        elif match["id"]:
-            if not (group := found.get(match["id"])):
-                why = "belongs to a submission without a submitter in submission_metadata.yml"
-                into.refused.append(Refused("", entry.path, why))
-            for who in group or ():
-                who.files[match["file"]] = replace(entry, path=match["file"])
-    into.hand_ins += [each for group in found.values() for each in group if each.files]
+            for listed in _MADE.finditer(text):
+                groups[listed["id"]] = list(_submitters(listed["whose"], listed["when"]))
+    for entry, match in _named(entries, _GRADESCOPE, "Gradescope", into):
+        if match["id"] and not groups.get(match["id"]):
+            reason = "belongs to a submission without a submitter in submission_metadata.yml"
+            into.refused.append(Refused("", entry.path, reason))
+        for hand_in in groups.get(match["id"], ()):
+            hand_in.files[match["file"]] = replace(entry, path=match["file"])
+    into.hand_ins += [hand_in for group in groups.values() for hand_in in group if hand_in.files]
 
 
-def _submitters(whose: str, when: str | None) -> Iterator[HandIn]:
-    for person in re.split(r"^  - ", whose, flags=re.MULTILINE)[1:]:
+def _submitters(submitters: str, created_at: str | None) -> Iterator[HandIn]:
+    for person in re.split(r"^  - ", submitters, flags=re.MULTILINE)[1:]:
         fields = {k: v.strip("'\" ") for k, v in re.findall(r":(name|sid|email): *(.*)", person)}
         number = fields.get("sid") or fields.get("email", "").partition("@")[0]
         if number or fields.get("name"):
-            time = read_time(when) if when else None
-            yield HandIn(number, fields.get("name", ""), when=time)
+            time = read_time(created_at) if created_at else None
+            yield HandIn(number, fields.get("name", ""), time=time)
 
 
 def _exchange(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
-    found: dict[str, HandIn] = {}
+    hand_ins: dict[str, HandIn] = {}
     for entry in entries:
         match = _EXCHANGE.fullmatch(entry.path)
         if match is None or match["assignment"] != assignment:
             continue
         key = entry.path[: match.start("file")]
-        who = found.setdefault(
-            key, HandIn(match["id"], match["id"], when=read_stamp(match["time"]))
+        hand_in = hand_ins.setdefault(
+            key, HandIn(match["id"], match["id"], time=read_stamp(match["time"]))
         )
-        who.files[match["file"]] = replace(entry, path=match["file"])
-    into.hand_ins += found.values()
+        hand_in.files[match["file"]] = replace(entry, path=match["file"])
+    into.hand_ins += hand_ins.values()
 
 
 def _folder(entries: Sequence[Entry], assignment: str, into: Gathered) -> None:
-    found: dict[str, HandIn] = {}
+    hand_ins: dict[str, HandIn] = {}
     for entry in entries:
-        who, _, file = entry.path.partition("/")
+        student, _, file = entry.path.partition("/")
         if not file:
-            if not who.endswith((".ipynb", ".zip")):
+            if not student.endswith((".ipynb", ".zip")):
                 into.refused.append(
-                    Refused("", who, "lies beside the students' folders: move it into one of them")
+                    Refused(
+                        "", student, "lies beside the students' folders: move it into one of them"
+                    )
                 )
                 continue
-            file, who = who, re.sub(r"\.(ipynb|zip)$", "", who)
-            who = who.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
-        key = f"{who}/" if "/" in entry.path else who
-        hand_in = found.setdefault(key, HandIn(who, who))
+            file, student = student, re.sub(r"\.(ipynb|zip)$", "", student)
+            student = student.removesuffix(f"_{assignment}").removeprefix(f"{assignment}_")
+        key = f"{student}/" if "/" in entry.path else student
+        hand_in = hand_ins.setdefault(key, HandIn(student, student))
         hand_in.files[file] = replace(entry, path=file)
-    for hand_in in found.values():
+    for hand_in in hand_ins.values():
         # In nbgrader's own layout, a student's folder also contains their other assignments.
         if nested := {p: e for p, e in hand_in.files.items() if p.startswith(f"{assignment}/")}:
             hand_in.files = {
-                (rest := path.partition("/")[2]): replace(entry, path=rest)
+                (inner_path := path.partition("/")[2]): replace(entry, path=inner_path)
                 for path, entry in nested.items()
             }
         hand_in.order = int(max(entry.modified for entry in hand_in.files.values()))
         stamp = hand_in.files.get("timestamp.txt")
         if stamp is not None and not stamp.refusal:
-            hand_in.when = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
-            if hand_in.when is None:
+            hand_in.time = read_stamp(stamp.read(1000).decode("utf-8", "replace"))
+            if hand_in.time is None:
                 hand_in.notes.append("timestamp.txt contains no time, so the file is ignored")
-    into.hand_ins += found.values()
+    into.hand_ins += hand_ins.values()
 
 
 _READERS: dict[str, Callable[[Sequence[Entry], str, Gathered], None]] = {

@@ -121,27 +121,31 @@ def inner_zip(entry: Entry, limit: int) -> list[Entry]:
     return list_zip(io.BytesIO(data))
 
 
-def _of_folder(folder: Path) -> Iterator[Entry]:
-    seen = 0
+def files_below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield everything below a folder except folders, sorted; links are not followed."""
     for top, folders, names in os.walk(folder):
         links = [name for name in folders if Path(top, name).is_symlink()]
         folders[:] = sorted(set(folders) - set(links))
         for name in sorted((*names, *links)):
-            path = Path(top, name)
-            relative = path.relative_to(folder).as_posix()
-            if _is_junk(relative):
-                continue
-            if (seen := seen + 1) > MAX_ENTRIES:
-                raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
-            info = os.lstat(path)
-            refusal = _name_refusal(relative)
-            if stat.S_ISLNK(info.st_mode):
-                refusal = "is a link"
-            elif not stat.S_ISREG(info.st_mode):
-                refusal = "is not an ordinary file"
-            shown = relative.encode("utf-8", "replace").decode("utf-8")
-            shown = unicodedata.normalize("NFC", shown)
-            yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
+            yield Path(top, name), os.lstat(Path(top, name))
+
+
+def _of_folder(folder: Path) -> Iterator[Entry]:
+    count = 0
+    for path, info in files_below(folder):
+        relative = path.relative_to(folder).as_posix()
+        if _is_junk(relative):
+            continue
+        if (count := count + 1) > MAX_ENTRIES:
+            raise SourceError(f"{folder} has more than {MAX_ENTRIES} files")
+        refusal = _name_refusal(relative)
+        if stat.S_ISLNK(info.st_mode):
+            refusal = "is a link"
+        elif not stat.S_ISREG(info.st_mode):
+            refusal = "is not an ordinary file"
+        shown = relative.encode("utf-8", "replace").decode("utf-8")
+        shown = unicodedata.normalize("NFC", shown)
+        yield Entry(shown, refusal, _file_reader(path), info.st_mtime)
 
 
 def _file_reader(path: Path) -> Callable[[int], bytes]:

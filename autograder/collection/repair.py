@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbgrader.utils import parse_utc
 
+from autograder.collection.listing import files_below
+from autograder.collection.times import read_stamp
 from autograder.files import write_whole
 
 MAX_FILES = 200
@@ -97,9 +98,9 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> None:
-    kept = size = many = 0
+    count = size = surplus = 0
     beside: list[Path] = []
-    for path, info in sorted(_below(folder)):
+    for path, info in sorted(files_below(folder)):
         if path in notebooks:
             continue
         name = str(path.relative_to(folder))[:80]
@@ -111,10 +112,10 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
             )
         elif info.st_size > MAX_FILE or size + info.st_size > MAX_ALL:
             remarks.append(f"{name!r} is too large, so it was set aside")
-        elif kept >= MAX_FILES:
-            many += 1
+        elif count >= MAX_FILES:
+            surplus += 1
         else:
-            kept += 1
+            count += 1
             size += info.st_size
             beside.append(path)
             continue
@@ -122,27 +123,20 @@ def _vet_files(folder: Path, notebooks: Sequence[Path], remarks: list[str]) -> N
     released = folder.parents[2] / "release" / folder.name
     names = (str(path.relative_to(folder)) for path in beside)
     remarks += notes_on_files(name for name in names if not (released / name).exists())
-    if many:
-        remarks.append(f"only {MAX_FILES} files may be submitted, so others were set aside: {many}")
-
-
-def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything below `folder` except folders; links are not followed."""
-    for top, folders, names in os.walk(folder):
-        links = [name for name in folders if Path(top, name).is_symlink()]
-        folders[:] = [name for name in folders if name not in links]
-        for name in (*names, *links):
-            yield Path(top, name), os.lstat(Path(top, name))
+    if surplus:
+        remarks.append(
+            f"only {MAX_FILES} files may be submitted, so others were set aside: {surplus}"
+        )
 
 
 def _is_timestamp(path: Path, size: int) -> bool:
     if size > 1000:
         return False
     try:
-        text = path.read_text(encoding="utf-8").strip()
-        return not text or parse_utc(text) is not None
-    except Exception:  # dateutil raises many kinds
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
         return False
+    return not text or read_stamp(text) is not None
 
 
 def notes_on_files(names: Iterable[str]) -> list[str]:
@@ -171,8 +165,8 @@ def _vet_notebook(path: Path, remarks: list[str]) -> None:
     if not problem:
         remarks += _earlier_note(path, content)
         return
-    done = "an empty notebook" if content is None else "its readable part"
-    note = f"{_NOTEBOOK} {problem}. It was set aside, and {done} was graded in its place"
+    replacement = "an empty notebook" if content is None else "its readable part"
+    note = f"{_NOTEBOOK} {problem}. It was set aside, and {replacement} was graded in its place"
     remarks.append(note)
     mended = repaired(content)
     mended["metadata"][_MENDED] = note
@@ -255,8 +249,8 @@ def cells_of(content: Any) -> list[Any] | None:
     sheets = content.get("worksheets")
     if not isinstance(sheets, list):
         return None
-    found = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
-    return [cell for cells in found if isinstance(cells, list) for cell in cells]
+    cell_lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
+    return [cell for cells in cell_lists if isinstance(cells, list) for cell in cells]
 
 
 _CELL = re.compile(r'\{\s*"(?:attachments|cell_type|execution_count|id|metadata|outputs|source)"')
@@ -305,7 +299,7 @@ def _source(cell: dict[str, Any]) -> str | None:
 
 def repaired(content: Any) -> dict[str, Any]:
     """Return a notebook with the readable cells; the next pass restores the others."""
-    kept: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
     names: set[str] = set()
     for cell in (cells_of(content) or [])[:MAX_READ]:
         if not isinstance(cell, dict) or (source := _source(cell)) is None:
@@ -315,7 +309,7 @@ def repaired(content: Any) -> dict[str, Any]:
         kind = kind if kind in ("code", "markdown", "raw") else "raw"
         name, metadata = str(cell.get("id")), cell.get("metadata")
         if name in names or not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
-            name = f"repaired-{len(kept)}"
+            name = f"repaired-{len(cells)}"
         names.add(name)
         mark = metadata.get("nbgrader") if isinstance(metadata, dict) else None
         clean: dict[str, Any] = {
@@ -328,5 +322,5 @@ def repaired(content: Any) -> dict[str, Any]:
             clean["attachments"] = cell["attachments"]
         if kind == "code":
             clean |= {"outputs": [], "execution_count": None}
-        kept.append(clean)
-    return {"cells": kept, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        cells.append(clean)
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

@@ -90,16 +90,16 @@ class Roster:
         The given name may come first or last. If the id is certainly a system's number
         (`is_number`), it fits no student of whom the list has another number.
         """
-        numbered, known = self._systems.get(system_id), self.students.get(system_id)
+        numbered, by_id = self._systems.get(system_id), self.students.get(system_id)
         if is_number:
-            known = numbered or (None if known is None or known.system_id else known)
-        if found := known or numbered:
-            return found
+            by_id = numbered or (None if by_id is None or by_id.system_id else by_id)
+        if match := by_id or numbered:
+            return match
         alike = self._alike.get(usable_id(system_id).casefold(), [])
         if len(alike) == 1 and not is_number:
             return alike[0]
-        named = self._names.get(" ".join(words_of(name)), set())
-        return next(iter(named)) if len(named) == 1 else None
+        namesakes = self._names.get(" ".join(words_of(name)), set())
+        return next(iter(namesakes)) if len(namesakes) == 1 else None
 
     def write(self, path: Path) -> None:
         """Keep the list for later commands, without the times, which belong to one assignment."""
@@ -115,17 +115,17 @@ class Roster:
 def words_of(name: str) -> tuple[str, ...]:
     """Return the words of a name, to compare them, without case and punctuation."""
     text = unicodedata.normalize("NFC", name.casefold())
-    words = ("".join(filter(_is_of_a_word, word)) for word in re.split(r"[\s,_/\-‐-―]+", text))
-    return tuple(filter(None, words))
+    parts = ("".join(filter(_is_of_a_word, word)) for word in re.split(r"[\s,_/\-‐-―]+", text))
+    return tuple(filter(None, parts))
 
 
-def _ways_to_write(words: Sequence[str]) -> set[str]:
+def _ways_to_write(parts: Sequence[str]) -> set[str]:
     """Return a name from each of its words on: ``ada lovelace``, ``lovelace ada``.
 
     Canvas writes the same without blanks in the names of files.
     """
-    turned = [[*words[i:], *words[:i]] for i in range(len(words))]
-    return {blank.join(each) for each in turned for blank in (" ", "")}
+    turned = [[*parts[i:], *parts[:i]] for i in range(len(parts))]
+    return {blank.join(rotation) for rotation in turned for blank in (" ", "")}
 
 
 def read_roster(path: Path) -> Roster:
@@ -151,13 +151,13 @@ def read_roster(path: Path) -> Roster:
     students: dict[str, Student] = {}
     numbers: dict[str, str] = {}
     for number, row in rows:
-        found = {
+        values = {
             key: row[place].strip() if place is not None and place < len(row) else ""
             for key, place in places.items()
         }
-        if "points possible" in found["name"].lower() or not any(found.values()):
+        if "points possible" in values["name"].lower() or not any(values.values()):
             continue  # Canvas's second line
-        student = _student(found)
+        student = _student(values)
         if not is_student_id(student.student_id):
             instead = usable_id(student.student_id)
             raise SourceError(
@@ -187,13 +187,13 @@ def kept_roster(data: Path) -> Roster:
     return read_roster(path) if path.is_file() else Roster()
 
 
-def _student(found: Mapping[str, str]) -> Student:
-    student_id = found["student_id"] or found["email"].partition("@")[0]
+def _student(values: Mapping[str, str]) -> Student:
+    student_id = values["student_id"] or values["email"].partition("@")[0]
     # Canvas's test student has an id but no login.
-    student_id = student_id or found["system_id"]
-    system_id = number_of(found["system_id"])
-    name = found["name"] or f"{found['first_name']} {found['last_name']}".strip()
-    return Student(**{**found, "student_id": student_id, "system_id": system_id, "name": name})
+    student_id = student_id or values["system_id"]
+    system_id = number_of(values["system_id"])
+    name = values["name"] or f"{values['first_name']} {values['last_name']}".strip()
+    return Student(**{**values, "student_id": student_id, "system_id": system_id, "name": name})
 
 
 def number_of(text: str) -> str:
@@ -273,5 +273,5 @@ def student_id_of(system_id: str, name: str) -> str:
     if name == system_id:
         return name if is_student_id(name) else usable_id(name)
     plain = "".join(filter(_is_of_a_word, name))
-    made = f"{plain}-{system_id}".removeprefix("-")
-    return made if is_student_id(made) else ""
+    student_id = f"{plain}-{system_id}".removeprefix("-")
+    return student_id if is_student_id(student_id) else ""

@@ -36,10 +36,10 @@ def find_zone(name: str) -> tzinfo:
         SourceError: there is no such zone.
 
     """
-    found: tzinfo | None = tz.gettz(name.strip()) if name.strip() else None
-    if found is None:
+    zone: tzinfo | None = tz.gettz(name.strip()) if name.strip() else None
+    if zone is None:
         raise SourceError(f"there is no time zone {name!r}: give one like Asia/Hong_Kong")
-    return found
+    return zone
 
 
 def course_zone(data: Path) -> tzinfo | None:
@@ -55,9 +55,9 @@ def course_zone(data: Path) -> tzinfo | None:
 
 def keep_zone(data: Path, name: str) -> tzinfo:
     """Remember the course's time zone for all later commands."""
-    found = find_zone(name)
+    zone = find_zone(name)
     write_whole(data / "timezone", f"{name.strip()}\n")
-    return found
+    return zone
 
 
 def read_time(text: str, zone: tzinfo | None = None) -> datetime:
@@ -73,57 +73,57 @@ def read_time(text: str, zone: tzinfo | None = None) -> datetime:
         with warnings.catch_warnings():
             warnings.simplefilter("error", parser.UnknownTimezoneWarning)
             # The parser takes missing parts from a default. Two defaults show whether it did.
-            found: datetime = parser.parse(text, default=first)
-            complete = found == parser.parse(text, default=second)
+            time: datetime = parser.parse(text, default=first)
+            complete = time == parser.parse(text, default=second)
     except parser.UnknownTimezoneWarning as error:
         raise SourceError(f"{text!r} names a time zone that is not known: {_LIKE}") from error
     except (ValueError, OverflowError, TypeError) as error:
         raise SourceError(f"{text!r} is not a time: {_LIKE}") from error
     if not complete:
         raise SourceError(f"{text!r} is not a complete date with a time of day: {_LIKE}")
-    if found.tzinfo is None:
+    if time.tzinfo is None:
         if zone is None:
             raise NoTimeZone(
                 f"{text!r} has no time zone. Give the course's time zone once, for example "
                 "autograder collect … --timezone Asia/Hong_Kong. The file grading/timezone keeps it"
             )
-        found = found.replace(tzinfo=zone)
-    return found.astimezone(UTC)
+        time = time.replace(tzinfo=zone)
+    return time.astimezone(UTC)
 
 
-def stamp(when: datetime) -> str:
+def stamp(time: datetime) -> str:
     """Return the contents of ``timestamp.txt``, as ``nbgrader submit`` writes it."""
-    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
 
 
 def read_stamp(text: str) -> datetime | None:
     """Return the time in a ``timestamp.txt`` or a folder's name in the exchange, or None."""
     try:
-        found = parse_utc(text.strip())
+        time = parse_utc(text.strip())
     except Exception:  # dateutil raises many kinds
         return None
-    return found.replace(tzinfo=UTC) if isinstance(found, datetime) else None
+    return time.replace(tzinfo=UTC) if isinstance(time, datetime) else None
 
 
-def shown(when: datetime | None, zone: tzinfo | None) -> str:
+def shown(time: datetime | None, zone: tzinfo | None) -> str:
     """Return a time for people, in the course's zone (or UTC) and with the zone's name."""
-    return when.astimezone(zone or UTC).strftime("%Y-%m-%d %H:%M %Z") if when else ""
+    return time.astimezone(zone or UTC).strftime("%Y-%m-%d %H:%M %Z") if time else ""
 
 
-def days_late(when: datetime | None, due: datetime | None, zone: tzinfo | None = None) -> int:
+def days_late(time: datetime | None, due: datetime | None, zone: tzinfo | None = None) -> int:
     """Return how many days a submission is late; a day that has begun counts as one.
 
     Days are the calendar's in `zone`, or in UTC: a day with a change of the clocks is one day.
     """
-    if when is None or due is None:
+    if time is None or due is None:
         return 0
-    late = when - due - clock_change(due, when, zone)
+    late = time - due - clock_change(due, time, zone)
     return max(0, math.ceil(late.total_seconds() / DAY))
 
 
-def clock_change(due: datetime, when: datetime, zone: tzinfo | None) -> timedelta:
+def clock_change(due: datetime, time: datetime, zone: tzinfo | None) -> timedelta:
     """Return by how much the clocks of `zone` went back between two times; less than 0: forward."""
-    offsets = [moment.astimezone(zone or UTC).utcoffset() or timedelta() for moment in (due, when)]
+    offsets = [moment.astimezone(zone or UTC).utcoffset() or timedelta() for moment in (due, time)]
     return offsets[0] - offsets[1]
 
 
@@ -132,7 +132,7 @@ def gradebook_due(config: Config, assignment: str) -> datetime | None:
     if not gradebook.exists(config):
         return None
     with gradebook.opened(config) as book:
-        due = {each.name: each.duedate for each in book.assignments}.get(assignment)
+        due = {entry.name: entry.duedate for entry in book.assignments}.get(assignment)
     return due.replace(tzinfo=UTC) if due else None
 
 

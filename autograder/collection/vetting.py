@@ -67,51 +67,51 @@ def vet_hand_in(
     """
     vetted = Vetted(notes=list(hand_in.notes))
     entries = _unpacked(list(hand_in.files.values()), vetted)
-    found = [each for entry in entries if (each := _read_notebook(entry))]
-    names = _notebook_names(found, released, vetted)
-    others = {
-        each.entry.path
-        for each in found
-        if each.entry.name.lower().endswith(".ipynb")
-        and all(_is_another(each.notebook, one) for one in released.values())
+    candidates = [candidate for entry in entries if (candidate := _read_notebook(entry))]
+    names = _notebook_names(candidates, released, vetted)
+    foreign_paths = {
+        candidate.entry.path
+        for candidate in candidates
+        if candidate.entry.name.lower().endswith(".ipynb")
+        and all(_is_another(candidate.notebook, notebook) for notebook in released.values())
     }
     room = MAX_ALL
     for entry in sorted(entries, key=lambda e: (e.path not in names, e.path)):
         if entry.path == "timestamp.txt":
             if not own_stamp:
-                why = "was written by the student, so the time in it does not count"
-                vetted.refused.append((entry.path, why))
+                reason = "was written by the student, so the time in it does not count"
+                vetted.refused.append((entry.path, reason))
             continue
         limit = MAX_NOTEBOOK if entry.path in names else min(MAX_FILE, room)
         target = names.get(entry.path, entry.path)
         if target in names.values() and entry.path not in names:
             continue  # another notebook counts under this name, and a note says so
         data = b""
-        why = _refusal(entry, target, vetted)
-        if not why and entry.path in others:
-            why = "is the notebook of another assignment: most of its tasks are different"
-        if not why:
+        reason = _refusal(entry, target, vetted)
+        if not reason and entry.path in foreign_paths:
+            reason = "is the notebook of another assignment: most of its tasks are different"
+        if not reason:
             try:
                 data = entry.read(limit)
             except OSError as error:
-                why = str(error)
+                reason = str(error)
         if len(data) > limit:
-            why = (
+            reason = (
                 f"is larger than {limit >> 20} MiB when unpacked"
                 if limit in (MAX_NOTEBOOK, MAX_FILE)
                 else f"exceeds the limit of {MAX_ALL >> 20} MiB for all files together"
             )
-        if why:
-            vetted.refused.append((entry.path, why))
+        if reason:
+            vetted.refused.append((entry.path, reason))
             continue
         vetted.files[target] = data
         room -= len(data) if entry.path not in names else 0
-    for each in found:
-        if (name := names.get(each.entry.path)) in vetted.files:
-            vetted.notes += _notes_on(each, released[str(name).removesuffix(".ipynb")], vetted)
+    for candidate in candidates:
+        if (name := names.get(candidate.entry.path)) in vetted.files:
+            vetted.notes += _notes_on(candidate, released[str(name).removesuffix(".ipynb")], vetted)
     if len(vetted.refused) > _MOST_REFUSED:
-        more = len(vetted.refused) - _MOST_REFUSED
-        vetted.refused[_MOST_REFUSED:] = [("", f"and {more} more files were refused")]
+        surplus = len(vetted.refused) - _MOST_REFUSED
+        vetted.refused[_MOST_REFUSED:] = [("", f"and {surplus} more files were refused")]
     return vetted
 
 
@@ -155,13 +155,15 @@ def _read_notebook(entry: Entry) -> _Candidate | None:
     return _Candidate(entry, problem, nbformat.from_dict(repaired(content)), stem)
 
 
-def _notes_on(found: _Candidate, released: NotebookNode, vetted: Vetted) -> list[str]:
+def _notes_on(candidate: _Candidate, released: NotebookNode, vetted: Vetted) -> list[str]:
     """Return what the grader will say of a notebook, and which files it will not see."""
-    used = "the part that can be read" if found.notebook.cells else "an empty notebook instead"
-    notes = [f"{found.entry.name} {found.problem}: grading uses {used}"]
-    if not found.problem:
-        notes = list(rebuild(released, found.notebook, vetted.files).metadata.get("rebuild", ()))
-        if not tasks_in(released, found.notebook):
+    used = "the part that can be read" if candidate.notebook.cells else "an empty notebook instead"
+    notes = [f"{candidate.entry.name} {candidate.problem}: grading uses {used}"]
+    if not candidate.problem:
+        notes = list(
+            rebuild(released, candidate.notebook, vetted.files).metadata.get("rebuild", ())
+        )
+        if not tasks_in(released, candidate.notebook):
             notes = ["has none of this assignment's tasks: is it another notebook?"]
     return notes + notes_on_files(vetted.files)
 
@@ -186,28 +188,28 @@ def _refusal(entry: Entry, target: str, vetted: Vetted) -> str:
 
 def _unpacked(entries: list[Entry], vetted: Vetted) -> list[Entry]:
     """Return the files, with a student's zip unpacked. A zip inside that zip is not unpacked."""
-    found = []
+    unpacked = []
     for entry in entries:
         if not entry.is_zip or entry.refusal or "/" in entry.path:
-            found.append(entry)
+            unpacked.append(entry)
             continue
         try:
             inside = inner_zip(entry, MAX_ALL)
         except (SourceError, OSError) as error:
             vetted.refused.append((entry.path, str(error)))
             continue
-        tops = {each.path.partition("/")[0] for each in inside}
+        tops = {member.path.partition("/")[0] for member in inside}
         if len(tops) == 1 and all(
-            "/" in each.path for each in inside
+            "/" in member.path for member in inside
         ):  # the folder that was zipped
             inside = [replace(e, path=e.path.partition("/")[2]) for e in inside]
         vetted.notes.append(f"unpacked {entry.name}")
         if (count := len(inside)) > _MOST_UNPACKED:
-            inside.sort(key=lambda each: not each.name.lower().endswith(".ipynb"))
+            inside.sort(key=lambda member: not member.name.lower().endswith(".ipynb"))
             del inside[_MOST_UNPACKED:]
             vetted.notes.append(f"{entry.name} has {count} files; {_MOST_UNPACKED} were looked at")
-        found += inside
-    return found
+        unpacked += inside
+    return unpacked
 
 
 def _notebook_names(
@@ -221,11 +223,11 @@ def _notebook_names(
     counts: dict[str, str] = {}
     for name, notebook in released.items():
         possible = [
-            each
-            for each in candidates
-            if each.entry.path not in counts and not _is_another(each.notebook, notebook)
+            candidate
+            for candidate in candidates
+            if candidate.entry.path not in counts and not _is_another(candidate.notebook, notebook)
         ]
-        ranked = [(_rank(each, name, notebook), each) for each in possible]
+        ranked = [(_rank(candidate, name, notebook), candidate) for candidate in possible]
         alone = len(released) == 1 and len(ranked) == 1
         ranked = [pair for pair in ranked if pair[0][0] or alone]
         if not ranked:
@@ -233,7 +235,9 @@ def _notebook_names(
             continue
         _, best = max(ranked, key=lambda pair: pair[0])
         counts[best.entry.path] = f"{name}.ipynb"
-        if ignored := [repr(each.entry.path) for _, each in ranked if each is not best]:
+        if ignored := [
+            repr(candidate.entry.path) for _, candidate in ranked if candidate is not best
+        ]:
             vetted.notes.append(f"{best.entry.path!r} was used; ignored: {', '.join(ignored)}")
         elif best.entry.name != f"{name}.ipynb":
             vetted.notes.append(f"{best.entry.name!r} was used as {name}.ipynb")
@@ -252,11 +256,11 @@ def _rank(candidate: _Candidate, name: str, released: NotebookNode) -> tuple[Any
 
 def _is_another(content: NotebookNode, released: NotebookNode) -> bool:
     """Tell whether most of a notebook's tasks are not this assignment's."""
-    found, ours = graded_cells(content), graded_cells(released)
-    return len(found - ours) > len(found & ours)
+    tasks, ours = graded_cells(content), graded_cells(released)
+    return len(tasks - ours) > len(tasks & ours)
 
 
 def _number(name: str) -> int:
     """Return the number that a system added to a name because the name existed already, else 0."""
-    found = re.search(r"[-( _](\d+)\)?\.\w+$", name)
-    return int(found[1]) if found else 0
+    match = re.search(r"[-( _](\d+)\)?\.\w+$", name)
+    return int(match[1]) if match else 0

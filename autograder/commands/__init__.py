@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from autograder.errors import CommandFailed
 from autograder.tables import plain_text
 
 _WIDTH = 24
@@ -16,6 +17,14 @@ _LINE_EVERY = 10.0
 def add_assignment(parser: argparse.ArgumentParser) -> None:
     """Declare the argument ASSIGNMENT of the commands that need one."""
     parser.add_argument("assignment", help="the assignment's name, such as 02_data_parallel_sgd")
+
+
+def must(outcome: dict[str, object], step: str) -> None:
+    """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
+    if not outcome["success"]:
+        raise CommandFailed(
+            f"{step} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
+        )
 
 
 class PlainStream:
@@ -41,13 +50,13 @@ class Progress:
     """Shows progress over `total` things, one `step` each: on a terminal a bar, else lines.
 
     Args:
-        what: the task, in a word.
+        task: the task, in a word.
         total: number of things.
 
     """
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
+    def __init__(self, task: str, total: int) -> None:
+        self._task, self._total, self._done = task, total, 0
         self._start = self._shown = time.monotonic()
 
     def step(self, note: str = "") -> None:
@@ -62,10 +71,10 @@ class Progress:
         if is_terminal:
             filled = _WIDTH * self._done // self._total
             bar = "█" * filled + "░" * (_WIDTH - filled)
-            out.write(f"\r\x1b[K{self._what} {bar} {self._text(now)}" + "\n" * last)
+            out.write(f"\r\x1b[K{self._task} {bar} {self._text(now)}" + "\n" * last)
         elif last or now - self._shown >= _LINE_EVERY:
             self._shown = now
-            out.write(f"{self._what}: {self._text(now)}\n")
+            out.write(f"{self._task}: {self._text(now)}\n")
         out.flush()
 
     def _text(self, now: float) -> str:

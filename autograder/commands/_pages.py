@@ -61,14 +61,14 @@ def _overview_row(name: str, notebook: NotebookNode, mutants: Sequence[Solution]
             f"{name}: the first cell of the notebook does not say how long the assignment takes. "
             "Add a sentence such as '**It takes** about 2 hours.'"
         )
-    wrong = [mutant for mutant in mutants if mutant.reason is not None]
+    refused = [mutant for mutant in mutants if mutant.reason is not None]
     places = [
         f"{sum(place in mutant.where for mutant in mutants)} {_TRIED[place]}"
         for place in EVERYWHERE
     ]
     return (
         f"| [{name}]({name}/{name}.ipynb) | {len(checked)} | {sum(checked):g} + {sum(read):g} "
-        f"| {takes[1]} | {len(wrong)} | {len(mutants) - len(wrong)} | {', '.join(places)} |"
+        f"| {takes[1]} | {len(refused)} | {len(mutants) - len(refused)} | {', '.join(places)} |"
     )
 
 
@@ -90,9 +90,9 @@ def kill_matrix(sources: Path) -> str:
     parts = [_MATRIX_HEAD]
     for path in sorted(sources.glob("*/mutants.py")):
         mutants = mutants_of(load_module(path))
-        wrong = sum(mutant.reason is not None for mutant in mutants)
+        refused = sum(mutant.reason is not None for mutant in mutants)
         parts += [
-            f"## {path.parent.name}: {wrong} wrong, {len(mutants) - wrong} right\n",
+            f"## {path.parent.name}: {refused} wrong, {len(mutants) - refused} right\n",
             f"| task | solution | the report says | {' | '.join(_PLACES.values())} |",
             "|---|---|---|" + ":-:|" * len(_PLACES),
             *_rows(mutants),
@@ -108,11 +108,11 @@ def _rows(mutants: list[Solution]) -> list[str]:
         last = mutant.task
         solution = mutant.mistake.replace("_", " ")
         if mutant.reason is None:
-            says, found = "right", ["✓"] * len(EVERYWHERE)
+            says, marks = "right", ["✓"] * len(EVERYWHERE)
         else:
             says = "… " + mutant.reason.replace("|", "\\|") + " …"
-            found = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
-        rows.append(f"| {task} | {solution} | {says} | {' | '.join(found)} |")
+            marks = ["✗" if place in mutant.where else "" for place in EVERYWHERE]
+        rows.append(f"| {task} | {solution} | {says} | {' | '.join(marks)} |")
     return rows
 
 

@@ -104,21 +104,21 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     if due and write:
         book_due(load_config(root), arguments.assignment, due)
     _report(root, arguments.assignment, collected, write)
-    return int(any(not each.path for each in collected.refused))
+    return int(any(not refusal.path for refusal in collected.refused))
 
 
 def _report(root: Path, assignment: str, collected: Collected, write: bool) -> None:
     rows = sorted(collected.rows, key=lambda row: row.student)
-    shown_rows = [row for row in rows if row.notes or row.late or row.what not in _ORDINARY]
+    shown_rows = [row for row in rows if row.notes or row.late or row.action not in _ORDINARY]
     if shown_rows:
         header = ("student", "what", "handed in", "days late", "notes")
         print(format_rows(header, [row.cells(collected.zone) for row in shown_rows]) + "\n")
     if collected.refused:
-        cells = [(each.who, each.path, each.why) for each in collected.refused]
+        cells = [(refusal.student, refusal.path, refusal.reason) for refusal in collected.refused]
         print(format_rows(("refused from", "file", "reason"), cells) + "\n")
     print(_summary(collected))
-    if collected.missing and len(collected.missing) <= 20:
-        print(f"no submission from: {', '.join(collected.missing)}")
+    if collected.absent and len(collected.absent) <= 20:
+        print(f"no submission from: {', '.join(collected.absent)}")
     if not write:
         print("nothing was changed (--dry-run)")
         return
@@ -130,27 +130,27 @@ def _report(root: Path, assignment: str, collected: Collected, write: bool) -> N
 def _summary(collected: Collected) -> str:
     counts: dict[str, int] = {}
     for row in collected.rows:
-        what = row.what.partition(";")[0]
-        counts[what] = counts.get(what, 0) + 1
-    done = ", ".join(f"{count} {what}" for what, count in counts.items()) or "nothing taken"
+        action = row.action.partition(";")[0]
+        counts[action] = counts.get(action, 0) + 1
+    actions = ", ".join(f"{count} {action}" for action, count in counts.items()) or "nothing taken"
     late = sum(row.late > 0 for row in collected.rows)
-    whole = sum(not each.path for each in collected.refused)
-    kinds = ((whole, "submission"), (len(collected.refused) - whole, "file"))
+    submissions = sum(not refusal.path for refusal in collected.refused)
+    kinds = ((submissions, "submission"), (len(collected.refused) - submissions, "file"))
     refused = " and ".join(counted(count, kind) for count, kind in kinds if count) or "nothing"
-    parts = [f"{collected.format}: {done}", f"{late} late", f"{refused} refused"]
-    if collected.missing:
-        parts.append(f"{counted(len(collected.missing), 'student')} submitted nothing")
+    parts = [f"{collected.format}: {actions}", f"{late} late", f"{refused} refused"]
+    if collected.absent:
+        parts.append(f"{counted(len(collected.absent), 'student')} submitted nothing")
     return "; ".join(parts)
 
 
 def _write_table(path: Path, rows: list[Row], collected: Collected) -> None:
-    kept: list[tuple[object, ...]] = [
-        (r.student, r.name, r.what, shown(r.when, collected.zone), r.late, r.notes) for r in rows
+    lines: list[tuple[object, ...]] = [
+        (r.student, r.name, r.action, shown(r.time, collected.zone), r.late, r.notes) for r in rows
     ]
-    kept += [(e.who, "", f"refused: {e.why}", "", "", e.path) for e in collected.refused]
-    kept += [(name, "", "nothing submitted", "", "", "") for name in collected.missing]
+    lines += [(e.student, "", f"refused: {e.reason}", "", "", e.path) for e in collected.refused]
+    lines += [(name, "", "nothing submitted", "", "", "") for name in collected.absent]
     header = ("student", "name", "what", "handed in", "days late", "notes")
-    write_whole(path, csv_text(header, kept), "utf-8-sig")
+    write_whole(path, csv_text(header, lines), "utf-8-sig")
 
 
 _ORDINARY = {"taken", "unchanged", "would be taken"}

@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 
+from autograder.commands import must
 from autograder.commands.feedback import feedback
 from autograder.course import Settings, find_sources, load_config
 from autograder.errors import CommandFailed
@@ -37,23 +36,11 @@ DESCRIPTION = (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """One line of the demo's table."""
-
-    submission: str
-    score: float
-    max_score: float
-    seconds: float
-    reason: str
-
-
-def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[Result]:
-    """Run the demo in the course folder `root`; return the table's rows.
+def demo(root: Path, on: str = "") -> list[Verdict]:
+    """Run the demo in the course folder `root`; print what is done, and return the verdicts.
 
     Args:
         root: the course folder.
-        say: called with each line of progress.
         on: ``cpu`` or ``gpu``: run the right solutions once more on such real ranks.
 
     Raises:
@@ -72,28 +59,23 @@ def demo(root: Path, say: Callable[[str], None] = print, on: str = "") -> list[R
     config = load_config(root, data=folder)
     config.Examine.on = on
     api = NbGraderAPI(config=config)
-    say(f"releasing {ASSIGNMENT} …")
+    print(f"releasing {ASSIGNMENT} …", flush=True)
     must(api.generate_assignment(ASSIGNMENT), "releasing the assignment")
 
-    released = folder / "release" / ASSIGNMENT
-    submissions = make_submissions(source, released)
-    results = []
+    submissions = make_submissions(source, folder / "release" / ASSIGNMENT)
+    verdicts = []
     for number, (name, notebook) in enumerate(submissions.items(), 1):
         handed_in = folder / "submitted" / name / ASSIGNMENT
         handed_in.mkdir(parents=True)
         nbformat.write(notebook, handed_in / f"{ASSIGNMENT}.ipynb")
-        say(f"grading {number} of {len(submissions)}: {name} …")
-        start = time.monotonic()
+        print(f"grading {number} of {len(submissions)}: {name} …", flush=True)
         must(api.autograde(ASSIGNMENT, name), f"grading {name}")
-        seconds = time.monotonic() - start
-        verdict = Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT))
-        results.append(
-            Result(name, verdict.score, verdict.max_score, round(seconds, 1), verdict.reason)
-        )
-    say("writing feedback …")
-    for name, why in feedback(config, ASSIGNMENT).items():
-        raise CommandFailed(f"no page could be written for {name}: {why.reason}; {why.advice}")
-    return results
+        verdicts.append(Verdict.read(verdict_path(folder, ASSIGNMENT, name, ASSIGNMENT)))
+    print("writing feedback …", flush=True)
+    for name, problem in feedback(config, ASSIGNMENT).items():
+        reason = f"{problem.reason}; {problem.advice}"
+        raise CommandFailed(f"no page could be written for {name}: {reason}")
+    return verdicts
 
 
 def make_submissions(source: Path, released: Path) -> dict[str, NotebookNode]:
@@ -127,27 +109,19 @@ def replace_tasks(
     return solved(released, solution, instead)
 
 
-def must(outcome: dict[str, object], what: str) -> None:
-    """Raise `CommandFailed` with nbgrader's words, if nbgrader could not do this."""
-    if not outcome["success"]:
-        raise CommandFailed(
-            f"{what} failed: {outcome.get('error') or ''}\n{outcome.get('log') or ''}".rstrip()
-        )
-
-
-def table(results: list[Result], width: int | None = None) -> str:
-    """Return the rows as a table that fits the terminal."""
-    width = width or shutil.get_terminal_size((110, 24)).columns
-    name_width = max(len(result.submission) for result in results)
+def table(verdicts: list[Verdict]) -> str:
+    """Return a table of the verdicts that fits the terminal."""
+    width = shutil.get_terminal_size((110, 24)).columns
+    name_width = max(len(verdict.student) for verdict in verdicts)
     lines = [f"{'submission':{name_width}}   points  seconds  first mistake"]
     lines.append("─" * min(width, 110))
-    for result in results:
+    for verdict in verdicts:
         head = (
-            f"{result.submission:{name_width}}  {result.score:3g}/{result.max_score:<3g} "
-            f"{result.seconds:7.1f}  "
+            f"{verdict.student:{name_width}}  {verdict.score:3g}/{verdict.max_score:<3g} "
+            f"{verdict.seconds:7.1f}  "
         )
         room, below = max(width, len(head) + 20), " " * len(head)
-        line = textwrap.fill(result.reason, room, initial_indent=head, subsequent_indent=below)
+        line = textwrap.fill(verdict.reason, room, initial_indent=head, subsequent_indent=below)
         lines.append(line or head.rstrip())
     return "\n".join(lines)
 
@@ -165,8 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Run the demo for the command line; return the exit status."""
-    results = demo(root, say=lambda line: print(line, flush=True), on=arguments.on)
-    print(f"\n{table(results)}\n")
+    print(f"\n{table(demo(root, arguments.on))}\n")
     print("The written question is graded by hand, in formgrader; it has 3 points. Start it with")
     print("  make formgrader GRADING=grading/demo")
     print(f"Feedback as the students would read it: {root / 'grading/demo/feedback'}")

@@ -64,18 +64,19 @@ def feedback(config: Config, assignment: str, only: Sequence[str] = ()) -> dict[
     """
     folders = Folders.of(config.CourseDirectory)
     graded = sorted(path.parent.name for path in folders.autograded.glob(f"*/{assignment}"))
-    if missing := [name for name in only if name not in graded] or [""] * (not graded):
-        whose = f"no submission from {missing[0]}" if missing[0] else "no submission"
+    if ungraded := [name for name in only if name not in graded] or [""] * (not graded):
+        sender = f" from {ungraded[0]}" if ungraded[0] else ""
         raise CommandFailed(
-            f"{whose} of {assignment} has been graded yet: first run autograder grade {assignment}"
+            f"no submission{sender} of {assignment} has been graded yet: first run "
+            f"autograder grade {assignment}"
         )
     graded = [name for name in graded if name in only or not only]
     api, without = NbGraderAPI(config=config), {}
     progress = Progress("writing feedback", len(graded))
-    for whose in graded:
+    for student in graded:
         # One by one: nbgrader stops at the first submission that it cannot convert.
-        if why := write_page(api, assignment, whose):
-            without[whose] = why
+        if problem := write_page(api, assignment, student):
+            without[student] = problem
         progress.step()
     return without
 
@@ -88,11 +89,11 @@ def write_page(api: NbGraderAPI, assignment: str, student: str) -> NoPage | None
         outcome = api.generate_feedback(assignment, student, force=True)
     finally:
         api.log.removeHandler(failure)
-    wanted = {path.stem for path in (folders.autograded / student / assignment).glob("*.ipynb")}
+    notebooks = {path.stem for path in (folders.autograded / student / assignment).glob("*.ipynb")}
     pages = (folders.data / "feedback" / student / assignment).glob("*.html")
-    if outcome["success"] and wanted <= {path.stem for path in pages}:
+    if outcome["success"] and notebooks <= {path.stem for path in pages}:
         return None
-    return failure.told or NoPage("nbgrader gives no reason", _AGAIN)
+    return failure.problem or NoPage("nbgrader gives no reason", _AGAIN)
 
 
 _AGAIN = "grade these students again; `autograder doctor` tests whether pages can be written here"
@@ -101,19 +102,19 @@ _AGAIN = "grade these students again; `autograder doctor` tests whether pages ca
 class _Failure(logging.Handler):
     """Keeps the exception that nbgrader handles when it logs an error."""
 
-    told: NoPage | None = None
+    problem: NoPage | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Put the exception into words, with the package that raised it and what to do there."""
         error = sys.exception()
-        if error is None or self.told:
+        if error is None or self.problem:
             return
         frames = traceback.walk_tb(error.__traceback__)
         modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
         (*_, package) = (name for name in modules if name not in sys.stdlib_module_names)
         # From 3.0.2 on, soupsieve meets a bug of Python 3.11.0 to 3.11.4.
         advice = "give: pip install 'soupsieve<3'" if package == "soupsieve" else _AGAIN
-        self.told = NoPage(f"{type(error).__name__}: {error} (raised in {package})", advice)
+        self.problem = NoPage(f"{type(error).__name__}: {error} (raised in {package})", advice)
 
 
 def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str], list[str]]:
@@ -134,7 +135,7 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
 
     """
     data = Folders.at(root).data
-    found, system = hand_ins_by_student(root, assignment, source)
+    by_student, system = hand_ins_by_student(root, assignment, source)
     if system not in UPLOAD:
         raise CommandFailed(
             f"{source} has the format {system}, but --zip needs a zip from Moodle or Canvas. "
@@ -144,16 +145,16 @@ def pack(root: Path, assignment: str, source: str) -> tuple[Path, str, list[str]
     to.parent.mkdir(parents=True, exist_ok=True)
     draft = to.with_suffix(".part")
     with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
-        for student, hand_ins in sorted(found.items()):
+        for student, hand_ins in sorted(by_student.items()):
             pages = sorted((data / "feedback" / student / assignment).glob("*.html"))
-            start = max(hand_ins, key=lambda each: each.order).returned_as
+            start = max(hand_ins, key=lambda hand_in: hand_in.order).returned_as
             for page in pages if start else []:
                 archive.write(page, f"{start}feedback_{page.name}")
             if not pages or not start:
                 without.append(student)
     draft.replace(to)
     with_page = {path.parents[1].name for path in to.parent.glob(f"*/{assignment}/*.html")}
-    return to, system, without, sorted(with_page - found.keys())
+    return to, system, without, sorted(with_page - by_student.keys())
 
 
 def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
@@ -168,14 +169,14 @@ def release(root: Path, assignment: str, only: Sequence[str]) -> list[str]:
     """
     config = load_config(root)
     folders = list((Folders.at(root).data / "feedback").glob(f"*/{assignment}"))
-    wanted = ("submission_secret.txt", "timestamp.txt")
-    reached = {f.parent.name for f in folders if all((f / name).is_file() for name in wanted)}
-    others = {f.parent.name for f in folders} - reached
+    required = ("submission_secret.txt", "timestamp.txt")
+    reached = {f.parent.name for f in folders if all((f / name).is_file() for name in required)}
+    unreached = {f.parent.name for f in folders} - reached
     left_out = {name for name in reached if only and name not in only}
-    without = sorted(name for name in others if name in only or not only)
+    without = sorted(name for name in unreached if name in only or not only)
     if reached == left_out:
         return without
-    config.CourseDirectory.student_id_exclude = ",".join(others | left_out)
+    config.CourseDirectory.student_id_exclude = ",".join(unreached | left_out)
     outcome = NbGraderAPI(config=config).release_feedback(assignment)
     if not outcome["success"]:
         raise CommandFailed(f"nbgrader could not write into the exchange: {outcome['log'][-500:]}")
@@ -207,25 +208,27 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write feedback for the command line; return 1 if a page is missing."""
     name = arguments.assignment
     only = arguments.student
-    missing = feedback(load_config(root), name, only)
+    problems = feedback(load_config(root), name, only)
     packed = pack(root, name, arguments.source) if arguments.source else None
     unreached = release(root, name, only) if arguments.release else []
     folder = Folders.at(root).data / "feedback"
     pages = [page.parents[1].name for page in folder.glob(f"*/{name}/*.html")]
-    count = sum(whose in only or not only for whose in pages)
+    count = sum(student in only or not only for student in pages)
     print(f"{name}: {counted(count, 'page')} in {folder}")
-    for why in dict.fromkeys(missing.values()):
-        whose = ", ".join(student for student in missing if missing[student] == why)
-        print(f"  no page could be written for {whose}: {why.reason}\n  → {why.advice}")
+    for problem in dict.fromkeys(problems.values()):
+        students = ", ".join(student for student in problems if problems[student] == problem)
+        print(f"  no page could be written for {students}: {problem.reason}\n  → {problem.advice}")
     if unreached:
         print(f"  not in the exchange, where they submitted nothing: {', '.join(unreached)}")
         print(f"  hand their pages out from {folder}")
     if packed:
-        to, system, without, others = packed
+        to, system, without, left_out = packed
         if without:
             print(f"  not in the zip, because they have no page: {', '.join(without)}")
-        if others:
-            print(f"  left out, because {arguments.source} does not have them: {', '.join(others)}")
+        if left_out:
+            print(
+                f"  left out, because {arguments.source} does not have them: {', '.join(left_out)}"
+            )
             print(f"  hand their pages out from {folder}")
         print(f"written: {to}; upload it {UPLOAD[system]}")
-    return int(bool(missing))
+    return int(bool(problems))

@@ -66,12 +66,12 @@ def grade_class(
     folders = Folders.at(root)
     paths: list[Path] = []
     for student in students(folders, assignment, only):
-        found = handed_in(folders, assignment, student)
-        if not found:
+        notebooks = handed_in(folders, assignment, student)
+        if not notebooks:
             lies = sorted(p.name for p in (folders.submitted / student / assignment).iterdir())
             expected = ", ".join(f"{name}.ipynb" for name in folders.notebooks(assignment))
             print(f"{student}: {expected} is missing; submitted: {', '.join(lies) or 'nothing'}")
-        paths += found
+        paths += notebooks
     with _alone(folders, assignment):
         graded, waiting = [], []
         for path in paths:
@@ -102,24 +102,24 @@ def book_class(root: Path, assignment: str, only: Sequence[str], settings: Setti
     config = load_config(root)
     folders = Folders.of(config.CourseDirectory)
     with _alone(folders, assignment):
-        all_ = standings(config, assignment, settings, only)
-        stale = [s.student for s in all_ if s.outdated and not s.failed]
+        states = standings(config, assignment, settings, only)
+        stale = [s.student for s in states if s.outdated and not s.failed]
         if stale:
             print(
                 f"code or checks have changed since these submissions were graded: "
                 f"{', '.join(stale)}. Give the same command again"
             )
-        waiting = [found for found in all_ if found.complete and not found.booked]
+        waiting = [s for s in states if s.complete and not s.booked]
         if not waiting:
-            booked = sum(found.booked for found in all_)
+            booked = sum(s.booked for s in states)
             print(f"nothing to book: {counted(booked, 'submission')} booked already")
         progress, failed = Progress("booking", len(waiting)), []
-        for student, why in book(folders, config, assignment, waiting):
-            progress.step(f"{student}: {why}" if why else "")
-            failed += [student] if why else []
+        for student, reason in book(folders, config, assignment, waiting):
+            progress.step(f"{student}: {reason}" if reason else "")
+            failed += [student] if reason else []
         if changed := renew_penalties(config, assignment):
-            many = counted(changed, "submission")
-            print(f"late penalties changed for {many}, to fit today's deadlines and policy")
+            submissions = counted(changed, "submission")
+            print(f"late penalties changed for {submissions}, to fit today's deadlines and policy")
     return [*stale, *failed]
 
 
@@ -168,9 +168,9 @@ def report(outcomes: Sequence[Outcome]) -> int:
     """Print what was graded and what was not; return the exit status."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     graded = [outcome for outcome in outcomes if not outcome.failed]
-    kept = sum(outcome.unchanged for outcome in graded)
+    unchanged = sum(outcome.unchanged for outcome in graded)
     print(
-        f"graded: {len(graded)} ({kept} of them unchanged since the last grading); "
+        f"graded: {len(graded)} ({unchanged} of them unchanged since the last grading); "
         f"could not be graded: {len(failed)}"
     )
     again = [_name(outcome) for outcome in graded if outcome.attempts > 1]
@@ -179,8 +179,8 @@ def report(outcomes: Sequence[Outcome]) -> int:
     for outcome in graded:
         lost, path = damage(outcome.notes), Path(outcome.path)
         for note in outcome.notes:
-            where = f". Kept as it was: {place_aside(path, path.parent)}" if note in lost else ""
-            print(f"  {_name(outcome)}: {note}{where}")
+            place = f". Kept as it was: {place_aside(path, path.parent)}" if note in lost else ""
+            print(f"  {_name(outcome)}: {note}{place}")
     for outcome in failed:
         print(f"  {_name(outcome)}: {outcome.fault}: {outcome.failed.splitlines()[-1]}")
     if any(outcome.fault == MACHINE for outcome in failed):

@@ -58,15 +58,15 @@ def entry_of(name: str, verdicts: Sequence[Verdict], case: str) -> Entry:
 
     """
     checks = [check for verdict in verdicts for check in verdict.checks if check.task == TASK]
-    results = [each for check in checks for each in check.cases if each["name"] == case]
+    results = [result for check in checks for result in check.cases if result["name"] == case]
     if not results:
         return Entry(name, "not graded yet", {})
     (result,) = results
     cost = result.get("cost", {})
     if cost and result["parts"].get("values", result["passed"]):
         return Entry(name, "", cost)
-    why = "it missed the target, or failed" if result["hidden"] else result["reason"]
-    return Entry(name, why or "this verdict has no time", {})
+    reason = "it missed the target, or failed" if result["hidden"] else result["reason"]
+    return Entry(name, reason or "this verdict has no time", {})
 
 
 def board(entries: Sequence[Entry]) -> Table:
@@ -82,7 +82,7 @@ def board(entries: Sequence[Entry]) -> Table:
             *(1 + times.index(e.cost["seconds"]), e.name),
             *(f"{1e3 * e.cost[key]:.3f}" for key in ("seconds", "computed")),
             *(int(e.cost["sent"]), int(e.cost["rounds"])),
-            ", ".join(words for key, words in HONOURS.items() if e.cost[key] == best[key]),
+            ", ".join(honour for key, honour in HONOURS.items() if e.cost[key] == best[key]),
             bar(e.cost["seconds"] / times[-1]),
         )
         for e in timed
@@ -112,7 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the board; return the exit status."""
     folders = Folders.at(root)
-    there, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
+    names, source = students(folders, ASSIGNMENT), folders.source / ASSIGNMENT
     case = (
         load_module(source / "hidden.py", handed_out(source)).FINAL
         if arguments.final
@@ -120,7 +120,7 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     )
     entries = [
         entry_of(name, list(current(folders, ASSIGNMENT, name).values()), case.name)
-        for name in there
+        for name in names
     ]
     target = folders.data / "leaderboard"
     stem = "final" if arguments.final else "leaderboard"

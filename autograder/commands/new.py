@@ -35,9 +35,9 @@ def new(root: Path, name: str) -> Path:
             f"{name!r} is no usable name: use a name like 12_my_topic, two digits and small letters"
         )
     folder = find_sources(root) / name
-    for each in (folder, handed_out(folder)):
-        if each.exists():
-            raise CommandFailed(f"{each} exists already: choose another name, or remove it first")
+    for target in (folder, handed_out(folder)):
+        if target.exists():
+            raise CommandFailed(f"{target} exists already: choose another name, or remove it first")
     for path in (path for path in TEMPLATE.iterdir() if path.is_file()):
         to = handed_out(folder) if path.name == "checks.py" else folder
         to.mkdir(parents=True, exist_ok=True)

@@ -108,10 +108,10 @@ def _notebook(folders: Folders, old: Verdict) -> NotebookNode:
     submitted = folders.submitted / old.student / old.assignment / f"{old.notebook}.ipynb"
     for path in (graded, submitted):
         if path.is_file():
-            found = nbformat.read(path, as_version=4) if path == graded else rebuilt(folders, path)
-            code = [cell.source for cell in found.cells if cell.cell_type == "code"]
+            nb = nbformat.read(path, as_version=4) if path == graded else rebuilt(folders, path)
+            code = [cell.source for cell in nb.cells if cell.cell_type == "code"]
             if source_digest(code) == old.source_sha256:
-                return found
+                return nb
     raise NothingToGrade(
         f"the code that was examined is gone: it is neither {graded} nor {submitted}. Perhaps the "
         f"student has submitted again: run autograder grade {old.assignment}"
@@ -127,8 +127,8 @@ def _explained(old: Verdict, new: Verdict) -> str:
             hidden = " (hidden)" if case["hidden"] else ""
             mark = "✓" if case["passed"] else "✗"
             lines.append(f"  {mark} {case['name']}{hidden}  {case['seconds']:.2f} s")
-            why = "\n".join(part for part in (case["reason"], case["detail"]) if part)
-            lines += [f"      {line}" for line in why.splitlines()]
+            message = "\n".join(part for part in (case["reason"], case["detail"]) if part)
+            lines += [f"      {line}" for line in message.splitlines()]
     lines += [f"\nlimit reached: {limit}" for limit in new.limits]
     before = {check.name: check.score for check in old.checks}
     moved = [c for c in new.checks if before.get(c.name) != c.score]
@@ -145,14 +145,14 @@ def _explained(old: Verdict, new: Verdict) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     grade.add_options(parser)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--all", action="store_true", help="grade every submission again")
-    which.add_argument(
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--all", action="store_true", help="grade every submission again")
+    choice.add_argument(
         "--changed",
         action="store_true",
         help="grade only submissions whose code or checks changed since grading",
     )
-    which.add_argument("--one", metavar="STUDENT", help="explain the grade of this student")
+    choice.add_argument("--one", metavar="STUDENT", help="explain the grade of this student")
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import is_solution
 
+from autograder.commands import must
 from autograder.commands._pages import kill_matrix, overview
 from autograder.course import find_sources, load_config
 from autograder.errors import CommandFailed
@@ -57,20 +58,20 @@ def release(
 
     """
     sources, target = find_sources(root), root / "assignments"
-    there = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
-    if unknown := sorted(set(names) - set(there)):
+    assignments = sorted({path.parent.name for path in sources.glob("*/*.ipynb")})
+    if unknown := sorted(set(names) - set(assignments)):
         raise CommandFailed(
             f"{sources} has no {unknown[0]}/{unknown[0]}.ipynb. The assignments there are: "
-            f"{', '.join(there) or 'none'}"
+            f"{', '.join(assignments) or 'none'}"
         )
-    differing, done = [], "made anew" if write else "DIFFERS"
+    differing, verb = [], "made anew" if write else "DIFFERS"
     with tempfile.TemporaryDirectory() as scratch:
-        for name in names or there:
-            folder, made = target / name, generate(root, name, Path(scratch))
+        for name in names or assignments:
+            folder, outputs = target / name, generate(root, name, Path(scratch))
             old = [folder / path for path in files(folder) if not path.endswith(".py")]
-            changed = _renew({folder / path: made[path] for path in made}, old, write)
+            changed = _renew({folder / path: outputs[path] for path in outputs}, old, write)
             paths = ", ".join(str(path.relative_to(folder)) for path in changed)
-            say(f"{name}: {', '.join(made)} ({f'{done}: {paths}' if changed else 'unchanged'})")
+            say(f"{name}: {', '.join(outputs)} ({f'{verb}: {paths}' if changed else 'unchanged'})")
             differing += changed
     pages = {
         target / "README.md": overview(sources).encode(),
@@ -78,18 +79,18 @@ def release(
     }
     for page in _renew(pages, pages, write):
         differing.append(page)
-        say(f"{page.relative_to(root)}: {done}")
+        say(f"{page.relative_to(root)}: {verb}")
     return sorted(str(path.relative_to(root)) for path in differing)
 
 
-def _renew(made: dict[Path, bytes], old: Iterable[Path], write: bool) -> list[Path]:
+def _renew(new: dict[Path, bytes], old: Iterable[Path], write: bool) -> list[Path]:
     """Return which files differ from `made`, or are `old` only; if `write`, make them alike."""
-    there = {path: path.read_bytes() for path in old if path.is_file()}
-    changed = sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+    current = {path: path.read_bytes() for path in old if path.is_file()}
+    changed = sorted(path for path in {*new, *current} if new.get(path) != current.get(path))
     for path in changed if write else ():
-        if path in made:
+        if path in new:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(made[path])
+            path.write_bytes(new[path])
         else:
             path.unlink()
     return changed
@@ -110,25 +111,21 @@ def generate(root: Path, name: str, scratch: Path) -> dict[str, bytes]:
     config = load_config(root, data=scratch)
     config.GenerateAssignment.no_database = True  # a release is not yet a class
     config.SaveCells.enabled = False
-    outcome = NbGraderAPI(config=config).generate_assignment(name)
-    if not outcome["success"]:
-        raise CommandFailed(
-            f"nbgrader did not release {name}:\n{outcome.get('log') or ''}".rstrip()
-        )
-    made, folder = files(scratch / "release" / name), find_sources(root) / name
-    if python := [path for path in made if path.endswith(".py")]:
+    must(NbGraderAPI(config=config).generate_assignment(name), f"releasing {name}")
+    outputs, folder = files(scratch / "release" / name), find_sources(root) / name
+    if python := [path for path in outputs if path.endswith(".py")]:
         raise CommandFailed(
             f"{folder / python[0]} would be handed out, but students get no Python file from "
             f"instructor/. Move files for students to assignments/{name}/."
         )
-    for path in (path for path in made if path.endswith(".ipynb")):
+    for path in (path for path in outputs if path.endswith(".ipynb")):
         source = nbformat.read(folder / path, as_version=4)
-        if found := leaks(source, nbformat.reads(made[path].decode(), as_version=4)):
-            listed = "\n  ".join(found)
+        if leaked_lines := leaks(source, nbformat.reads(outputs[path].decode(), as_version=4)):
+            listed = "\n  ".join(leaked_lines)
             raise CommandFailed(
                 f"{name}/{path} would show these lines of the solution:\n  {listed}"
             )
-    return made
+    return outputs
 
 
 def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
@@ -147,8 +144,8 @@ def leaks(source: NotebookNode, released: NotebookNode) -> list[str]:
     shown = set().union(*stubs.values())
     text = "\n".join(shown)
     long = {line for line in secret if len(line) >= LONG_ENOUGH}
-    found = secret & shown | {line for line in long if line in text}
-    return sorted(found | {mark for mark in MARKS if mark in text})
+    leaked = secret & shown | {line for line in long if line in text}
+    return sorted(leaked | {mark for mark in MARKS if mark in text})
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -71,21 +71,22 @@ def class_report(
         extra: a row for each extra credit: student, task, points.
 
     """
-    graded = {student: found for student, found in verdicts.items() if found}
-    scores = [sum(verdict.score for verdict in found) for found in graded.values()]
-    most = max((sum(v.max_score for v in found) for found in graded.values()), default=0.0)
+    graded = {student: counting for student, counting in verdicts.items() if counting}
+    scores = [sum(verdict.score for verdict in counting) for counting in graded.values()]
+    totals = [sum(verdict.max_score for verdict in counting) for counting in graded.values()]
+    possible = max(totals, default=0.0)
     summary = f"{assignment}: {len(graded)} graded"
     if scores:
         summary += (
             f"; points from checks: median {median(scores):g}, "
-            f"mean {mean(scores):.2f}, of {most:g} possible"
+            f"mean {mean(scores):.2f}, of {possible:g} possible"
         )
     if ungraded := sorted(set(verdicts) - set(graded)):
         summary += f"; not graded yet: {', '.join(ungraded)}"
     checks: dict[str, dict[str, CheckVerdict]] = {}
     seconds: dict[str, list[float]] = {}
-    for student, found in graded.items():
-        for verdict in found:
+    for student, counting in graded.items():
+        for verdict in counting:
             for check in verdict.checks:
                 checks.setdefault(check.task, {})[student] = check
                 seconds.setdefault(check.task, []).append(verdict.timings.get(check.task, 0.0))
@@ -101,20 +102,20 @@ def class_report(
             Table(
                 "Tasks",
                 ("task", "points", "got all", "got some", "mean", "check's time (median)"),
-                [_task(task, found, seconds[task]) for task, found in checks.items()],
+                [_task(task, results, seconds[task]) for task, results in checks.items()],
             ),
-            Table("Points", ("points", "students", ""), _histogram(scores, most)),
+            Table("Points", ("points", "students", ""), _histogram(scores, possible)),
             Table(
                 "Why tasks failed: each student's simplest failed case, visible ones first; "
                 "numbers may differ",
                 ("task", "students", "who", "reason"),
-                [row for task, found in checks.items() for row in _reasons(task, found)],
+                [row for task, results in checks.items() for row in _reasons(task, results)],
                 "No task failed.",
             ),
             Table(
                 "What was unusual in notebooks",
                 ("student", "note"),
-                [(s, note) for s, found in graded.items() for v in found for note in v.notes],
+                [(s, note) for s, counting in graded.items() for v in counting for note in v.notes],
                 "Nothing.",
             ),
             *([also] if also.rows else ()),
@@ -123,26 +124,26 @@ def class_report(
 
 
 def _task(task: str, checks: Mapping[str, CheckVerdict], seconds: Sequence[float]) -> Row:
-    found = checks.values()
+    results = checks.values()
     return (
         task,
-        max(check.max_score for check in found),
-        sum(check.score >= check.max_score for check in found),
-        sum(0 < check.score < check.max_score for check in found),
-        round(mean(check.score for check in found), 2),
+        max(check.max_score for check in results),
+        sum(check.score >= check.max_score for check in results),
+        sum(0 < check.score < check.max_score for check in results),
+        round(mean(check.score for check in results), 2),
         f"{median(seconds):.1f} s",
     )
 
 
-def _histogram(scores: Sequence[float], most: float) -> list[Row]:
+def _histogram(scores: Sequence[float], possible: float) -> list[Row]:
     """Count the students in each tenth of the points; full points are counted separately."""
-    width = most / _BINS
+    width = possible / _BINS
     counts = Counter(min(int(score / width), _BINS) if width else 0 for score in scores)
     names = [f"{i * width:.3g} to below {(i + 1) * width:.3g}" for i in range(_BINS)]
     highest = max(counts.values(), default=1)
     return [
         (name, counts[i], bar(counts[i] / highest))
-        for i, name in enumerate([*names, f"all {most:g}"])
+        for i, name in enumerate([*names, f"all {possible:g}"])
     ]
 
 
@@ -151,10 +152,12 @@ def _reasons(task: str, checks: Mapping[str, CheckVerdict]) -> list[Row]:
     alike: dict[str, list[tuple[str, str]]] = {}
     for student, check in checks.items():
         if (first := check.first_failure) is not None and first["reason"]:
-            why = " ".join(str(first["reason"]).split())
-            alike.setdefault(re.sub(r"\d[\d.,e+-]*", "0", why), []).append((student, why))
+            reason = " ".join(str(first["reason"]).split())
+            alike.setdefault(re.sub(r"\d[\d.,e+-]*", "0", reason), []).append((student, reason))
     frequent = sorted(alike.values(), key=len, reverse=True)[:MOST]
-    return [(task, len(each), tuple(sorted(s for s, _ in each)), each[0][1]) for each in frequent]
+    return [
+        (task, len(group), tuple(sorted(s for s, _ in group)), group[0][1]) for group in frequent
+    ]
 
 
 def run(root: Path, arguments: argparse.Namespace) -> int:
@@ -162,9 +165,9 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     folders, name = Folders.at(root), arguments.assignment
     roster = kept_roster(folders.data)
     everyone = students(folders, name)
-    there = [s for s in everyone if not roster or s in roster.students]
-    left = sorted(set(everyone) - set(there))
-    verdicts = {student: list(current(folders, name, student).values()) for student in there}
+    in_class = [s for s in everyone if not roster or s in roster.students]
+    left = sorted(set(everyone) - set(in_class))
+    verdicts = {student: list(current(folders, name, student).values()) for student in in_class}
     if not any(verdicts.values()):
         raise CommandFailed(f"no submission is graded yet: run autograder grade {name}")
     report = class_report(name, verdicts, extra_credit(load_config(root), name))

@@ -51,14 +51,14 @@ def sources(root: Path, assignment: str) -> tuple[Path, int, dict[str, str]]:
     shutil.rmtree(folder, ignore_errors=True)  # files of students who are no longer there
     given_to_all = [cell for notebook in released.values() for cell in _code(notebook)]
     write_whole(folder.with_suffix(".py"), "\n\n".join(given_to_all) + "\n")
-    for each in submitted:
-        student = each.parent.name
+    for path in submitted:
+        student = path.parent.name
         try:
-            own = [c for n, nb in released.items() for c in _own(nb, each / f"{n}.ipynb")]
+            code = [c for n, nb in released.items() for c in _own(nb, path / f"{n}.ipynb")]
         except Exception as error:  # reading a file that is no notebook may raise anything
             unread[student] = f"{type(error).__name__}: {error}"[:200]
             continue
-        write_whole(folder / f"{student}.py", "\n\n".join(own) + "\n")
+        write_whole(folder / f"{student}.py", "\n\n".join(code) + "\n")
     return folder, len(submitted) - len(unread), unread
 
 
@@ -67,8 +67,8 @@ def _own(released: NotebookNode, path: Path) -> list[str]:
     if path.is_symlink() or path.stat().st_size > MAX_NOTEBOOK:
         raise ValueError(f"the file is a link, or larger than {MAX_NOTEBOOK // 2**20} MiB")
     submitted = nbformat.reads(text_of(path.read_bytes()), as_version=4)
-    given = set(_code(released))
-    return [source for source in _code(rebuild(released, submitted)) if source not in given]
+    given_code = set(_code(released))
+    return [source for source in _code(rebuild(released, submitted)) if source not in given_code]
 
 
 def _code(notebook: NotebookNode) -> list[str]:
@@ -84,6 +84,6 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     """Write the files for the command line; return the exit status."""
     folder, count, unread = sources(root, arguments.assignment)
     print(f"{counted(count, 'file')} in {folder}")
-    for student, why in unread.items():
-        print(f"  {student} has no file, because the notebook cannot be read: {why}")
+    for student, reason in unread.items():
+        print(f"  {student} has no file, because the notebook cannot be read: {reason}")
     return 0

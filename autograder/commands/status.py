@@ -19,15 +19,15 @@ DESCRIPTION = (
 HEADS = ("submitted", "graded", "outdated", "failed", "booked", "by hand")
 
 
-def row(found: list[Standing]) -> tuple[int, ...]:
+def row(states: list[Standing]) -> tuple[int, ...]:
     """Return the numbers for the columns of HEADS."""
     return (
-        len(found),
-        sum(each.complete for each in found),
-        sum(each.outdated for each in found),
-        sum(bool(each.failed) for each in found),
-        sum(each.points for each in found),
-        sum(each.by_hand for each in found),
+        len(states),
+        sum(standing.complete for standing in states),
+        sum(standing.outdated for standing in states),
+        sum(bool(standing.failed) for standing in states),
+        sum(standing.points for standing in states),
+        sum(standing.by_hand for standing in states),
     )
 
 
@@ -48,25 +48,25 @@ def run(root: Path, arguments: argparse.Namespace) -> int:
     rows: list[tuple[object, ...]] = []
     notes: list[str] = []
     for name in names:
-        there = sorted(p.parent.name for p in folders.submitted.glob(f"*/{name}") if p.is_dir())
-        if not folders.notebooks(name) and there:
-            rows.append((name, len(there), *[0] * (len(HEADS) - 1)))
+        students = folders.submitters(name)
+        if not folders.notebooks(name) and students:
+            rows.append((name, len(students), *[0] * (len(HEADS) - 1)))
             notes.append(f"{name}: not released: run nbgrader generate_assignment {name}")
             continue
         try:
-            found = standings(config, name, settings)
+            states = standings(config, name, settings)
         except NothingToGrade:
             if arguments.assignment:
                 raise
-            found = []
-        rows.append((name, *row(found)))
+            states = []
+        rows.append((name, *row(states)))
         notes += [
             f"{name}: {s.student}: not in the class list"
-            for s in found
+            for s in states
             if roster and s.student not in roster.students
         ]
-        notes += [f"{name}: {s.student}: submitted no notebook" for s in found if not s.notebooks]
-        notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in found if s.failed]
+        notes += [f"{name}: {s.student}: submitted no notebook" for s in states if not s.notebooks]
+        notes += [f"{name}: {s.student}: {s.failed.splitlines()[-1]}" for s in states if s.failed]
     print(format_rows(("assignment", *HEADS), rows))
     if notes:
         print("\n" + "\n".join(notes))

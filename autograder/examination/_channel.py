@@ -150,8 +150,8 @@ class Channel:
         looked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, self.events)
-            while not (arrived() or self.ended or self._error) and (rest := left()) > 0:
-                if selector.select(wait_at_most(rest)):
+            while not (arrived() or self.ended or self._error) and (seconds_left := left()) > 0:
+                if selector.select(wait_at_most(seconds_left)):
                     self.serve()
                 if time.monotonic() - looked > LOOK_EVERY:
                     looked = time.monotonic()

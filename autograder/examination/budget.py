@@ -111,18 +111,18 @@ class Budget:
     def _since(self) -> float:
         return 0.0 if self._looked is None else self._wall() - self._looked
 
-    def told_when_over(self, whose: str = "the submission") -> str | None:
+    def told_when_over(self, subject: str = "the submission") -> str | None:
         """Return the verdict's message if this time is used up, else None."""
         if self.left > 0:
             return None
-        words = f"{whose} used up its time limit of {self.settings.submission_seconds:g} s"
+        message = f"{subject} used up its time limit of {self.settings.submission_seconds:g} s"
         if self.waited < 1:
-            return words
+            return message
         took = self.used + self.waited
-        words += f"; by the clock it took {took:.0f} s, because it had to wait for a core"
+        message += f"; by the clock it took {took:.0f} s, because it had to wait for a core"
         if self.waited < self.used:
-            return words
-        return f"{words}. This machine was busy: grade this submission again, with fewer --jobs"
+            return message
+        return f"{message}. This machine was busy: grade this submission again, with fewer --jobs"
 
     def until(self, moment: float) -> float:
         """Return the seconds that must still count before `used` reaches `moment`; 0 after that."""
@@ -155,17 +155,17 @@ class Budget:
 
         """
         assert self._looked is not None
-        now, seen, busy = self._wall(), self._cores(), self._busy()
+        now, core_times, busy = self._wall(), self._cores(), self._busy()
         ran = waited = 0.0
-        for pid, cores in seen.items():
+        for pid, cores in core_times.items():
             before = self._seen.get(pid, Cores(0.0, 0.0))
             ran += max(0.0, cores.ran - before.ran)
             waited += max(0.0, cores.waited - before.waited)
         passed = now - self._looked
         did = busy - self._was_busy + waited
         unseen = passed > UNSEEN and did < passed / 2
-        self._looked, self._seen, self._was_busy = now, seen, busy
-        if unseen or any(cores.stopped for cores in seen.values()):
+        self._looked, self._seen, self._was_busy = now, core_times, busy
+        if unseen or any(cores.stopped for cores in core_times.values()):
             self.still += passed
             if self.still > STANDSTILL:
                 raise MachineFailure(

@@ -90,21 +90,21 @@ class CaseRanks:
     ) -> None:
         k = case.world_size
         self._sandbox = sandbox
-        whole = encode(("work", {"program": program, "function": function}))
-        without = encode(("work", {"program": program, "function": b""}))
-        self._work = [whole if rank in (only_on or [rank]) else without for rank in range(k)]
+        full = encode(("work", {"program": program, "function": function}))
+        bare = encode(("work", {"program": program, "function": b""}))
+        self._work = [full if rank in (only_on or [rank]) else bare for rank in range(k)]
         self._channels: list[Channel] = []
         self._cells: list[Cell] = []
         self._fabric: ExaminersFabric | None = None
-        words = "case" if on is None else f"case on {on.upper()} ranks"
+        case_name = "case" if on is None else f"case on {on.upper()} ranks"
         if on is None:
             self._fabric = ExaminersFabric(k, case.network, self._send, computes, answers)
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as child_ends:
             undo.callback(self.__exit__)
             ends = []
             for _ in range(k):
                 ours, their_end = socket.socketpair()
-                ends.append(theirs.enter_context(their_end).fileno())
+                ends.append(child_ends.enter_context(their_end).fileno())
                 self._channels.append(Channel(ours, Bounds().shared_by(k).message))
             if on is None:
                 for rank, end in enumerate(ends):
@@ -114,7 +114,7 @@ class CaseRanks:
             else:
                 self._cells.append(self._node(k, ends, on))
             undo.pop_all()
-        self._exchange = Exchange(self._channels, self._fabric, words)
+        self._exchange = Exchange(self._channels, self._fabric, case_name)
 
     def _node(self, world_size: int, ends: Sequence[int], on: On) -> Cell:
         chosen = placement(world_size, on)
@@ -158,9 +158,9 @@ class CaseRanks:
             MachineFailure: a rank did not start.
 
         """
-        for channel, work, own in zip(self._channels, self._work, inputs, strict=True):
+        for channel, work, rank_input in zip(self._channels, self._work, inputs, strict=True):
             channel.queue_encoded(work)
-            channel.queue("input", own)
+            channel.queue("input", rank_input)
             channel.write()
         for number, channel in enumerate(self._channels):
             if not channel.wait_until_ready():
@@ -192,19 +192,21 @@ class CaseRanks:
         """
         self._sandbox.make_sure()
         status = error.status if isinstance(error, Ended) else None
-        why = {} if status is not None else {n: self._why(n) for n in self._exchange.hung_up}
+        # Also for another error: a rank that was ended from outside may have caused it.
+        reasons = {} if status is not None else {n: self._why(n) for n in self._exchange.hung_up}
         if not isinstance(error, Ended):
             return error
         if over := self._sandbox.over_memory():
             return OverMemory(f"{over[0].upper()}{over[1:]}.", error.states)
         if status == -signal.SIGKILL:
             raise self._sandbox.broken("A rank was killed from outside, by signal SIGKILL")
-        reason = why[error.rank] if status is None else exit_reason(status)
+        reason = reasons[error.rank] if status is None else exit_reason(status)
         detail = "The other ranks were stopped." if len(self._channels) > 1 else ""
-        words = f"Rank {error.rank}'s process ended: {reason}."
-        return RankError(words, error.states, detail, rank=error.rank)
+        summary = f"Rank {error.rank}'s process ended: {reason}."
+        return RankError(summary, error.states, detail, rank=error.rank)
 
     def _why(self, rank: int) -> str:
+        # Real ranks share one cell.
         return self._sandbox.why_ended(self._cells[min(rank, len(self._cells) - 1)])
 
 
@@ -227,7 +229,7 @@ class Exchange:
     Args:
         channels: one per rank, in rank order.
         fabric: carries the ranks' communication; ``None`` for real ranks.
-        words: what a case is called in a report of its time limit.
+        case_name: what a case is called in a report of its time limit.
 
     Attributes:
         answers: rank → what its program returned.
@@ -236,36 +238,38 @@ class Exchange:
     """
 
     def __init__(
-        self, channels: Sequence[Channel], fabric: ExaminersFabric | None, words: str = "case"
+        self, channels: Sequence[Channel], fabric: ExaminersFabric | None, case_name: str = "case"
     ) -> None:
         self.answers: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
         self._channels = channels
         self._fabric = fabric
-        self._words = words
+        self._case_name = case_name
         self._touched: dict[int, list[str]] = {}
 
     @property
     def touched(self) -> list[str]:
         """Sentences on the buffers that the ranks, by their own reports, used too early."""
-        touched = [(rank, words) for rank, lines in self._touched.items() for words in lines]
+        touched = [(rank, line) for rank, lines in self._touched.items() for line in lines]
         return explain_misuse(touched).splitlines()
 
     @property
     def hung_up(self) -> list[int]:
         """The ranks that have closed their connection, and have neither answered nor failed."""
-        return [n for n, each in enumerate(self._channels) if each.ended and not self._is_over(n)]
+        return [
+            n for n, channel in enumerate(self._channels) if channel.ended and not self._is_over(n)
+        ]
 
     def states(self) -> list[RankState]:
         """Return what every rank does."""
         if self._fabric is not None:
             return self._fabric.states()
-        done = {
+        endings = {
             **dict.fromkeys(self.answers, "finished"),
             **dict.fromkeys(self.failures, "raised"),
         }
         ranks = range(len(self._channels))
-        return [RankState(rank, done.get(rank, "has not answered")) for rank in ranks]
+        return [RankState(rank, endings.get(rank, "has not answered")) for rank in ranks]
 
     def run(self, deadline: Deadline, look: Callable[[], object] = lambda: None) -> list[Any]:
         """Let the started ranks go, and return their answers in rank order.
@@ -332,7 +336,7 @@ class Exchange:
         if outcome is not None:
             raise outcome
         if not over:
-            late = timed_out(self._words, seconds, self.states())
+            late = timed_out(self._case_name, seconds, self.states())
             detail = _LOOP if late.detail and self._fabric is not None else late.detail
             raise RankTimeout(late.summary, late.states, detail)
         return [self.answers[rank] for rank in range(len(self._channels))]
@@ -377,8 +381,8 @@ class Exchange:
                 self._end(rank, "it raised an exception")
                 self.failures[rank] = _failure(failure)
             case ("touched", [*lines]):
-                texts = [each for each in lines[:_MAX_TOUCHED] if isinstance(each, str)]
-                self._touched[rank] = [" ".join(each[:_MAX_WORDS].split()) for each in texts]
+                texts = [text for text in lines[:_MAX_TOUCHED] if isinstance(text, str)]
+                self._touched[rank] = [" ".join(text[:_MAX_WORDS].split()) for text in texts]
             case ("ended", int(status)) if self._fabric is None:
                 raise self._death(rank, status)
             case _ if self._fabric is not None:
@@ -398,8 +402,8 @@ class Exchange:
 
 def _failure(report: dict[Any, Any]) -> Failure:
     """Return a rank's report of its exception, as texts and never as an object."""
-    kind, message, where, trace = (
+    kind, message, place, trace = (
         value[:MAX_TEXT] if isinstance(value := report.get(key), str) else ""
         for key in ("kind", "message", "where", "trace")
     )
-    return Failure(kind, message, where, trace, report.get("mismatch") is True, pickled=None)
+    return Failure(kind, message, place, trace, report.get("mismatch") is True, pickled=None)

@@ -41,7 +41,7 @@ def asked(
     about: Check,
     passed: bool,
     submission: Submission,
-    taken: Taken | None,
+    function: Taken | None,
     student: str,
 ) -> Check:
     """Return the check with this student's questions as its cases.
@@ -51,7 +51,7 @@ def asked(
         about: the check of the task that is asked about.
         passed: whether the submission has all points of that task.
         submission: runs the task's solution for the questions.
-        taken: that solution.
+        function: that solution, as the notebook handed it over.
         student: the student's id.
 
     Raises:
@@ -63,7 +63,7 @@ def asked(
         return _none(
             defence, f"questions are asked only about a {defence.of} that passes its check"
         )
-    runner = submission.runner(None, taken)
+    runner = submission.runner(None, function)
 
     def run(check: Check, case: Case, inputs: Sequence[Any]) -> Observed:
         observed = runner(check, case, inputs)
@@ -73,8 +73,8 @@ def asked(
     try:
         sets = [defence.questions(about, run, student, number)[1:] for number in SETS]
         return with_questions(defence, sets)
-    except Wrong as wrong:
-        return _none(defence, wrong.message)
+    except Wrong as refusal:
+        return _none(defence, refusal.message)
     except RanksError as error:
         return _none(
             defence, f"your {defence.of} fails in the case of your questions: {error.summary}"
@@ -93,8 +93,8 @@ def with_questions(defence: Defence, sets: Sequence[tuple[Trace, Sequence[Questi
         asked_by_set = [
             (questions[i], *answer_to(questions[i], trace)) for trace, questions in sets
         ]
-        for part, most in zip(parts_of(i), (SETS[-1], SETS[0]), strict=True):
-            parameters = {"number": i, "asked": asked_by_set, "most": most}
+        for part, last_set in zip(parts_of(i), (SETS[-1], SETS[0]), strict=True):
+            parameters = {"number": i, "asked": asked_by_set, "most": last_set}
             cases.append(Case(part, 1, parameters, decides=(part,)))
     return answers_to(defence.of, _judge, cases)
 
@@ -105,27 +105,27 @@ def answer_to(question: Question, trace: Trace) -> tuple[list[float], str]:
     match question.asks:
         case "after":
             ends = [calls[int(i)].end for i in about]
-            meant = [next(call for call in calls if call.start >= end) for end in ends]
+            chosen_calls = [next(call for call in calls if call.start >= end) for end in ends]
         case "before":
-            meant = [[call for call in calls if call.start < time][-1] for time in about]
+            chosen_calls = [[call for call in calls if call.start < time][-1] for time in about]
         case _:
-            meant = [calls[int(i)] for i in about]
+            chosen_calls = [calls[int(i)] for i in about]
     right: list[float]
     match question.asks:
         case "bytes":
-            right = [call.bytes for call in meant]
+            right = [call.bytes for call in chosen_calls]
         case "end":
-            right = [1e6 * call.end for call in meant]
+            right = [1e6 * call.end for call in chosen_calls]
         case _:
-            right = [line for call in meant for line in lines_in(call, question.functions)]
-    return right, f"The calls are: {'; '.join(map(named, meant))}."
+            right = [line for call in chosen_calls for line in lines_in(call, question.functions)]
+    return right, f"The calls are: {'; '.join(map(named, chosen_calls))}."
 
 
 def is_right(question: Question, right: Sequence[float], answer: Sequence[float]) -> bool:
     """Return whether these numbers answer the question."""
     near = NEARLY if question.asks == "end" else 1e-9
     return len(answer) == len(right) and all(
-        agrees(float(number), wanted, near) for number, wanted in zip(answer, right, strict=True)
+        agrees(float(number), target, near) for number, target in zip(answer, right, strict=True)
     )
 
 
@@ -169,9 +169,9 @@ def _believed(trace: Trace, sources: Sequence[str]) -> Trace:
     return Trace(events, trace.world_size, network=trace.network)
 
 
-def _none(defence: Defence, why: str) -> Check:
+def _none(defence: Defence, reason: str) -> Check:
     def refuse(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        raise Wrong(why)
+        raise Wrong(reason)
 
     cases = (Case("your questions", 1),)
     return replace(defence, cases=cases, judge=refuse, only_form=False)

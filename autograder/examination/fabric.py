@@ -80,12 +80,12 @@ class Bounds:
         shares = {name: max(1, getattr(self, name) // world_size) for name in names}
         return Bounds(**shares, text=self.text)
 
-    def expect(self, what: str, number: int) -> None:
+    def expect(self, limit_name: str, number: int) -> None:
         """Raise `ProtocolError` if `number` is above the limit named `what`."""
-        most: int = getattr(self, what)
-        if number > most:
+        limit: int = getattr(self, limit_name)
+        if number > limit:
             raise ProtocolError(
-                f"{_TOO_MANY[what].format(number)}; the limit for a rank is {most:,}"
+                f"{_TOO_MANY[limit_name].format(number)}; the limit for a rank is {limit:,}"
             )
 
 
@@ -145,7 +145,7 @@ class ExaminersFabric:
         self.bounds = (bounds or Bounds()).shared_by(world_size)
         self.failures: dict[int, str] = {}
         self._send = send
-        self._computes = [Counter(each) for each in computes or [{}] * world_size]
+        self._computes = [Counter(rank_computes) for rank_computes in computes or [{}] * world_size]
         self._answers = answers
         self._asking = [_Asking() for _ in range(world_size)]
 
@@ -199,12 +199,12 @@ class ExaminersFabric:
         asking.open[number] = operation, _OVERHEAD + sum(tensors.values())
         self.fabric.post(operation)
 
-    def _new_group(self, rank: int, asking: _Asking, made: str, described: dict[Any, Any]) -> None:
+    def _new_group(self, rank: int, asking: _Asking, name: str, described: dict[Any, Any]) -> None:
         self._count(asking)
         operation = self._operation(rank, {**described, "kind": NEW_GROUP})
         if rank not in operation.members or operation.inputs or operation.outputs:
             raise ProtocolError("it described a process group that cannot exist")
-        operation.made = self._text(made)
+        operation.made = self._text(name)
         self.fabric.post(operation)
 
     def _operation(self, rank: int, described: dict[Any, Any]) -> Operation:
@@ -234,13 +234,13 @@ class ExaminersFabric:
         world = range(self.fabric.world_size)
         if not _are_sizes(members) or not {*members} <= {*world} or len({*members}) < len(members):
             raise ProtocolError("a group contains ranks that do not exist, or a rank twice")
-        if not all(isinstance(each, torch.Tensor) for each in inputs):
+        if not all(isinstance(tensor, torch.Tensor) for tensor in inputs):
             raise ProtocolError("an operation has inputs that are no tensors")
-        outputs = inputs = [each.reshape(-1) for each in inputs]
+        outputs = inputs = [tensor.reshape(-1) for tensor in inputs]
         if sizes is not None:
-            item, most = dtypes()[dtype].itemsize, self.bounds.message
-            if not _are_sizes(sizes) or sum(sizes) * item > most:
-                raise ProtocolError(f"the result of an operation has more than {most:,} bytes")
+            item, limit = dtypes()[dtype].itemsize, self.bounds.message
+            if not _are_sizes(sizes) or sum(sizes) * item > limit:
+                raise ProtocolError(f"the result of an operation has more than {limit:,} bytes")
             outputs = [torch.zeros(size, dtype=dtypes()[dtype]) for size in sizes]
         name = self._text(group)
         return Operation(
@@ -271,7 +271,7 @@ class ExaminersFabric:
     def _compute(self, rank: int, seconds: float) -> None:
         # A free choice of seconds could pass a message to everyone who sees this rank's clock.
         left = self._computes[rank]
-        length = next((each for each in left if math.isclose(each, seconds, rel_tol=1e-8)), None)
+        length = next((span for span in left if math.isclose(span, seconds, rel_tol=1e-8)), None)
         if length is not None and left[length]:
             left[length] -= 1
             self.fabric.advance(rank, length)
@@ -296,7 +296,7 @@ class ExaminersFabric:
         if kind == "test" and not self.fabric.is_done(operation):
             return self._send(rank, "later", number)
         del asking.open[number]
-        outputs = [each.detach() for each in operation.outputs]
+        outputs = [tensor.detach() for tensor in operation.outputs]
         self._send(rank, "done", {"number": number, "peer": operation.peer, "outputs": outputs})
 
     # What happens -------------------------------------------------------------------------------
@@ -364,4 +364,4 @@ def _is_line(value: Any) -> bool:
 
 
 def _are_sizes(values: list[Any]) -> bool:
-    return all(type(each) is int and 0 <= each <= 1 << 48 for each in values)
+    return all(type(value) is int and 0 <= value <= 1 << 48 for value in values)

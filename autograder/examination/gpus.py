@@ -47,16 +47,15 @@ def gpu_access() -> GpuAccess:
         raise SandboxUnavailable(
             "GPU ranks were asked for, but PyTorch sees no GPU here. Use --on cpu, or leave --on "
             "out: the grader's own network needs no GPU.",
-            advice="",
         )
     devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
     devices += sorted(Path("/dev/nvidia-caps").glob("*"))
     environment = gpu_environment(os.environ)
-    folders = [Path(each) for each in environment.get("LD_LIBRARY_PATH", "").split(":") if each]
+    folders = [Path(name) for name in environment.get("LD_LIBRARY_PATH", "").split(":") if name]
     libraries = [
         folder
         for folder in dict.fromkeys(folders)
-        if folder.is_dir() and not any(folder.is_relative_to(each) for each in _SYSTEM)
+        if folder.is_dir() and not any(folder.is_relative_to(system) for system in _SYSTEM)
     ]
     mounts = [Mount(path, path, device=True) for path in devices]
     mounts += [Mount(path, path) for path in libraries]

@@ -190,10 +190,10 @@ class Submission:
             self._end_notebook()
             raise _NotebookEnded("wrote into the grader's connection") from None
         except EOFError:
-            why = self._sandbox.why_ended(cell)
+            reason = self._sandbox.why_ended(cell)
             ended = _TookTooMuch if self._sandbox.over_memory() else _NotebookEnded
             self._end_notebook()
-            raise ended(f"ended the Python process: {why}") from None
+            raise ended(f"ended the Python process: {reason}") from None
         except BaseException:
             self._end_notebook()
             raise
@@ -203,11 +203,11 @@ class Submission:
             raise _TookTooMuch(f"was stopped, because {over}")
 
     def _start_notebook(self, budget: Budget) -> tuple[Channel, Cell]:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        ours, child_end = socket.socketpair()
+        with child_end:
             try:
                 run = "autograder.inside.examinee:serve_notebook"
-                cell = self._sandbox.cell(run, {}, [theirs.fileno()], locks=True, own_ranks=True)
+                cell = self._sandbox.cell(run, {}, [child_end.fileno()], locks=True, own_ranks=True)
             except BaseException:
                 ours.close()
                 raise
@@ -262,7 +262,7 @@ class Submission:
             if isinstance(taken, SubmissionError):
                 raise taken
             function = taken
-            self._end_notebook()
+            self._end_notebook()  # ranks have secret inputs, and must have nobody to tell
             deadline = self.budget.of(check.case_seconds(self.budget.settings.case_seconds))
             self._sandbox.watch_memory()
             computes = check.computes(case, inputs) if check.computes else ()
@@ -275,7 +275,7 @@ class Submission:
                 only_on=check.only_on,
             ) as ranks:
                 try:
-                    shown = [check.for_the_rank(own) for own in inputs]
+                    shown = [check.for_the_rank(rank_input) for rank_input in inputs]
                     outputs = self._outputs(ranks, shown, deadline)
                 except RanksError as error:
                     error.trace = ranks.trace
@@ -342,8 +342,8 @@ class Submission:
             case ("refused", str(why)):
                 return SubmissionError(f"{_text(why)}{self._cell_that_should_define(function)}")
         self._end_notebook()
-        why = f"reading the function {_UNREADABLE}"
-        return SubmissionError(f"{function} could not be read from the notebook: {why}.")
+        reason = f"reading the function {_UNREADABLE}"
+        return SubmissionError(f"{function} could not be read from the notebook: {reason}.")
 
     def _cell_that_should_define(self, function: str) -> str:
         """Return a sentence on the last failed cell whose source names the function."""

@@ -65,22 +65,22 @@ def read_grades(
     if not gradebook.exists(config):
         raise CommandFailed("there is no gradebook yet: run autograder grade first")
     with gradebook.opened(config) as book:
-        known = [assignment.name for assignment in book.assignments]
-        if unknown := [name for name in assignments if name not in known]:
+        names = [assignment.name for assignment in book.assignments]
+        if unknown := [name for name in assignments if name not in names]:
             raise CommandFailed(
                 f"the gradebook has no assignment {unknown[0]!r}; it has: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(names) or 'none'}"
             )
         students = dict(roster.students)
-        for each in book.students:
-            students.setdefault(each.id, _student(each))
-        found = [
+        for entry in book.students:
+            students.setdefault(entry.id, _student(entry))
+        grades = [
             grade
-            for name in assignments or known
+            for name in assignments or names
             for grade in _of_assignment(book, data, name, list(students.values()))
         ]
     left = students.keys() - roster.students.keys() if roster else set()
-    return [replace(g, status=LEFT) if g.student.student_id in left else g for g in found]
+    return [replace(g, status=LEFT) if g.student.student_id in left else g for g in grades]
 
 
 def extra_credit(config: Config, assignment: str) -> list[tuple[str, str, float]]:
@@ -97,15 +97,15 @@ def extra_credit(config: Config, assignment: str) -> list[tuple[str, str, float]
         ]
 
 
-def _student(each: Any) -> Student:
-    first, last = each.first_name or "", each.last_name or ""
+def _student(entry: Any) -> Student:
+    first, last = entry.first_name or "", entry.last_name or ""
     return Student(
-        each.id,
-        each.lms_user_id or "",
+        entry.id,
+        entry.lms_user_id or "",
         f"{first} {last}".strip(),
         first,
         last,
-        each.email or "",
+        entry.email or "",
     )
 
 
@@ -120,26 +120,26 @@ def _of_assignment(
     for student in students:
         handed_in = (data / "submitted" / student.student_id / name).is_dir()
         try:
-            found = book.find_submission(name, student.student_id)
+            submission = book.find_submission(name, student.student_id)
         except MissingEntry:
             yield Grade(student, name, NOT_GRADED if handed_in else MISSING, max_score)
             continue
-        if any(map(_left_without_points, found.notebooks)):
+        if any(map(_left_without_points, submission.notebooks)):
             yield Grade(student, name, NOT_GRADED, max_score)
             continue
-        when = found.timestamp.replace(tzinfo=UTC) if found.timestamp else None
-        raw, penalty = float(found.score), float(found.late_submission_penalty or 0)
+        time = submission.timestamp.replace(tzinfo=UTC) if submission.timestamp else None
+        raw, penalty = float(submission.score), float(submission.late_submission_penalty or 0)
         yield Grade(
             student,
             name,
-            BY_HAND if found.needs_manual_grade else GRADED,
+            BY_HAND if submission.needs_manual_grade else GRADED,
             max_score,
             raw,
             penalty,
             max(0.0, raw - penalty),
-            when,
-            days_late(when, due_of.get(student.student_id, due), zone),
-            {g.cell.name: float(g.score) for n in found.notebooks for g in n.grades},
+            time,
+            days_late(time, due_of.get(student.student_id, due), zone),
+            {g.cell.name: float(g.score) for n in submission.notebooks for g in n.grades},
         )
 
 

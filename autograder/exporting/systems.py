@@ -39,12 +39,12 @@ def plain(
     rows = []
     names = list(dict.fromkeys(name for grade in grades for name in grade.tasks)) if tasks else []
     for grade in grades:
-        who = grade.student
+        student = grade.student
         rows.append(
             (
-                *(grade.assignment, who.student_id, who.last_name, who.first_name, who.name),
-                *(who.email, grade.status, shown(grade.submitted, zone), grade.days_late or ""),
-                *(_number(grade.raw_score), grade.late_penalty or ""),
+                *(grade.assignment, student.student_id, student.last_name, student.first_name),
+                *(student.name, student.email, grade.status, shown(grade.submitted, zone)),
+                *(grade.days_late or "", _number(grade.raw_score), grade.late_penalty or ""),
                 *(_points(grade, zero), grade.max_score),
                 *(_number(grade.tasks.get(name)) for name in names),
             )
@@ -105,7 +105,7 @@ def _canvas(
     mark: str,
 ) -> str:
     """Return Canvas's import file: its own students, and a column for each assignment."""
-    found = _by_student(grades)
+    grades_by_student = _by_student(grades)
     maximum = {grade.assignment: grade.max_score for grade in grades}
     titles = [_column(header, name, title) for name in maximum]
     head = header[: header.index("Section") + 1]
@@ -113,41 +113,41 @@ def _canvas(
     for owner, line in lines:
         if "points possible" in line[0].lower() or not line[1]:
             continue
-        theirs = found.get(owner, {})
-        points = (_points(theirs[name], zero) if name in theirs else "" for name in maximum)
+        graded = grades_by_student.get(owner, {})
+        points = (_points(graded[name], zero) if name in graded else "" for name in maximum)
         rows.append([*line[: len(head)], *points])
     return csv_text([*head, *titles], rows, mark)
 
 
 def _column(header: Sequence[str], name: str, title: str) -> str:
     """Return the column of an assignment. Canvas adds a number to its title."""
-    wanted = title or name
-    numbered = re.compile(rf"{re.escape(wanted)} \(\d+\)")
-    columns = [column for column in header if column == wanted or numbered.fullmatch(column)]
+    heading = title or name
+    numbered = re.compile(rf"{re.escape(heading)} \(\d+\)")
+    columns = [column for column in header if column == heading or numbered.fullmatch(column)]
     if title and columns.count(title) == 1:
         return title
     if len(columns) > 1:
         raise CommandFailed(
-            f"the file has {len(columns)} columns that may be {wanted!r}: {', '.join(columns)}. "
+            f"the file has {len(columns)} columns that may be {heading!r}: {', '.join(columns)}. "
             "Give one of these titles with --title; if they are the same, rename one"
         )
-    return columns[0] if columns else wanted
+    return columns[0] if columns else heading
 
 
 def _worksheet(
     header: list[str], lines: Sequence[Line], grades: Sequence[Grade], zero: bool, mark: str
 ) -> str:
     """Return Moodle's grading worksheet of one assignment, with grades scaled to its maximum."""
-    (name, *others) = {grade.assignment for grade in grades}
-    if others:
+    (name, *other_assignments) = {grade.assignment for grade in grades}
+    if other_assignments:
         raise CommandFailed("a grading worksheet has one assignment: also give its name")
     if twice := [title for title in header if header.count(title) > 1]:
         raise CommandFailed(f"the worksheet has two columns {twice[0]!r}: delete one of them")
-    found = _by_student(grades)
+    grades_by_student = _by_student(grades)
     rows = []
     for owner, line in lines:
         row: dict[str, object] = dict(zip(header, line, strict=False))
-        grade = found.get(owner, {}).get(name)
+        grade = grades_by_student.get(owner, {}).get(name)
         points = _points(grade, zero) if grade else ""
         if grade and points != "":
             top = _maximum(str(row.get("Maximum Grade", "")), grade.max_score)
@@ -171,10 +171,10 @@ def _maximum(text: str, otherwise: float) -> float:
 
 
 def _by_student(grades: Sequence[Grade]) -> Mapping[str, Mapping[str, Grade]]:
-    found: dict[str, dict[str, Grade]] = {}
+    grades_by_student: dict[str, dict[str, Grade]] = {}
     for grade in grades:
-        found.setdefault(grade.student.student_id, {})[grade.assignment] = grade
-    return found
+        grades_by_student.setdefault(grade.student.student_id, {})[grade.assignment] = grade
+    return grades_by_student
 
 
 def _owner(header: Sequence[str], line: Sequence[str], students: Iterable[Student]) -> str:
@@ -193,7 +193,7 @@ def _owner(header: Sequence[str], line: Sequence[str], students: Iterable[Studen
     }
     if len(fits) > 1:
         raise CommandFailed(
-            f"a line of the file fits {' and '.join(f'{s} ({why})' for s, why in fits.items())}: "
+            f"a line of the file fits {' and '.join(f'{s} ({cell})' for s, cell in fits.items())}: "
             "correct the class list or the file"
         )
     return next(iter(fits), "")

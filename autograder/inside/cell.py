@@ -167,8 +167,8 @@ def _make_sure() -> None:
     status = dict(
         line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
     )
-    wanted = {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
-    for name, value in wanted.items():
+    required = {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
+    for name, value in required.items():
         if int(status[name].strip(), 16) != value:
             raise RuntimeError(f"{name} of the process is {status[name]}, but must be {value:x}")
     if 0 in (*os.getresuid(), *os.getresgid()):

@@ -70,8 +70,8 @@ class CappedText(io.StringIO):
         return len(text)
 
     def text(self) -> str:
-        rest = f"\n… and {self.left_out} more characters\n" if self.left_out else ""
-        return self.getvalue() + rest
+        note = f"\n… and {self.left_out} more characters\n" if self.left_out else ""
+        return self.getvalue() + note
 
 
 # The notebook -------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def serve_rank(fds: list[int], config: dict[str, Any]) -> None:
         wait_for_go(channel)
         reply = do_work(work, labels)
         with suppress(OSError):
-            touched = [_clean(each.words) for each in context.handles.misuses if each.did]
+            touched = [_clean(misuse.words) for misuse in context.handles.misuses if misuse.did]
             send(channel, ("touched", touched[:MAX_TOUCHED]))
             send(channel, reply)
     with suppress(OSError):
@@ -163,14 +163,14 @@ class Work(NamedTuple):
     """
 
     program: Callable[..., Any]
-    own: Any
+    rank_input: Any
     function: bytes
 
 
 def receive_work(channel: socket.socket) -> Work:
     """Return the work that the examiner sends to a rank. No student code has run before this."""
-    (_, work), (_, own) = receive(channel), receive(channel)
-    return Work(cloudpickle.loads(work["program"]), own, work["function"])
+    (_, work), (_, rank_input) = receive(channel), receive(channel)
+    return Work(cloudpickle.loads(work["program"]), rank_input, work["function"])
 
 
 def wait_for_go(channel: socket.socket) -> None:
@@ -197,7 +197,7 @@ def do_work(work: Work, labels: dict[str, str]) -> tuple[str, Any]:
         printed = CappedText()
         try:
             with redirect_stdout(printed), redirect_stderr(printed):
-                output = _run(work.program, function, work.own)
+                output = _run(work.program, function, work.rank_input)
         finally:
             _end_processes_left()
         return "output", encode(output)
@@ -233,9 +233,9 @@ def _hide_our_code() -> None:
     sys.modules["__main__"] = ModuleType("__main__")
 
 
-def _run(program: Callable[..., Any], function: Callable[..., Any] | None, own: Any) -> Any:
+def _run(program: Callable[..., Any], function: Callable[..., Any] | None, rank_input: Any) -> Any:
     world = dist.group.WORLD
-    output = program(function, own)
+    output = program(function, rank_input)
     if not dist.is_initialized() or dist.group.WORLD is not world:
         raise RuntimeError(
             "the process group was destroyed or replaced: leave it as it is, because the caller "
@@ -250,11 +250,11 @@ def _run(program: Callable[..., Any], function: Callable[..., Any] | None, own: 
 def _described(error: BaseException, labels: dict[str, str]) -> Failure:
     """Return the exception as text, even if its class fails to give a message."""
     try:
-        theirs = error.__traceback__
-        while theirs is not None and not _is_theirs(theirs.tb_frame.f_code.co_filename, labels):
-            theirs = theirs.tb_next
-        if theirs is not None:
-            return describe(error.with_traceback(theirs), labels)
+        frame = error.__traceback__
+        while frame is not None and not _is_theirs(frame.tb_frame.f_code.co_filename, labels):
+            frame = frame.tb_next
+        if frame is not None:
+            return describe(error.with_traceback(frame), labels)
         # The traceback has no line of the student's code, and our own lines would not help them.
         failure = describe(error.with_traceback(None), labels)
         return replace(failure, where="") if not isinstance(error, SyntaxError) else failure

@@ -127,7 +127,7 @@ def _described(operation: Operation) -> dict[str, Any]:
         raise NotImplementedError(
             f"{operation.kind}: a tensor on the device meta has no values to send here"
         )
-    dtype = str(next((each.dtype for each in (*inputs, *outputs)), "torch.uint8"))
+    dtype = str(next((tensor.dtype for tensor in (*inputs, *outputs)), "torch.uint8"))
     name = dtype.removeprefix("torch.")
     if name not in dtypes():
         raise NotImplementedError(f"{dtype} tensors cannot be sent over the simulated network")
@@ -142,6 +142,6 @@ def _described(operation: Operation) -> dict[str, Any]:
         "where": operation.where[-4096:].encode(errors="replace").decode(),
         "lines": [[name[-200:], line] for name, line in operation.lines],
         "inputs": list(inputs),
-        "outputs": None if in_place and inputs else [each.numel() for each in outputs],
+        "outputs": None if in_place and inputs else [tensor.numel() for tensor in outputs],
         "dtype": name,
     }

@@ -74,8 +74,8 @@ def own_modules() -> list[Any]:
     modules = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        own = isinstance(file, str) and is_own(file)
-        if own and sys.modules.get(module.__name__) is module:
+        is_notebooks = isinstance(file, str) and is_own(file)
+        if is_notebooks and sys.modules.get(module.__name__) is module:
             modules.append(module)
     return modules
 
@@ -85,7 +85,7 @@ def _files() -> list[tuple[str, int, bytes]]:
     entries = []
     for folder, folders, names in os.walk(HOME):
         folders[:] = [
-            each for each in folders if each != "__pycache__" and is_own(os.path.join(folder, each))
+            sub for sub in folders if sub != "__pycache__" and is_own(os.path.join(folder, sub))
         ]
         for name in names:
             path = os.path.join(folder, name)

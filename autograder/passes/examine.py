@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -116,26 +115,22 @@ class Exam:
     """The parts that are needed to examine the submissions of an assignment.
 
     Attributes:
-        checks: grade id of a test cell → its check.
-        hidden: grade id → listed cases that students do not get.
+        checks: grade id of a test cell → its check, with the cases that students do not get.
         masked: modules that contain the answers.
 
     """
 
     checks: dict[str, Check]
-    hidden: dict[str, Any]
     masked: tuple[str, ...]
 
     @classmethod
     def of(cls, source: Path) -> Exam:
         """Return the exam of the assignment in the folder `source`, under ``instructor/``."""
-        checks = load_checks(handed_out(source) / "checks.py")
+        checks = dict(load_checks(handed_out(source) / "checks.py"))
         hidden = load_module(source / "hidden.py", handed_out(source))
-        return cls(checks, getattr(hidden, "HIDDEN", {}), tuple(hidden.MASKED))
-
-    def hidden_cases(self, task: str, secret: str) -> tuple[Case, ...]:
-        """Return the cases of a task that students do not get; some are drawn from a secret."""
-        return (*self.hidden.get(task, ()), *self.checks[task].hidden(secret))
+        for task, listed in getattr(hidden, "HIDDEN", {}).items():
+            checks[task] = with_hidden(checks[task], listed)
+        return cls(checks, tuple(hidden.MASKED))
 
     def sandbox(self, settings: Settings) -> Sandbox:
         """Return the sandbox that examines submissions; it keeps running between submissions.
@@ -158,6 +153,11 @@ class Exam:
             sandbox.make_ready()
             _warm[key] = sandbox
         return _warm[key]
+
+
+def with_hidden(check: Check, listed: Sequence[Case]) -> Check:
+    """Return the check with `listed` hidden cases in front of those that a secret gives."""
+    return replace(check, hidden=lambda secret: (*listed, *check.hidden(secret)))
 
 
 def examine_notebook(nb: NotebookNode, exam: Exam, verdict: Verdict) -> None:
@@ -221,22 +221,22 @@ def examine_cells(nb: NotebookNode, exam: Exam, submission: Submission, verdict:
             if room < 0:
                 cell.outputs = [new_output("stream", name="stderr", text=_TOO_LONG)]
     verdict.timings["cells"] = time.monotonic() - start
-    functions = {cell.metadata.nbgrader.grade_id: taken for cell, taken in tests}
-    for cell, taken in tests:
+    functions = {cell.metadata.nbgrader.grade_id: function for cell, function in tests}
+    for cell, function in tests:
         start, name = time.monotonic(), cell.metadata.nbgrader.grade_id
         check = checks[name]
         if isinstance(check, Defence):
             passed = any(c.task == check.of and c.score == c.max_score for c in verdict.checks)
-            about, theirs = checks[check.of], functions.get(check.of)
-            check = asked(check, about, passed, submission, theirs, verdict.student)
+            about, solution = checks[check.of], functions.get(check.of)
+            check = asked(check, about, passed, submission, solution, verdict.student)
         report = examine(
             f"{verdict.assignment}/{name}",
             check,
             submission,
             seed=verdict.seed,
-            hidden=exam.hidden_cases(name, verdict.class_seed),
+            hidden=checks[name].hidden(verdict.class_seed),
             on=verdict.settings.get("on") or None,
-            taken=taken,
+            taken=function,
         )
         verdict.notes += notes_on(report)
         verdict.limits += limits_of(report)

@@ -53,13 +53,13 @@ def _extend(config: Config, assignment: str, submissions: Iterable[Any]) -> None
     """Write the extension of each submission, to which a change of the clocks is added."""
     data = Folders.of(config.CourseDirectory).data
     zone = course_zone(data)
-    own = read_extensions(data, assignment, zone)
+    deadlines = read_extensions(data, assignment, zone)
     for submission in submissions:
-        due, when = _in_utc(submission.assignment.duedate), _in_utc(submission.timestamp)
-        until = own.get(submission.student.id, due)
+        due, submitted = _in_utc(submission.assignment.duedate), _in_utc(submission.timestamp)
+        until = deadlines.get(submission.student.id, due)
         extension = until - due if until and due else timedelta()
-        if until and when:  # nbgrader counts hours; a day of 25 hours is one day
-            extension += clock_change(until, when, zone)
+        if until and submitted:  # nbgrader counts hours; a day of 25 hours is one day
+            extension += clock_change(until, submitted, zone)
         submission.extension = extension or None
 
 

@@ -88,7 +88,7 @@ def locked(html: str) -> str:
     html = re.sub(r"<script\b.*?</script\s*>", "", html, flags=re.DOTALL | re.IGNORECASE)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
     meta += '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-    html = re.sub(r"<head[^>]*>", lambda found: found[0] + meta, html, count=1)
+    html = re.sub(r"<head[^>]*>", lambda match: match[0] + meta, html, count=1)
     return html.replace("</head>", f"{_STYLE}</head>", 1)
 
 
@@ -102,14 +102,14 @@ def with_formulas(source: str) -> str:
     return "".join(parts)
 
 
-def _picture(found: re.Match[str]) -> str:
-    formula = " ".join((found["display"] or found["inline"]).split())
+def _picture(match: re.Match[str]) -> str:
+    formula = " ".join((match["display"] or match["inline"]).split())
     data = _drawn(formula)
     if not data:
-        return found[0]
+        return match[0]
     alt = re.sub(r"([\\\[\]*_])", r"\\\1", formula)
     image = f"![{alt}](data:image/png;base64,{data})"
-    return f"\n\n{image}\n\n" if found["display"] else image
+    return f"\n\n{image}\n\n" if match["display"] else image
 
 
 @lru_cache(maxsize=1000)

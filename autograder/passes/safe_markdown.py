@@ -77,8 +77,8 @@ def safe_html(source: str, attachments: Mapping[str, Any] | None = None) -> str:
         renderer = _Renderer(
             escape=False, exclude_anchor_links=True, attachments=dict(attachments or {})
         )
-        made = MarkdownWithMath(renderer=renderer).render(source)
-        return plain_text(str(_cleaner.clean(made)))
+        html = MarkdownWithMath(renderer=renderer).render(source)
+        return plain_text(str(_cleaner.clean(html)))
     except Exception:  # the parser may raise anything, but the text must always be shown
         return _as_typed(source)
 
@@ -90,9 +90,9 @@ def markdown2html(context: Context, source: str) -> str:
     start = time.process_time()
     attachments = (context.get("cell") or {}).get("attachments")
     has_time = page.get(_USED, 0.0) < MAX_SECONDS
-    made = safe_html(source, attachments) if has_time else _as_typed(source)
+    html = safe_html(source, attachments) if has_time else _as_typed(source)
     page[_USED] = page.get(_USED, 0.0) + time.process_time() - start
-    return made
+    return html
 
 
 def _as_typed(source: str) -> str:

@@ -30,7 +30,7 @@ from autograder.course import Settings
 from autograder.examination.verdict import CheckVerdict, Verdict
 from autograder.passes.examine import Exam, examine_notebook
 from autograder.sandbox.sandbox import MachineFailure, Sandbox
-from course_lib.checking import Case
+from course_lib.checking import Check
 from course_lib.checking.cases import AuthorError
 from course_lib.checking.defence import Defence
 from course_lib.learner.what_counts import rebuild
@@ -60,11 +60,6 @@ class KnownSolutions:
     task: str
     notebook: str
 
-    @property
-    def ranks(self) -> int:
-        """The number of ranks on which its function runs."""
-        return max(case.world_size for case in self.exam.checks[self.task].cases)
-
     @classmethod
     def of(cls, exam: Exam, source: Path, released: Path) -> KnownSolutions | None:
         """Return an assignment's known solutions, for its cheapest task; None if none gives points.
@@ -81,40 +76,45 @@ class KnownSolutions:
             AuthorError: there is no notebook with the solution.
 
         """
-        found: list[tuple[bool, int, str, Path]] = []
+        candidates: list[tuple[bool, int, str, Path, Check]] = []
         for path in sorted(released.glob("*.ipynb")):
             for cell in filter(_is_test, nbformat.read(path, as_version=4).cells):
                 task = cell.metadata.nbgrader.grade_id
                 if task in exam.checks and not isinstance(exam.checks[task], Defence):
-                    sizes = [case.world_size for case in _cases_of(exam, task)]
-                    found.append((max(sizes, default=1) < 2, sum(sizes), task, path))
-        if not found:
+                    check = _short(exam.checks[task])
+                    sizes = [case.world_size for case in (*check.cases, *check.hidden(""))]
+                    candidates.append((max(sizes, default=1) < 2, sum(sizes), task, path, check))
+        if not candidates:
             return None
-        _, _, task, path = min(found, key=lambda each: each[:2])
+        _, _, task, path, check = min(candidates, key=lambda candidate: candidate[:2])
         solution = source / path.name
         if not solution.is_file():
             raise AuthorError(
                 f"there is no {solution}. The grader grades this solution first, to see that this "
                 "machine grades correctly: restore the file"
             )
-        given = nbformat.read(path, as_version=4)
-        nb = rebuild(given, solved(given, nbformat.read(solution, as_version=4)))
-        nb.cells = _with_three(nb.cells, task, exam.checks[task].function)
-        return cls(nb, _short(exam, task), task, path.stem)
+        handout = nbformat.read(path, as_version=4)
+        nb = rebuild(handout, solved(handout, nbformat.read(solution, as_version=4)))
+        nb.cells = _with_three(nb.cells, task, check.function)
+        return cls(nb, replace(exam, checks={task: check}), task, path.stem)
 
     def wrong(self, checks: list[CheckVerdict]) -> str:
         """Return a sentence on the first check with a wrong result, or an empty string."""
-        right, wrong, crashing = checks
-        for which, check, as_it_must_be in (
+        right, empty, crashing = checks
+        for subject, check, as_it_must_be in (
             ("a right solution", right, right.score == right.max_score),
-            ("a function that returns nothing", wrong, wrong.score < wrong.max_score),
+            (
+                "a function that returns nothing",
+                empty,
+                empty.score < empty.max_score,
+            ),
             ("a function that ends its process", crashing, crashing.score == 0),
         ):
             if not as_it_must_be:
-                said = " ".join(check.reason.split())[:300]
-                because = f" ({said})" if said else ""
+                reason = " ".join(check.reason.split())[:300]
+                because = f" ({reason})" if reason else ""
                 points = f"{check.score:g} of {check.max_score:g} points"
-                return f"{which} got {points} in {self.task}{because}"
+                return f"{subject} got {points} in {self.task}{because}"
         return ""
 
 
@@ -148,32 +148,25 @@ def _is_test(cell: NotebookNode) -> bool:
 
 def _with_three(cells: Iterable[NotebookNode], task: str, function: str) -> list[NotebookNode]:
     """Return the cells up to and including the task's test, and two other functions with tests."""
-    kept: list[NotebookNode] = []
+    first_cells: list[NotebookNode] = []
     for cell in cells:
         if not _is_test(cell):
-            kept.append(cell)
+            first_cells.append(cell)
         elif cell.metadata.nbgrader.grade_id == task:
-            kept.append(copy.deepcopy(cell))
+            first_cells.append(copy.deepcopy(cell))
             for code in (_WRONG, _CRASHING):
-                kept += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]
+                first_cells += [new_code_cell(code.format(name=function)), copy.deepcopy(cell)]
             break
-    return kept
+    return first_cells
 
 
-def _cases_of(exam: Exam, task: str) -> list[Case]:
-    """Return the first public and the first hidden case, with several ranks if possible."""
-    chosen = []
-    for cases in (exam.checks[task].cases, exam.hidden_cases(task, "self-test")):
-        chosen += ([case for case in cases if case.world_size > 1] or list(cases))[:1]
-    return chosen
-
-
-def _short(exam: Exam, task: str) -> Exam:
-    cases, check = _cases_of(exam, task), exam.checks[task]
-    public = tuple(case for case in cases if case in check.cases)
-    hidden = tuple(case for case in cases if case not in check.cases)
-    short = replace(check, cases=public, hidden=lambda _: ())
-    return replace(exam, checks={task: short}, hidden={task: hidden})
+def _short(check: Check) -> Check:
+    """Return the check with one public and one hidden case, on several ranks if possible."""
+    public, hidden = (
+        tuple(([case for case in cases if case.world_size > 1] or list(cases))[:1])
+        for cases in (check.cases, check.hidden("self-test"))
+    )
+    return replace(check, cases=public, hidden=lambda _: hidden)
 
 
 class SelfTest:
@@ -232,31 +225,31 @@ class SelfTest:
         """
         self.sandbox = None
         exam = self._exam = Exam.of(self._source)
-        known = KnownSolutions.of(exam, self._source, self._released)
+        solutions = KnownSolutions.of(exam, self._source, self._released)
         sandbox = exam.sandbox(self._settings)
         sandbox.warm()
         start, passed = time.monotonic(), (sandbox, sandbox.generation)
-        if known is not None:
+        if solutions is not None:
             try:
-                self._grade(known)
+                self._grade(solutions)
             except SelfTestFailed:
                 sandbox.close()
                 raise
         self.seconds, self.sandbox = time.monotonic() - start, passed
 
-    def _grade(self, known: KnownSolutions) -> None:
+    def _grade(self, solutions: KnownSolutions) -> None:
         verdict = Verdict(
             assignment=self._source.name,
             student="self-test",
-            notebook=known.notebook,
+            notebook=solutions.notebook,
             seed="self-test",
             source_sha256="",
             settings=asdict(self._settings),
         )
-        examine_notebook(copy.deepcopy(known.nb), known.exam, verdict)
-        if wrong := known.wrong(verdict.checks):
+        examine_notebook(copy.deepcopy(solutions.nb), solutions.exam, verdict)
+        if mistake := solutions.wrong(verdict.checks):
             raise SelfTestFailed(
-                f"{wrong}. So this machine, or the check, is broken. Test the machine with: "
+                f"{mistake}. So this machine, or the check, is broken. Test the machine with: "
                 "autograder doctor; and test the check with: make test-all "
                 f'ARGS="tests/test_assignments.py -k {self._source.name}"'
             )

@@ -32,8 +32,8 @@ def tell(nb: NotebookNode, data: Path, assignment: str, student: str, notebook: 
     try:
         verdict = Verdict.read(verdict_path(data, assignment, student, notebook))
     except (OSError, ValueError):
-        words = "There is no verdict on this notebook: ask your instructor."
-        nb.cells.insert(0, _cell(words))
+        text = "There is no verdict on this notebook: ask your instructor."
+        nb.cells.insert(0, _cell(text))
         return
     checks = {check.task: check for check in verdict.checks}
     cells = [_cell(_overview(verdict))]
@@ -96,8 +96,8 @@ def _why(check: CheckVerdict) -> str:
 
 def _plain(text: object) -> str:
     """Return text on one line without Markdown, because it may contain the student's values."""
-    words = plain_text(" ".join(str(text)[:400].split()))
-    return re.sub(r"[^\w ]", lambda found: f"&#{ord(found[0])};", words)
+    line = plain_text(" ".join(str(text)[:400].split()))
+    return re.sub(r"[^\w ]", lambda match: f"&#{ord(match[0])};", line)
 
 
 def _alt(text: str) -> str:
@@ -135,8 +135,8 @@ def timeline_of(check: CheckVerdict) -> tuple[bytes, str]:
     from course_lib.ranks.trace.timeline import Timeline, draw_timelines
 
     events = []
-    for each in check.trace.get("events", ()):
-        fields = dict(zip(KEPT, each, strict=True))
+    for values in check.trace.get("events", ()):
+        fields = dict(zip(KEPT, values, strict=True))
         # Names that a student may have chosen are not drawn: matplotlib would parse $…$ in them.
         events.append(Event(**{**fields, "group": tuple(fields["group"]), "where": ""}))
     if not events:

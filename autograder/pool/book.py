@@ -57,14 +57,14 @@ class Book(NbGraderPreprocessor):
         if name not in self.graded:
             raise NotAsGraded(f"{name} was not graded")
         graded = nbformat.read(Path(self.graded[name]), as_version=4)
-        ours, theirs = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
-        if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+        cells, graded_cells = ([c for c in n.cells if c.cell_type == "code"] for n in (nb, graded))
+        if [cell.source for cell in cells] != [cell.source for cell in graded_cells]:
             raise NotAsGraded(
                 "the code differs from the code that was graded. If the assignment was released "
                 "again since, run nbgrader generate_assignment to update the gradebook; then grade "
                 "again"
             )
-        for to, cell in zip(ours, theirs, strict=True):
+        for to, cell in zip(cells, graded_cells, strict=True):
             to.outputs, to.execution_count = cell.outputs, cell.execution_count
         return nb, resources
 
@@ -97,26 +97,26 @@ def book(
 
     """
     api = NbGraderAPI(config=booking_config(config))
-    for found in standings:
-        yield found.student, _book(api, folders, assignment, found)
+    for standing in standings:
+        yield standing.student, _book(api, folders, assignment, standing)
 
 
-def _book(api: NbGraderAPI, folders: Folders, assignment: str, found: Standing) -> str:
-    mark = folders.graded(assignment, found.student) / "booked"
+def _book(api: NbGraderAPI, folders: Folders, assignment: str, standing: Standing) -> str:
+    mark = folders.graded(assignment, standing.student) / "booked"
     mark.unlink(missing_ok=True)
     api.config.Book.graded = {
-        name: str(path.with_suffix(".ipynb")) for name, path in found.graded.items()
+        name: str(path.with_suffix(".ipynb")) for name, path in standing.graded.items()
     }
-    identity = as_booked(folders, assignment, found)  # before nbgrader reads it
-    read = _read_by_hand(api.config, folders, assignment, found.student)
-    outcome = api.autograde(assignment, found.student, force=True)
+    identity = as_booked(folders, assignment, standing)  # before nbgrader reads it
+    read = _read_by_hand(api.config, folders, assignment, standing.student)
+    outcome = api.autograde(assignment, standing.student, force=True)
     if not outcome["success"]:
-        said = str(outcome.get("log") or outcome.get("error") or "nbgrader gives no reason")
-        return said.strip()[-1500:]
-    _stay_read(api.config, folders, assignment, found.student, read)
-    for name, path in found.graded.items():
+        message = str(outcome.get("log") or outcome.get("error") or "nbgrader gives no reason")
+        return message.strip()[-1500:]
+    _stay_read(api.config, folders, assignment, standing.student, read)
+    for name, path in standing.graded.items():
         # Also store it by student and notebook: feedback and nbgrader autograde look for it there.
-        Verdict.read(path).write(verdict_path(folders.data, assignment, found.student, name))
+        Verdict.read(path).write(verdict_path(folders.data, assignment, standing.student, name))
     write_whole(mark, json.dumps(identity))
     return ""
 
@@ -129,8 +129,8 @@ def _read_by_hand(config: Config, folders: Folders, assignment: str, student: st
     """Return the cells of one student that have points by hand and need no further grading."""
     with opened(config) as gradebook:
         return {
-            key: what
-            for key, grade, what in _grades(gradebook, folders, assignment, student)
+            key: state
+            for key, grade, state in _grades(gradebook, folders, assignment, student)
             if grade.manual_score is not None and not grade.needs_manual_grade
         }
 
@@ -144,8 +144,8 @@ def _stay_read(
     those of the whole class after a check was fixed.
     """
     with opened(config) as gradebook:
-        for key, grade, what in _grades(gradebook, folders, assignment, student):
-            if before.get(key) == what:
+        for key, grade, state in _grades(gradebook, folders, assignment, student):
+            if before.get(key) == state:
                 grade.needs_manual_grade = False
         gradebook.db.commit()
 
@@ -175,10 +175,10 @@ def _grades(
 def current(folders: Folders, assignment: str, student: str) -> dict[str, Verdict]:
     """Return the verdicts that were booked last: notebook → verdict."""
     folder: Path = verdict_path(folders.data, assignment, student, "x").parent
-    found = {}
+    verdicts = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            found[path.stem] = Verdict.read(path)
+            verdicts[path.stem] = Verdict.read(path)
         except ValueError:
             continue
-    return found
+    return verdicts

@@ -59,9 +59,9 @@ class Standing:
 
 def assignments(folders: Folders) -> list[str]:
     """Return the assignments that somebody has submitted, or that were released."""
-    found = {path.name for path in folders.submitted.glob("*/*") if path.is_dir()}
-    found |= {path.parent.name for path in folders.release.glob("*/*.ipynb")}
-    return sorted(found)
+    names = {path.name for path in folders.submitted.glob("*/*") if path.is_dir()}
+    names |= {path.parent.name for path in folders.release.glob("*/*.ipynb")}
+    return sorted(names)
 
 
 def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> list[str]:
@@ -71,20 +71,18 @@ def students(folders: Folders, assignment: str, only: Iterable[str] = ()) -> lis
         NothingToGrade: nobody submitted anything, or one of `only` did not.
 
     """
-    there = sorted(
-        path.parent.name for path in folders.submitted.glob(f"*/{assignment}") if path.is_dir()
-    )
-    if not there:
-        known = ", ".join(assignments(folders)) or "none"
+    submitters = folders.submitters(assignment)
+    if not submitters:
+        names = ", ".join(assignments(folders)) or "none"
         raise NothingToGrade(
-            f"{folders.submitted} has no submission of {assignment}. Assignments there: {known}. "
+            f"{folders.submitted} has no submission of {assignment}. Assignments there: {names}. "
             "Put submissions there with nbgrader collect or autograder collect."
         )
-    if missing := sorted(set(only) - set(there)):
+    if absent := sorted(set(only) - set(submitters)):
         raise NothingToGrade(
-            f"{missing[0]} submitted nothing: there is no {folders.submitted / missing[0]}"
+            f"{absent[0]} submitted nothing: there is no {folders.submitted / absent[0]}"
         )
-    return [student for student in there if student in only or not only]
+    return [student for student in submitters if student in only or not only]
 
 
 def handed_in(folders: Folders, assignment: str, student: str) -> list[Path]:
@@ -107,29 +105,29 @@ def _standing(
     folders: Folders, assignment: str, student: str, settings: Settings, entry: Entry | None
 ) -> Standing:
     """Return the state of one student's submission, without running or changing anything."""
-    found = Standing(student, handed_in(folders, assignment, student))
+    standing = Standing(student, handed_in(folders, assignment, student))
     folder = folders.graded(assignment, student)
     autograded = folders.autograded / student / assignment
     scores: dict[str, float] = {}
-    for path in found.notebooks:
+    for path in standing.notebooks:
         if verdict := verdict_on(folders, path, settings):
-            found.graded[path.stem] = folder / f"{verdict.key}.json"
+            standing.graded[path.stem] = folder / f"{verdict.key}.json"
             scores |= {check.task: check.score for check in verdict.checks}
-    found.outdated = not found.complete and any(folder.glob("*.json"))
-    if not found.complete:
+    standing.outdated = not standing.complete and any(folder.glob("*.json"))
+    if not standing.complete:
         with contextlib.suppress(OSError):
-            found.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
+            standing.failed = (folder / "failed.txt").read_text(encoding="utf-8").strip()
     if entry is None:
-        return found
-    points, found.by_hand = entry
-    found.points = True
-    found.booked = (
-        found.complete
+        return standing
+    points, standing.by_hand = entry
+    standing.points = True
+    standing.booked = (
+        standing.complete
         and all(points.get(name) == score for name, score in scores.items())
-        and _read_json(folder / "booked") == as_booked(folders, assignment, found)
-        and all((autograded / path.name).is_file() for path in found.notebooks)
+        and _read_json(folder / "booked") == as_booked(folders, assignment, standing)
+        and all((autograded / path.name).is_file() for path in standing.notebooks)
     )
-    return found
+    return standing
 
 
 def standings(
@@ -148,14 +146,14 @@ def standings(
     ]
 
 
-def as_booked(folders: Folders, assignment: str, found: Standing) -> dict[str, Any]:
+def as_booked(folders: Folders, assignment: str, standing: Standing) -> dict[str, Any]:
     """Return the data that identify a booking: the verdicts and the bytes of the submission."""
-    folder = folders.submitted / found.student / assignment
+    folder = folders.submitted / standing.student / assignment
     content = hashlib.sha256()
-    for path in (*found.notebooks, folder / "timestamp.txt"):
+    for path in (*standing.notebooks, folder / "timestamp.txt"):
         content.update(path.read_bytes() if path.is_file() else b"")
     return {
-        "verdicts": {name: path.stem for name, path in sorted(found.graded.items())},
+        "verdicts": {name: path.stem for name, path in sorted(standing.graded.items())},
         "submission": content.hexdigest(),
     }
 
@@ -187,7 +185,7 @@ def _entries(config: Any, assignment: str) -> dict[str, Entry]:
     """Return student → the gradebook's entry on one assignment; empty if there is none."""
     if not gradebook.exists(config):
         return {}
-    found = {}
+    entries = {}
     with gradebook.opened(config) as book:
         try:
             submissions = book.assignment_submissions(assignment)
@@ -196,5 +194,5 @@ def _entries(config: Any, assignment: str) -> dict[str, Entry]:
         for submission in submissions:
             grades = [g for notebook in submission.notebooks for g in notebook.grades]
             points = {grade.cell.name: grade.auto_score for grade in grades}
-            found[submission.student.id] = points, any(g.needs_manual_grade for g in grades)
-    return found
+            entries[submission.student.id] = points, any(g.needs_manual_grade for g in grades)
+    return entries

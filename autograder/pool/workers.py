@@ -13,7 +13,6 @@ verdict. So whoever reads a verdict finds the notebook, too.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -34,7 +33,7 @@ from functools import partial
 from pathlib import Path
 
 from autograder.collection.repair import vet
-from autograder.course import Folders, Settings, load_config
+from autograder.course import Folders, Settings
 from autograder.errors import SandboxUnavailable
 from autograder.examination.budget import PATIENCE
 from autograder.passes.examine import blank_verdict, keep, rebuilt
@@ -162,8 +161,8 @@ class _Pool:
         try:
             worker = self._start()
         except _OF_THE_MACHINE as error:
-            why = Outcome("", failed=_words(error), fault=MACHINE)
-            return not self._stopped and self._again(why)
+            failure = Outcome("", failed=_words(error), fault=MACHINE)
+            return not self._stopped and self._again(failure)
         self._open.append(worker)
         try:
             ready = worker.answer()
@@ -182,17 +181,19 @@ class _Pool:
             worker.close()
         return not self._stopped and (not ready.failed or self._again(ready))
 
-    def _again(self, why: Outcome) -> bool:
+    def _again(self, failure: Outcome) -> bool:
         """After a worker did not start, return whether to try again; if nobody will, give up."""
-        if why.fault == MACHINE and self._open:
+        if failure.fault == MACHINE and self._open:
             return False  # others work
         self._failed_starts += 1
-        if why.fault == MACHINE and self._failed_starts < ATTEMPTS:
+        if failure.fault == MACHINE and self._failed_starts < ATTEMPTS:
             time.sleep(PAUSE_SECONDS)
             return not self._stopped
         while self._waiting:
             path = self._waiting.popleft()
-            self._done(Outcome(path, failed=f"{why.failed} (not tried again)", fault=why.fault))
+            self._done(
+                Outcome(path, failed=f"{failure.failed} (not tried again)", fault=failure.fault)
+            )
         return False
 
     def _take(self, outcome: Outcome) -> None:
@@ -215,27 +216,24 @@ class _Worker:
     """One worker process. It dies with the thread that starts it."""
 
     def __init__(self, root: Path, assignment: str, settings: Settings) -> None:
-        with contextlib.ExitStack() as kept:
-            self._log = kept.enter_context(tempfile.TemporaryFile())
-            answers, theirs = os.pipe()
-            kept.callback(os.close, theirs)
+        with contextlib.ExitStack() as resources:
+            self._log = resources.enter_context(tempfile.TemporaryFile())
+            answers, sink = os.pipe()
+            resources.callback(os.close, sink)
             # Unbuffered, because `answer` waits on the descriptor and would miss a buffered line.
-            self._answers = kept.enter_context(os.fdopen(answers, "rb", buffering=0))
+            self._answers = resources.enter_context(os.fdopen(answers, "rb", buffering=0))
+            job = [sink, str(root), assignment, asdict(settings)]
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "autograder.pool.workers"),
-                    *("--answers", str(theirs), "--course", str(root), "--assignment", assignment),
-                    *("--settings", json.dumps(asdict(settings))),
-                ],
+                [sys.executable, "-P", "-m", "autograder.pool.workers", json.dumps(job)],
                 env=_environment(),
                 stdin=subprocess.PIPE,
                 stdout=self._log,  # a sitecustomize module may print before our first line runs
                 stderr=self._log,
-                pass_fds=[theirs],
+                pass_fds=[sink],
                 start_new_session=True,  # this process handles Ctrl-C
             )
-            kept.pop_all()  # `close` closes them
-        os.close(theirs)
+            resources.pop_all()  # `close` closes them
+        os.close(sink)
         # At least as long as a submission's own limit allows.
         self._patience = START_SECONDS + 2 * PATIENCE * settings.submission_seconds
 
@@ -246,7 +244,7 @@ class _Worker:
             with contextlib.suppress(BrokenPipeError):  # it has ended: reading shows this
                 self.process.stdin.write(json.dumps(path).encode() + b"\n")
                 self.process.stdin.flush()
-        why = "the worker process gave no answer within its time limit"
+        reason = "the worker process gave no answer within its time limit"
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         if poll.poll(1000 * self._patience):
@@ -254,10 +252,10 @@ class _Worker:
                 return Outcome(**json.loads(self._answers.readline()))
             except ValueError:  # it ended, perhaps within a line
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    why = f"the worker process ended: {exit_reason(self.process.wait(5))}"
+                    reason = f"the worker process ended: {exit_reason(self.process.wait(5))}"
         self._log.seek(max(0, self._log.seek(0, 2) - 1000))
-        said = self._log.read().decode(errors="replace").strip()
-        return Outcome(path, failed=f"{why}. {said}".strip(), fault=MACHINE)
+        output = self._log.read().decode(errors="replace").strip()
+        return Outcome(path, failed=f"{reason}. {output}".strip(), fault=MACHINE)
 
     def close(self) -> None:
         """End the worker and its sandbox. May be repeated."""
@@ -318,8 +316,8 @@ def outcome_of(path: str, step: Callable[[], Outcome | None]) -> Outcome:
     except _OF_THE_MACHINE as error:
         return Outcome(path, failed=_words(error), fault=MACHINE)
     except Exception as error:  # an error of our own: all that is known about it
-        known = "".join(traceback.format_exception(error))[-2000:].strip()
-        return Outcome(path, failed=known, fault=MACHINE)
+        report = "".join(traceback.format_exception(error))[-2000:].strip()
+        return Outcome(path, failed=report, fault=MACHINE)
 
 
 def _words(*errors: BaseException | None) -> str:
@@ -336,19 +334,14 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Grade the notebooks on standard input."""
-    parser = argparse.ArgumentParser(prog="python -m autograder.pool.workers", description=__doc__)
-    parser.add_argument("--course", type=Path, help="the course folder")
-    parser.add_argument("--assignment", help="the assignment's name")
-    parser.add_argument("--settings", help="the options of Examine, as JSON")
-    parser.add_argument("--answers", type=int, help="the descriptor to which answers are written")
-    arguments = parser.parse_args()
+    """Grade the notebooks on standard input; the first argument is `_Worker`'s job, as JSON."""
+    sink, course, name, settings = json.loads(sys.argv[1])
     _end_with_parent()
     os.dup2(2, 1)  # a check may print, and its output must not look like an answer
-    settings = Settings(**json.loads(arguments.settings))
-    folders, name = Folders.of(load_config(arguments.course).CourseDirectory), arguments.assignment
+    folders = Folders.at(Path(course))
+    settings = Settings(**settings)
     test = SelfTest(folders.source / name, folders.release / name, settings)
-    with os.fdopen(arguments.answers, "w", buffering=1) as answers:
+    with os.fdopen(sink, "w", buffering=1) as answers:
 
         def say(answer: Outcome) -> None:
             answers.write(json.dumps(asdict(answer)) + "\n")

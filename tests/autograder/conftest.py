@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from autograder.__main__ import main
 from autograder.course import Settings
 from autograder.passes import examine
 from autograder.passes.examine import Exam
@@ -51,13 +53,32 @@ def alembic_is_asked_here() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def autograder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Return a function that runs a command on a course: its exit status, and what it printed."""
+
+    def run(course: Path, *arguments: str) -> tuple[int, str]:
+        command = ["autograder", *arguments, "--course", str(course)]
+        monkeypatch.setattr(sys, "argv", command)
+        try:
+            status = main()
+        except SystemExit as end:  # argparse's
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def place() -> Iterator[Sandbox]:
     """The sandbox of all tests that do not break theirs, and of the passes for assignment 02.
 
     To start one takes seconds.
     """
-    with Exam({}, {}, ("course_lib.sharding", "course_lib.replicas")).sandbox(Settings()) as place:
+    with Exam({}, ("course_lib.sharding", "course_lib.replicas")).sandbox(Settings()) as place:
         yield place
 
 
@@ -65,8 +86,8 @@ def place() -> Iterator[Sandbox]:
 def sandboxes_are_closed() -> Iterator[None]:
     """Close the sandbox that the passes keep for the next submission of an assignment."""
     yield
-    for kept in examine._warm.values():
-        kept.close()
+    for sandbox in examine._warm.values():
+        sandbox.close()
 
 
 @pytest.fixture(scope="session")

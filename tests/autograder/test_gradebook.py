@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autograder import __main__ as program
 from autograder import gradebook
 from autograder.errors import CommandFailed
 from autograder.gradebook import make_sure_of
@@ -61,14 +59,14 @@ def cut_off(path: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], None]] = {"none": no_database, "torn": torn, "cut": cut_off}
 
 
-@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("writes", [True, False], ids=["writes", "reads"])
-def test_damage_is_found(book: Path, how: str, writes: bool) -> None:
+def test_damage_is_found(book: Path, kind: str, writes: bool) -> None:
     make_sure_of(f"sqlite:///{book}", writes=writes)
-    DAMAGE[how](book)
-    with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as told:
+    DAMAGE[kind](book)
+    with pytest.raises(CommandFailed, match=r"is damaged .*Replace it by a backup") as raised:
         make_sure_of(f"sqlite:///{book}", writes=writes)
-    assert str(book) in str(told.value) and "\n" not in str(told.value)
+    assert str(book) in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.fixture
@@ -87,15 +85,9 @@ def test_a_lock_is_told(locked: Path, writes: bool) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_opens_it_says_so(
-    book: Path,
-    command: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    book: Path, command: tuple[str, ...], autograder: Any
 ) -> None:
-    monkeypatch.setenv("PATH", os.environ["PATH"])  # nbgrader_config.py puts a folder in front
-    monkeypatch.setattr(sys, "argv", ["autograder", *command, "--course", str(book.parents[1])])
     torn(book)
-    assert program.main() == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")
+    status, output = autograder(book.parents[1], *command)
+    assert status == 2 and output.count("\n") == 1
+    assert output.startswith(f"autograder {command[0]}: the gradebook {book} is damaged")

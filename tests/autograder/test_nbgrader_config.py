@@ -30,14 +30,14 @@ def course(tmp_path: Path) -> Path:
 def nbgrader(course: Path, *arguments: str) -> None:
     """Run nbgrader's own program, by its path."""
     program = Path(sysconfig.get_path("scripts")) / "nbgrader"
-    done = subprocess.run(
+    process = subprocess.run(
         [program, *arguments],
         cwd=course,
         env={**os.environ, "PATH": BARE_PATH},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.large
@@ -45,7 +45,7 @@ def test_the_first_command_makes_the_gradebook_and_the_export_lies_beside_it(cou
     before = sorted(path for path in course.rglob("*"))
     nbgrader(course, "generate_assignment", ASSIGNMENT)
     nbgrader(course, "export")
-    made = {path for path in course.rglob("*") if path not in before}
+    created = {path for path in course.rglob("*") if path not in before}
     grading = course / "grading"
-    assert {grading / "gradebook.db", grading / "grades.csv"} <= made
-    assert [path for path in made if not path.is_relative_to(grading)] == []
+    assert {grading / "gradebook.db", grading / "grades.csv"} <= created
+    assert [path for path in created if not path.is_relative_to(grading)] == []

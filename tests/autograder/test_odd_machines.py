@@ -78,7 +78,7 @@ def test_an_ordinary_user_in_a_folder_with_all_kinds_of_letters(
     user = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]
     command = ["-P", "-m", "autograder", "grade", ASSIGNMENT, "--jobs", "1"]
     grade = [*user, str(venv / "bin/python"), *command, "--course", str(course)]
-    done = subprocess.run(
+    process = subprocess.run(
         ["unshare", "-m", "sh", "-c", "\n".join([*script, f"exec {shlex.join(grade)}"])],
         cwd="/",
         env={
@@ -92,5 +92,5 @@ def test_an_ordinary_user_in_a_folder_with_all_kinds_of_letters(
         errors="replace",
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout
-    assert unexpected(members, booked(course)) == [], done.stdout
+    assert process.returncode == 0, process.stdout
+    assert unexpected(members, booked(course)) == [], process.stdout

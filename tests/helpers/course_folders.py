@@ -24,6 +24,6 @@ def assignments(folder: Path) -> list[Path]:
 
 def copy_assignment(name: str, root: Path) -> Path:
     """Copy what a course has of an assignment into a course folder; return the source's copy."""
-    given = root / RELEASED.name / name
-    shutil.copytree(RELEASED / name, given, ignore=LEFTOVERS, dirs_exist_ok=True)
+    target = root / RELEASED.name / name
+    shutil.copytree(RELEASED / name, target, ignore=LEFTOVERS, dirs_exist_ok=True)
     return shutil.copytree(SOURCES / name, root / SOURCES.name / name, ignore=LEFTOVERS)

@@ -42,7 +42,7 @@ def payloads(beacon: str) -> list[str]:
 
 def markdown(beacon: str) -> str:
     """Return the payloads as text, and those that Markdown itself makes."""
-    made = [
+    links = [
         f"[click](javascript:document.documentElement.setAttribute('{MARK}','1'))",
         "[data](data:text/html;base64,PHNjcmlwdD5hbGVydCgxKTwvc2NyaXB0Pg==)",
         f"![remote]({beacon}/markdown-image)",
@@ -53,7 +53,7 @@ def markdown(beacon: str) -> str:
         "`</code><script>alert(1)</script>`",
         "> quoted\n\n| a | b |\n|---|---|\n| 1 < 2 | *and* |\n\n```html\n<b>code</b>\n```",
     ]
-    return "My answer, 中文, reads **well**.\n\n" + "\n\n".join([*made, *payloads(beacon)])
+    return "My answer, 中文, reads **well**.\n\n" + "\n\n".join([*links, *payloads(beacon)])
 
 
 def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
@@ -82,7 +82,7 @@ def hostile(released: NotebookNode, beacon: str) -> NotebookNode:
             cell.source = (
                 f"def average_gradients(params, group=None):\n    raise ValueError({html!r})"
             )
-    own = [nbformat.v4.new_markdown_cell(markdown(beacon)), nbformat.v4.new_raw_cell(html)]
-    own += [nbformat.v4.new_code_cell(source) for source in (shows, huge)]
-    notebook.cells[1:1] = own
+    cells = [nbformat.v4.new_markdown_cell(markdown(beacon)), nbformat.v4.new_raw_cell(html)]
+    cells += [nbformat.v4.new_code_cell(source) for source in (shows, huge)]
+    notebook.cells[1:1] = cells
     return notebook

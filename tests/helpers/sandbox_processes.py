@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+
+import psutil
 
 from autograder.sandbox.memory import descendants
 
@@ -18,18 +20,13 @@ def processes(bubblewrap: int) -> dict[str, list[int]]:
         each cell, in the order of their start.
 
     """
-    parents = {pid: parent for pid in descendants(bubblewrap) if (parent := _parent(pid))}
-    found = {"bubblewrap": [bubblewrap]}
+    parents = {}
+    for pid in descendants(bubblewrap):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parents[pid] = psutil.Process(pid).ppid()
+    parts = {"bubblewrap": [bubblewrap]}
     above = [bubblewrap]
     for part in ("init", "server", "cells"):
         above = sorted(pid for pid, parent in parents.items() if parent in above)
-        found[part] = above
-    return found
-
-
-def _parent(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
+        parts[part] = above
+    return parts

@@ -50,13 +50,13 @@ class Member:
     """One of the class.
 
     Attributes:
-        write: writes the files of the folder.
+        files: name → content of the files that they submitted.
         full: the tasks that earn all of their points; the others earn less.
         graded: whether there is anything to grade.
 
     """
 
-    write: Callable[[Path], Any]
+    files: dict[str, str]
     full: frozenset[str] = frozenset(TASKS)
     graded: bool = True
 
@@ -67,14 +67,14 @@ def once(
     """Return a folder that `build` has filled: once for all parallel workers."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, done = shared / name, shared / f"{name}.done"
+    folder, mark = shared / name, shared / f"{name}.done"
     with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
+        if not mark.exists():
             shutil.rmtree(folder, ignore_errors=True)  # what a worker left that failed
             folder.mkdir()
             build(folder)
-            done.touch()
+            mark.touch()
     return folder
 
 
@@ -82,9 +82,9 @@ def leave_little(source: Path, tasks: Collection[str]) -> None:
     """Leave these tasks in an assignment's folder, with a visible and a hidden case each."""
     checks, hidden = handed_out(source) / "checks.py", source / "hidden.py"
     checks.write_text(f"{checks.read_text()}\nTASKS = {list(tasks)}\n{LESS}")
-    few = f"HIDDEN = {{n: c[:1] for n, c in HIDDEN.items() if n in {list(tasks)}}}\n"
+    line = f"HIDDEN = {{n: c[:1] for n, c in HIDDEN.items() if n in {list(tasks)}}}\n"
     if "HIDDEN" in (text := hidden.read_text()):
-        hidden.write_text(text + few)
+        hidden.write_text(text + line)
     notebook = nbformat.read(source / FILE, as_version=4)
     parts: list[list[Any]] = [[]]  # each begins with the heading of a task
     for cell in notebook.cells:
@@ -92,8 +92,8 @@ def leave_little(source: Path, tasks: Collection[str]) -> None:
             parts.append([])
         parts[-1].append(cell)
     left_out = (find_grades(part) - set(tasks) for part in parts)
-    kept = [part for part, out in zip(parts, left_out, strict=True) if not out]
-    notebook.cells = [cell for part in kept for cell in part]
+    chosen = [part for part, out in zip(parts, left_out, strict=True) if not out]
+    notebook.cells = [cell for part in chosen for cell in part]
     nbformat.write(notebook, source / FILE)
 
 
@@ -120,60 +120,38 @@ def course_of(root: Path) -> Path:
 def notebook_of(root: Path, *mutants: tuple[str, str]) -> Any:
     """Return the released notebook with the right solutions in it, but for the mutants."""
     source = root / SOURCES.name / ASSIGNMENT
-    known = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
+    solutions = {(m.task, m.mistake): m for m in mutants_of(load_module(source / "mutants.py"))}
     return replace_tasks(
         nbformat.read(root / "grading/release" / ASSIGNMENT / FILE, as_version=4),
         nbformat.read(source / FILE, as_version=4),
-        [known[name] for name in mutants],
+        [solutions[name] for name in mutants],
     )
-
-
-def _saved(notebook: Any) -> Callable[[Path], Any]:
-    return lambda folder: nbformat.write(notebook, folder / FILE)
-
-
-def _late(notebook: Any) -> Callable[[Path], Any]:
-    def write(folder: Path) -> None:
-        nbformat.write(notebook, folder / FILE)
-        (folder / "timestamp.txt").write_text("2030-01-17 12:00:00 UTC")
-
-    return write
-
-
-def _damaged(notebook: Any) -> Callable[[Path], Any]:
-    def write(folder: Path) -> None:
-        text = nbformat.writes(notebook)
-        (folder / FILE).write_text(
-            text.replace('"nbformat": 4', f'"n": {"9" * 9000}, "nbformat": 4')
-        )
-
-    return write
 
 
 def small_class(root: Path) -> dict[str, Member]:
     """Return ten: of each kind one."""
     right = notebook_of(root)
-    hostile = nbformat.reads(nbformat.writes(right), as_version=4)
+    text = nbformat.writes(right)
+    hostile = nbformat.reads(text, as_version=4)
     hostile.cells.insert(1, nbformat.v4.new_code_cell("import os, signal\nos.kill(-1, 9)"))
-    without = {task: frozenset(TASKS) - {task} for task in TASKS}
+    damaged = text.replace('"nbformat": 4', f'"n": {"9" * 9000}, "nbformat": 4')
+    released = (root / "grading/release" / ASSIGNMENT / FILE).read_text()
 
     def mutant(task: str, mistake: str) -> Member:
-        return Member(_saved(notebook_of(root, (task, mistake))), without[task])
+        notebook = notebook_of(root, (task, mistake))
+        return Member({FILE: nbformat.writes(notebook)}, frozenset(TASKS) - {task})
 
     return {
-        "right": Member(_saved(right)),
+        "right": Member({FILE: text}),
         "sum": mutant("average_gradients", "sum"),
         "deadlock": mutant("average_gradients", "deadlock"),
         "crash": mutant("average_gradients", "exit"),
-        "hostile": Member(_saved(hostile)),
-        "damaged": Member(_damaged(right)),
-        "late": Member(_late(right)),
-        "empty-file": Member(lambda folder: (folder / FILE).touch(), frozenset()),
-        "nothing": Member(lambda folder: (folder / "notes.txt").touch(), graded=False),
-        "untouched": Member(
-            lambda folder: shutil.copy(root / "grading/release" / ASSIGNMENT / FILE, folder),
-            frozenset(),
-        ),
+        "hostile": Member({FILE: nbformat.writes(hostile)}),
+        "damaged": Member({FILE: damaged}),
+        "late": Member({FILE: text, "timestamp.txt": "2030-01-17 12:00:00 UTC"}),
+        "empty-file": Member({FILE: ""}, frozenset()),
+        "nothing": Member({"notes.txt": ""}, graded=False),
+        "untouched": Member({FILE: released}, frozenset()),
     }
 
 
@@ -182,23 +160,23 @@ def hand_in(root: Path, members: dict[str, Member]) -> None:
     for name, member in members.items():
         folder = root / "grading/submitted" / name / ASSIGNMENT
         folder.mkdir(parents=True)
-        member.write(folder)
-        os.utime(folder)
+        for file, text in member.files.items():
+            (folder / file).write_text(text)
 
 
 def booked(root: Path) -> dict[str, dict[str, float]]:
     """Return what the gradebook has: student → task → points, and ``penalty``."""
     config = load_config(root)
-    found = {}
+    gradebook_points = {}
     with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as gradebook:
         for submission in gradebook.assignment_submissions(ASSIGNMENT):
             grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
             points = {g.cell.name: g.auto_score for g in grades if g.cell.name in TASKS}
-            found[submission.student.id] = {
+            gradebook_points[submission.student.id] = {
                 **points,
                 "penalty": sum(n.late_submission_penalty or 0 for n in submission.notebooks),
             }
-    return found
+    return gradebook_points
 
 
 @dataclass
@@ -207,7 +185,7 @@ class Course:
 
     root: Path
     members: dict[str, Member]
-    said: str = ""
+    output: str = ""
     status: int = 0
     before: dict[str, int] = field(default_factory=dict)
 
@@ -221,35 +199,13 @@ class Course:
         return self.root / "grading" / "graded" / ASSIGNMENT
 
     def verdicts(self) -> dict[str, list[Path]]:
-        found = {name: sorted((self.graded / name).glob("*.json")) for name in self.members}
-        return {name: paths for name, paths in found.items() if paths}
+        paths_by_student = {
+            name: sorted((self.graded / name).glob("*.json")) for name in self.members
+        }
+        return {name: paths for name, paths in paths_by_student.items() if paths}
 
     def times(self) -> dict[str, int]:
         return {name: paths[0].stat().st_mtime_ns for name, paths in self.verdicts().items()}
-
-    def start(self, *arguments: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "autograder", *arguments, "--course", str(self.root)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def until(self, process: subprocess.Popen[str], there: Callable[[], bool]) -> None:
-        while not there():
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.02)
-
-    def killed(self, *arguments: str, at: Callable[[], bool]) -> None:
-        """Run a command until `at`; then SIGKILL, as when power is lost."""
-        process = self.start(*arguments)
-        self.until(process, at)
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.communicate()
-        _, alive = psutil.wait_procs(below, timeout=300)
-        assert not alive, "processes outlived the command"
 
 
 def graded_with_failures(root: Path) -> None:
@@ -260,26 +216,34 @@ def graded_with_failures(root: Path) -> None:
     course = Course(root, small_class(root))
     first = ("right", "sum", "deadlock", "late")
     hand_in(root, {name: course.members[name] for name in first})
-    grade = ("grade", ASSIGNMENT, "--jobs", "1")
-    course.killed(*grade, at=lambda: len(course.verdicts()) == len(first))
+    grade = [sys.executable, "-m", "autograder", "grade", ASSIGNMENT, "--jobs", "1"]
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options |= {"args": [*grade, "--course", str(root)], "text": True}
+    process = psutil.Popen(**options)
+    while len(course.verdicts()) < len(first):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    below = process.children(recursive=True)
+    process.kill()  # as when power is lost
+    process.communicate()
+    assert not psutil.wait_procs(below, timeout=300)[1], "processes outlived the command"
     before = course.times()
     assert not booked(root)
     hand_in(root, {n: member for n, member in course.members.items() if n not in first})
-    process = course.start(*grade)
-    said, _ = process.communicate()
-    seen = {"said": said, "status": process.returncode, "before": before}
-    (root / OBSERVED).write_text(json.dumps(seen))
+    second = subprocess.run(**options)
+    observed = {"output": second.stdout, "status": second.returncode, "before": before}
+    (root / OBSERVED).write_text(json.dumps(observed))
 
 
-def unexpected(members: dict[str, Member], found: dict[str, dict[str, float]]) -> list[str]:
+def unexpected(members: dict[str, Member], booked_points: dict[str, dict[str, float]]) -> list[str]:
     """Return one line for each deviation from the expected state."""
-    wrong = []
+    deviations = []
     for name, member in members.items():
         if not member.graded:
-            wrong += [f"{name} is booked"] * (name in found)
+            deviations += [f"{name} is booked"] * (name in booked_points)
             continue
-        points = found.get(name, {})
+        points = booked_points.get(name, {})
         for task, worth in TASKS.items():
             if (points.get(task) == worth) != (task in member.full):
-                wrong.append(f"{name}: {task} has {points.get(task)} of {worth}")
-    return wrong
+                deviations.append(f"{name}: {task} has {points.get(task)} of {worth}")
+    return deviations

@@ -11,17 +11,17 @@ import time
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
-from autograder.__main__ import main
 from autograder.collection import collecting
 from autograder.collection.collecting import Account, Collected, collect
 from autograder.collection.listing import SourceError, list_source
 from autograder.collection.repair import MAX_FILE
 from autograder.collection.roster import read_roster
-from autograder.collection.times import read_time
+from autograder.collection.times import gradebook_due, read_time
 from autograder.course import load_config
 from tests.helpers.course_folders import RELEASED, ROOT
 
@@ -75,7 +75,7 @@ def submitted(course: Path) -> dict[str, str]:
 
 
 def why(collected: Collected) -> str:
-    return "\n".join(f"{each.path} {each.why}" for each in collected.refused)
+    return "\n".join(f"{refusal.path} {refusal.reason}" for refusal in collected.refused)
 
 
 @pytest.mark.parametrize("separator", ["/", "_/", "_"])
@@ -123,9 +123,9 @@ submission_73:
     files[f"{top}/submission_metadata.yml"] = listed.encode()
     collected = collect(course, ASSIGNMENT, str(zipped(tmp_path / "g.zip", files)))
     assert collected.format == "gradescope"
-    theirs = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
-    assert submitted(course) == theirs
-    times = {row.student: row.when for row in collected.rows}
+    expected = {"AdaLovelace-20001": "71", "BobdeVries-bob": "72", "王小明-20003": "72"}
+    assert submitted(course) == expected
+    times = {row.student: row.time for row in collected.rows}
     assert times["AdaLovelace-20001"] == datetime(2026, 11, 20, 17, 34, 0, 861687, tzinfo=UTC)
     assert times["BobdeVries-bob"] is None
     assert why(collected).count("without a submitter in submission_metadata.yml") == 2
@@ -174,7 +174,7 @@ def test_the_exchange(course: Path, tmp_path: Path) -> None:
     source = str(tmp_path / "exchange")
     collected = collect(course, ASSIGNMENT, source, format="exchange")
     assert submitted(course) == {"a+b": "last"}
-    assert collected.rows[-1].when == datetime(2026, 11, 20, 11, 0, 0, 123456, tzinfo=UTC)
+    assert collected.rows[-1].time == datetime(2026, 11, 20, 11, 0, 0, 123456, tzinfo=UTC)
     assert len(list((course / "grading/earlier/a+b" / ASSIGNMENT).iterdir())) == 2
     with pytest.raises(SourceError, match="no exchange"):
         collect(course, ASSIGNMENT, str(course), format="exchange")
@@ -193,25 +193,25 @@ def test_twice_is_once_and_a_newer_one_replaces(course: Path, tmp_path: Path) ->
     second = str(zipped(tmp_path / "2.zip", {f"{MOODLE}/{FILE}": notebook("second")}))
     collect(course, ASSIGNMENT, first)
     before = snapshot(course / "grading")
-    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    assert [row.action for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     assert snapshot(course / "grading") == before
     (row,) = collect(course, ASSIGNMENT, second, write=False).rows
-    assert row.what == "would be taken"
+    assert row.action == "would be taken"
     assert snapshot(course / "grading") == before
 
     # Grading repairs damaged notebooks in place: the same source is the same all the same.
     (path,) = (course / "grading/submitted").glob(f"*/*/{FILE}")
     path.write_bytes(notebook("first, repaired"))
-    assert [row.what for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
+    assert [row.action for row in collect(course, ASSIGNMENT, first).rows] == ["unchanged"]
     (row,) = collect(course, ASSIGNMENT, second).rows
-    assert row.what.startswith("taken, newer; the earlier submission is in")
+    assert row.action.startswith("taken, newer; the earlier submission is in")
     assert submitted(course) == {"AdaLovelace-12345": "second"}
-    kept = list((course / "grading/earlier").rglob(FILE))
-    assert [nbformat.read(each, as_version=4).cells[0].source for each in kept] == [
+    earlier = list((course / "grading/earlier").rglob(FILE))
+    assert [nbformat.read(path, as_version=4).cells[0].source for path in earlier] == [
         "first, repaired"
     ]
     (row,) = collect(course, ASSIGNMENT, first).rows
-    assert row.what == "kept aside, older"
+    assert row.action == "kept aside, older"
     assert submitted(course) == {"AdaLovelace-12345": "second"}
     assert not (course / "grading" / "collecting").exists()
 
@@ -246,13 +246,13 @@ def test_a_hostile_zip(course: Path, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
     collected = collect(course, ASSIGNMENT, str(source))
     assert submitted(course) == {"AdaLovelace-12345": "inner", "Nul-7": "seven"}
-    told = why(collected)
+    refusals = why(collected)
     for word in (
         *("again.zip is an archive", "bomb.txt is larger than", "secret.txt is a link"),
         *("same name as a folder", ".html", ".svg", "timestamp.txt was written by"),
         *("control characters", "outside", "evil", "contains no notebook"),
     ):
-        assert word in told, (word, told)
+        assert word in refusals, (word, refusals)
     after = {path for path in tmp_path.rglob("*") if "grading" not in path.parts}
     assert after == before, "nothing lies anywhere else"
     folder = course / "grading/submitted/AdaLovelace-12345" / ASSIGNMENT
@@ -302,7 +302,7 @@ def test_damaged_notebooks_are_taken_and_named(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("a,b\n1,2\n", "no column of student ids"),
         ("student_id\nada\nada\n", "in the list twice"),
@@ -313,15 +313,15 @@ def test_damaged_notebooks_are_taken_and_named(
         ("student_id,name,name\nada,A,B\n", "two columns 'name'"),
     ],
 )
-def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_class_lists(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "r.csv"
     path.write_text(text)
-    with pytest.raises(SourceError, match=words):
+    with pytest.raises(SourceError, match=message):
         read_roster(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("23:59", "not a complete date"),
         ("2026-11-20", "not a complete date"),
@@ -330,8 +330,8 @@ def test_bad_class_lists(tmp_path: Path, text: str, words: str) -> None:
         ("2026-11-20 23:59", "no time zone"),
     ],
 )
-def test_a_time_is_never_invented(text: str, words: str) -> None:
-    with pytest.raises(SourceError, match=words):
+def test_a_time_is_never_invented(text: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
         read_time(text)
 
 
@@ -344,31 +344,22 @@ def test_a_student_with_a_deadline_of_their_own(course: Path, tmp_path: Path) ->
     folder.mkdir()
     for student in ("ada", "ming"):
         (folder / f"{student}.ipynb").write_bytes(notebook())
-    own = course / "grading/extensions.csv"
-    own.parent.mkdir(exist_ok=True)
+    extensions = course / "grading/extensions.csv"
+    extensions.parent.mkdir(exist_ok=True)
     text = f"assignment,student_id,until\n{ASSIGNMENT},ada,2026-11-22 09:00 UTC\nother,ming,never\n"
-    own.write_text(text)
+    extensions.write_text(text)
     due = read_time("2026-11-20 10:00 UTC")
     rows = collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due).rows
     assert [row.late for row in rows] == [0, 1]
-    own.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
+    extensions.write_text(text.replace("2026-11-22 09:00 UTC", "soon"))
     with pytest.raises(SourceError, match="line 2: 'soon' is not a time"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
-    own.write_text("assignment,student_id\n")
+    extensions.write_text("assignment,student_id\n")
     with pytest.raises(SourceError, match="no column until"):
         collect(course, ASSIGNMENT, str(folder), roster=sheet, due=due)
 
 
-def test_the_command(
-    course: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def autograder(*arguments: str) -> int:
-        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(course)])
-        return main()
-
+def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "ada.ipynb").write_bytes(notebook())
@@ -376,23 +367,22 @@ def test_the_command(
     (folder / "bob").mkdir()
     (folder / "bob/notes.txt").write_text("I could not export it.")
     due = "2000-01-01 10:00 UTC"
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", due, "--file-times") == 1
-    out = capsys.readouterr().out
-    assert "1 taken; 1 late; 1 submission and 1 file refused" in out
-    assert "next: autograder grade" in out
+    collecting = ("collect", ASSIGNMENT, str(folder))
+    status, output = autograder(course, *collecting, "--due", due, "--file-times")
+    assert status == 1 and "1 taken; 1 late; 1 submission and 1 file refused" in output
+    assert "next: autograder grade" in output
     with (course / "grading/collected" / f"{ASSIGNMENT}.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert int(rows[0]["days late"]) > 9000
-    from autograder.collection.times import gradebook_due
-
     assert gradebook_due(load_config(course), ASSIGNMENT) == read_time(due)
     (folder / "eve").mkdir()
     (folder / "eve" / "note.txt").write_text("later")
-    assert autograder("collect", ASSIGNMENT, str(folder)) == 1, "a submission was refused"
-    assert "1 unchanged; 1 late" in capsys.readouterr().out, "the gradebook's deadline"
-    assert autograder("collect", ASSIGNMENT, "nowhere") == 2
-    assert "there is no file or folder nowhere" in capsys.readouterr().err
-    assert autograder("collect", ASSIGNMENT, str(folder), "--due", "soon") == 2
+    status, output = autograder(course, *collecting)
+    assert status == 1, "a submission was refused"
+    assert "1 unchanged; 1 late" in output, "the gradebook's deadline"
+    status, output = autograder(course, "collect", ASSIGNMENT, "nowhere")
+    assert status == 2 and "there is no file or folder nowhere" in output
+    assert autograder(course, *collecting, "--due", "soon")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -470,13 +460,13 @@ def test_two_persons_are_never_one(course: Path, tmp_path: Path) -> None:
         f"{name}_{number}_assignsubmission_file/{FILE}": notebook(name)
         for name, number in (("Scott Lee", 8), ("Who Else", 77), ("Ng José", 9), ("José Ng", 10))
     }
-    zip_, how = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
-    collected = collect(course, ASSIGNMENT, str(zip_), **how)
+    zip_, options = zipped(tmp_path / "m.zip", files), {"roster": roster, "write": False}
+    collected = collect(course, ASSIGNMENT, str(zip_), **options)
     rows = {row.student: row for row in collected.rows}
     assert rows.keys() == {"77", "jo"} and rows["jo"].name == "José Ng"
     assert "'Scott Lee' counts as Lee Scott of the class list" in rows["77"].notes
     assert "counts as" not in rows["jo"].notes
-    assert {each.who for each in collected.refused} == {"Who Else", "Ng José"}
+    assert {refusal.student for refusal in collected.refused} == {"Who Else", "Ng José"}
 
 
 @pytest.mark.parametrize(
@@ -489,8 +479,8 @@ def test_a_class_list_is_read_in_any_encoding(tmp_path: Path, encoding: str) -> 
         names = ["王小明", "李 Tom", "欧阳娜娜"]
     text = "student_id\tname\n" + "".join(f"s{i}\t{name}\n" for i, name in enumerate(names))
     (tmp_path / "r.csv").write_bytes(text.encode(encoding))
-    found = read_roster(tmp_path / "r.csv").students.values()
-    assert [student.name for student in found] == names
+    students = read_roster(tmp_path / "r.csv").students.values()
+    assert [student.name for student in students] == names
 
 
 def test_the_same_handed_in_again_late_costs_no_day(course: Path, tmp_path: Path) -> None:
@@ -564,12 +554,10 @@ def test_a_zip_of_thousands_of_files_takes_a_second_and_keeps_its_notebook(
 
 
 def test_grades_may_lie_outside_the_course(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autograder: Any
 ) -> None:
     (tmp_path / "in/ada").mkdir(parents=True)
     (tmp_path / "in/ada" / FILE).write_bytes(SOLVED)
     monkeypatch.setenv("GRADING", str(tmp_path / "elsewhere"))
-    command = ["autograder", "collect", ASSIGNMENT, str(tmp_path / "in"), "--course", str(course)]
-    monkeypatch.setattr("sys.argv", command)
-    assert main() == 0
+    assert autograder(course, "collect", ASSIGNMENT, str(tmp_path / "in"))[0] == 0
     assert (tmp_path / "elsewhere/submitted/ada" / ASSIGNMENT / FILE).is_file()

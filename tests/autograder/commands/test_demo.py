@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import io
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 
 from autograder.commands import demo as demo_module
-from autograder.commands.demo import ASSIGNMENT, Result, demo
-from tests.helpers.course_folders import ROOT, copy_assignment, needs_sources
-from tests.helpers.whole_class import TASKS, leave_little
+from autograder.commands.demo import demo
+from autograder.examination.verdict import Verdict
+from tests.helpers.course_folders import needs_sources
 
 pytestmark = [
     needs_sources,
@@ -23,40 +24,29 @@ SCORES = {"right-differently": 5, "deadlock": 2, "untouched": 0}
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: Any) -> Path:
-    """A course folder with a space in its path, as small as nbgrader allows."""
-    root = tmp_path_factory.mktemp("a course")
-    leave_little(copy_assignment(ASSIGNMENT, root), TASKS)
-    shutil.copy(ROOT / "nbgrader_config.py", root)
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    return root
-
-
-@pytest.fixture(scope="module")
-def results(course: Path) -> dict[str, Result]:
+def results(released_course: Path, copy_of: Callable[[Path], Path]) -> dict[str, Verdict]:
     """Run the demonstration with some of its submissions."""
-    said: list[str] = []
     make = demo_module.make_submissions
 
     def some(source: Path, released: Path) -> dict[str, nbformat.NotebookNode]:
-        made = make(source, released)
-        assert len(made) == 6
-        return {name: made[name] for name in SCORES}
+        submissions = make(source, released)
+        assert len(submissions) == 6
+        return {name: submissions[name] for name in SCORES}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_module, "make_submissions", some)
-        rows = demo(course, say=said.append)
-    assert sum(line.startswith("grading ") for line in said) == len(SCORES)
-    return {row.submission: row for row in rows}
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            verdicts = demo(copy_of(released_course))
+    assert out.getvalue().count("\ngrading ") == len(SCORES)
+    return {verdict.student: verdict for verdict in verdicts}
 
 
-def test_the_scores_are_right(results: dict[str, Result]) -> None:
+def test_the_scores_are_right(results: dict[str, Verdict]) -> None:
     assert {name: row.score for name, row in results.items()} == SCORES
     assert {row.max_score for row in results.values()} == {5}
 
 
-def test_every_lost_point_has_its_reason(results: dict[str, Result]) -> None:
+def test_every_lost_point_has_its_reason(results: dict[str, Verdict]) -> None:
     assert results["right-differently"].reason == ""
     deadlock = results["deadlock"].reason
     assert "Rank 0 waits in recv from rank 1" in deadlock

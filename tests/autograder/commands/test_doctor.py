@@ -32,17 +32,17 @@ def test_with_grading_it_grades(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 def test_a_machine_that_grades_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KnownSolutions, "wrong", lambda *_: "x got 3 of 4")
     monkeypatch.setattr(Sandbox, "close", lambda _: None)  # it serves the other tests
-    found = doctor.graded(ROOT)
-    assert "x got 3 of 4. So this machine, or the check, is broken" in found.summary
-    assert "do not grade here" in found.advice
+    finding = doctor.graded(ROOT)
+    assert "x got 3 of 4. So this machine, or the check, is broken" in finding.summary
+    assert "do not grade here" in finding.advice
 
 
 def test_without_solutions_it_says_what_was_not_tried(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
-    found = doctor.graded(tmp_path)
-    assert found.fine and ("not tested" in found.summary or sys.platform != "linux")
+    finding = doctor.graded(tmp_path)
+    assert finding.fine and ("not tested" in finding.summary or sys.platform != "linux")
 
 
 def test_off_linux_there_is_no_grading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,27 +41,22 @@ from autograder.passes.safe_markdown import safe_html
 from autograder.passes.tell import caption_of, timeline_of
 from autograder.tables import plain_text
 from course_lib.ranks import Network, Ranks, Trace
-from tests.helpers.browser import Browser
+from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.course_folders import ROOT, needs_sources
 from tests.helpers.hostile_notebook import MARK, hostile, payloads
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-BROWSER = next(
-    (found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), ""
-)
-needs_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium")
 
 
 class Beacons:
     """A server that only writes down what is fetched from it."""
 
     def __init__(self) -> None:
-        seen = self.seen = list[str]()
+        fetched = self.fetched = list[str]()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                seen.append(self.path)
+                fetched.append(self.path)
                 self.send_response(204)
                 self.end_headers()
 
@@ -106,19 +101,6 @@ def pages(course: Path) -> dict[str, Path]:
     return {name: folder / name / ASSIGNMENT / f"{ASSIGNMENT}.html" for name in names}
 
 
-def browse(url: str, profile: Path) -> str:
-    """Return the page as the browser has it after two seconds of its own time."""
-    options = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-        *("--virtual-time-budget=2000", "--window-size=1200,3000", f"--user-data-dir={profile}"),
-    ]
-    done = subprocess.run(
-        [BROWSER, *options, "--dump-dom", url], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 def text_of(html: str) -> str:
     return re.sub(r"<[^>]+>", "", html)
 
@@ -126,17 +108,17 @@ def text_of(html: str) -> str:
 @needs_sources
 def test_the_page_says_what_happened(pages: dict[str, Path]) -> None:
     html = pages["deadlock"].read_text()
-    said = " ".join(text_of(html).split())
-    assert "What was examined?" in said
+    text = " ".join(text_of(html).split())
+    assert "What was examined?" in text
     data = pages["deadlock"].parents[3]
     verdict = Verdict.read(verdict_path(data, ASSIGNMENT, "deadlock", ASSIGNMENT))
-    assert f"(Score: {verdict.score:.1f} / {verdict.max_score + 3:.1f})" in said
+    assert f"(Score: {verdict.score:.1f} / {verdict.max_score + 3:.1f})" in text
     for check in verdict.checks:
         hidden = [case["passed"] for case in check.cases if case["hidden"]]
         visible = [case["passed"] for case in check.cases if not case["hidden"]]
-        told = f"{sum(visible)} of {len(visible)} visible; {sum(hidden)} of {len(hidden)} hidden"
-        assert said.count(told) >= 2, "above, and at the task"
-    assert "Rank 0 waits in recv from rank 1" in said
+        counts = f"{sum(visible)} of {len(visible)} visible; {sum(hidden)} of {len(hidden)} hidden"
+        assert text.count(counts) >= 2, "above, and at the task"
+    assert "Rank 0 waits in recv from rank 1" in text
     assert "hidden.py" not in html
     hidden = [case["name"] for check in verdict.checks for case in check.cases if case["hidden"]]
     assert len(hidden) == len(verdict.checks)
@@ -161,25 +143,22 @@ def test_no_page_holds_a_script_or_an_address(pages: dict[str, Path], beacons: B
 
 @needs_sources
 def test_a_page_that_cannot_be_rendered_says_why(
-    pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch, autograder: Any
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("invalid SRE code")
 
     monkeypatch.setattr(soupsieve.SoupSieve, "select", method_of("soupsieve", fail))
-    course = pages["eve"].parents[4]
-    folder = pages["eve"].parent
-    kept = shutil.copytree(folder, course / "kept")
-    command = ["autograder", "feedback", ASSIGNMENT, "--student", "eve", "--course", str(course)]
-    monkeypatch.setattr("sys.argv", command)
-    assert main() == 1
-    shutil.copytree(kept, folder, dirs_exist_ok=True)
-    said = capsys.readouterr().out
-    assert "no page could be written for eve: RuntimeError: invalid SRE code (raised in" in said
-    assert "→ give: pip install 'soupsieve<3'" in said
-    found = doctor.page(ROOT)
-    assert "RuntimeError: invalid SRE code (raised in soupsieve" in found.summary
-    assert found.advice == "give: pip install 'soupsieve<3'"
+    course, folder = pages["eve"].parents[4], pages["eve"].parent
+    copy = shutil.copytree(folder, course / "copy")
+    status, output = autograder(course, "feedback", ASSIGNMENT, "--student", "eve")
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+    assert status == 1
+    assert "no page could be written for eve: RuntimeError: invalid SRE code (raised in" in output
+    assert "→ give: pip install 'soupsieve<3'" in output
+    finding = doctor.page(ROOT)
+    assert "RuntimeError: invalid SRE code (raised in soupsieve" in finding.summary
+    assert finding.advice == "give: pip install 'soupsieve<3'"
     monkeypatch.undo()
     assert doctor.page(ROOT).fine
 
@@ -199,9 +178,9 @@ def formgrader(course: Path) -> Iterator[str]:
     options["jpserver_extensions"] = "jupyterlab=False"  # it takes a second
     if os.geteuid() == 0:
         options["allow_root"] = True
-    given = [f"--ServerApp.{name}={value}" for name, value in options.items()]
+    arguments = [f"--ServerApp.{name}={value}" for name, value in options.items()]
     server = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_server", *given],
+        [sys.executable, "-m", "jupyter_server", *arguments],
         cwd=course,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -235,21 +214,23 @@ def test_no_page_runs_over_the_edge_of_a_phone(pages: dict[str, Path]) -> None:
 
 @needs_sources
 @needs_browser
-def test_nothing_runs_in_formgrader(
-    course: Path, formgrader: str, beacons: Beacons, tmp_path: Path
-) -> None:
+def test_nothing_runs_in_formgrader(course: Path, formgrader: str, beacons: Beacons) -> None:
     url = load_config(course).CourseDirectory.db_url
     with Gradebook(url, "sgd-to-ddp") as gradebook:
-        one = gradebook.find_submission_notebook(ASSIGNMENT, ASSIGNMENT, "eve").id
-    url = f"{formgrader}/formgrader/submissions/{one}/?index=0"
+        number = gradebook.find_submission_notebook(ASSIGNMENT, ASSIGNMENT, "eve").id
+    url = f"{formgrader}/formgrader/submissions/{number}/?index=0"
     with urllib.request.urlopen(url, timeout=300) as page:  # takes long on a busy machine
         html = page.read().decode()
     assert plain_text(html) == html
-    dom = browse(url, tmp_path / "profile")
+    with Browser() as browser:
+        browser.open(url)
+        browser.wait_for("document.readyState == 'complete'")
+        time.sleep(2)  # what attacks may wait for a moment
+        dom = browser.run("document.documentElement.outerHTML")
     assert "My answer, 中文, reads <strong>well</strong>" in dom, "the page is there"
     assert "Student's answer" in dom
     assert f"{MARK}=" not in dom.partition("<head")[0]
-    assert beacons.seen == []
+    assert beacons.fetched == []
     assert 'href="javascript:' not in dom
 
 
@@ -259,7 +240,11 @@ def test_a_payload_is_text(number: int) -> None:
     tags = re.findall(r"<(\w+)([^>]*)>", html)
     allowed = {"p", "div", "span", "details", "summary", "a", "br", "pre", "code", "em", "strong"}
     assert {name for name, _ in tags} <= allowed | {"img"}
-    assert not [rest for _, rest in tags if re.search(r"\b(on\w+|style|src|id|name)\s*=", rest)]
+    assert not [
+        attributes
+        for _, attributes in tags
+        if re.search(r"\b(on\w+|style|src|id|name)\s*=", attributes)
+    ]
     assert 'class="pull-right' not in html
 
 
@@ -274,9 +259,9 @@ def test_a_picture_is_shown_if_it_is_attached_and_else_described() -> None:
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300))
 def test_any_text_is_shown(source: str) -> None:
     html = safe_html(source)
-    for name, rest in re.findall(r"<(\w+)([^>]*)>", html):
+    for name, attributes in re.findall(r"<(\w+)([^>]*)>", html):
         assert name.lower() not in ("script", "style", "iframe", "svg", "object", "form")
-        assert not re.search(r"\son\w+=", rest)
+        assert not re.search(r"\son\w+=", attributes)
 
 
 def named_by_a_student(count: int) -> Trace:
@@ -305,9 +290,9 @@ def test_a_timeline_is_drawn_of_what_the_verdict_has() -> None:
     assert len(stored) < 70_000
     read = json.loads(stored)
     check = CheckVerdict("02/t", 0, 1, "", [], read)
-    png, words = timeline_of(check)
+    png, alt = timeline_of(check)
     assert png.startswith(b"\x89PNG")
     drawn = trace.events[:MAX_EVENTS]
-    assert f"{sum(event.kind == 'send' for event in drawn)} send" in words
+    assert f"{sum(event.kind == 'send' for event in drawn)} send" in alt
     assert "“2 ranks”" in caption_of(check)
     assert "Only the first" in caption_of(check) and len(drawn) < len(trace.events)

@@ -57,8 +57,8 @@ def contents(path: Path) -> dict[str, str]:
 def moodle_finds(name: str) -> tuple[int, str, str]:
     """The participant, the plugin and the file, as Moodle's importer reads a name."""
     folder, _, file = name.partition("/")
-    _, participant, kind, plugin, rest = [*folder.split("_", 4), ""][:5]
-    assert rest == ""
+    _, participant, kind, plugin, remainder = [*folder.split("_", 4), ""][:5]
+    assert remainder == ""
     return int(participant), f"{kind}_{plugin}", file
 
 
@@ -69,28 +69,28 @@ def canvas_finds(name: str) -> tuple[int, int]:
 
 
 def test_moodle_finds_each_student(course: Path) -> None:
-    to, system, without, others = pack(course, ASSIGNMENT, exported(course, MOODLE))
-    assert (system, without, others) == ("moodle", ["eve"], [])
-    found = {moodle_finds(name): text for name, text in contents(to).items()}
+    to, system, without, left_out = pack(course, ASSIGNMENT, exported(course, MOODLE))
+    assert (system, without, left_out) == ("moodle", ["eve"], [])
+    pages = {moodle_finds(name): text for name, text in contents(to).items()}
     page = f"feedback_{ASSIGNMENT}.html"
-    assert found == {
+    assert pages == {
         (12345, "assignfeedback_file", page): "for ada",
         (777, "assignfeedback_file", page): "for bob",
     }
 
 
 def test_canvas_finds_each_student_by_the_last_of_their_files(course: Path) -> None:
-    to, system, without, others = pack(course, ASSIGNMENT, exported(course, CANVAS))
-    assert (system, without, others) == ("canvas", [], [])
-    found = {canvas_finds(name): text for name, text in contents(to).items()}
-    assert found == {(12345, 208490300): "for ada", (777, 208490285): "for bob"}
+    to, system, without, left_out = pack(course, ASSIGNMENT, exported(course, CANVAS))
+    assert (system, without, left_out) == ("canvas", [], [])
+    pages = {canvas_finds(name): text for name, text in contents(to).items()}
+    assert pages == {(12345, 208490300): "for ada", (777, 208490285): "for bob"}
     assert all("/" not in name and name.endswith(".html") for name in contents(to))
 
 
 def test_a_member_of_a_pair_who_submitted_nothing_is_named(course: Path) -> None:
     """Bob's submission is a copy of Ada's: he has a page, and the system has no file of his."""
-    to, _, _, others = pack(course, ASSIGNMENT, exported(course, [*MOODLE[:1], *MOODLE[2:]]))
-    assert others == ["bob"] and list(contents(to).values()) == ["for ada"]
+    to, _, _, left_out = pack(course, ASSIGNMENT, exported(course, [*MOODLE[:1], *MOODLE[2:]]))
+    assert left_out == ["bob"] and list(contents(to).values()) == ["for ada"]
 
 
 @pytest.mark.filterwarnings("ignore:Passing unrecognized arguments")  # slips of nbgrader's own

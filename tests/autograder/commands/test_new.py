@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autograder.__main__ import main
 from autograder.commands.new import new
 from autograder.course import handed_out
 from autograder.errors import CommandFailed
 from course_lib.checking import run_check
 from course_lib.checking.local import LocalRunner
-from course_lib.checking.mutants import says
-from course_lib.ranks import Ranks
+from course_lib.checking.mutants import report_on, says
 from tests.helpers.course_folders import ROOT, SOURCES, needs_sources
 from tests.helpers.solutions import (
     checks_of,
-    hidden_cases,
     is_masked,
     module_of_reference,
     mutants_in,
@@ -48,35 +45,19 @@ def course(tmp_path: Path) -> Path:
 
 @pytest.mark.large
 def test_its_solution_passes_and_every_wrong_one_fails_for_its_reason(course: Path) -> None:
-    folder = new(course, NAME)
+    folder, name = new(course, NAME), f"{NAME}/rotate"
     assert set(checks_of(folder)) == {"rotate"}
-    hidden = hidden_cases(folder, "rotate")
+    check = checks_of(folder)["rotate"]
+    hidden = check.hidden("tests")
     assert len(hidden) > 4
-    right = [solution_of(folder, "rotate")]
-    wrong = []
-    for mutant in mutants_in(folder):
-        if "simulated" not in mutant.where:
-            continue
-        if mutant.reason is None:
-            right.append(mutant.function)
-        else:
-            wrong.append((mutant.function, mutant.reason))
-    assert len(right) > 1
-    assert len(wrong) > 4
-    pool: dict[int, Ranks] = {}
-    try:
-        for function, reason in [*((function, None) for function in right), *wrong]:
-            with LocalRunner(function, "simulated", echo=None, ranks=pool) as runner:
-                report = run_check(
-                    *(f"{NAME}/rotate", checks_of(folder)["rotate"], runner),
-                    seed="tests",
-                    hidden=hidden if reason is None else (),  # public cases find every mistake
-                )
-            assert report.passed == (reason is None), str(report)
-            assert reason is None or says(report, reason), str(report)
-    finally:
-        for ranks in pool.values():
-            ranks.close()
+    with LocalRunner(solution_of(folder, "rotate"), "simulated", echo=None) as runner:
+        assert run_check(name, check, runner, seed="tests", hidden=hidden).passed
+    mutants = [mutant for mutant in mutants_in(folder) if "simulated" in mutant.where]
+    assert len(mutants) > 5 and not all(mutant.reason for mutant in mutants)
+    for mutant in mutants:  # public cases find every mistake
+        report = report_on(name, check, mutant, None if mutant.reason else "tests")
+        assert report.passed == (mutant.reason is None), str(report)
+        assert mutant.reason is None or says(report, mutant.reason), str(report)
 
 
 def test_the_guide_explains_its_check(course: Path) -> None:
@@ -91,17 +72,13 @@ def test_its_reference_cannot_be_imported_while_it_is_graded(course: Path) -> No
     assert module and is_masked(folder, module)
 
 
-def test_it_writes_over_nothing_and_wants_a_name_that_sorts(
-    course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = handed_out(new(course, NAME)) / "checks.py"
-    kept.write_text("mine")
-    monkeypatch.chdir(course)
-    for name, said in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
-        monkeypatch.setattr(sys, "argv", ["autograder", "new", name])
-        assert main() == 2
-        assert said in capsys.readouterr().err
-    assert kept.read_text() == "mine"
+def test_it_writes_over_nothing_and_wants_a_name_that_sorts(course: Path, autograder: Any) -> None:
+    checks = handed_out(new(course, NAME)) / "checks.py"
+    checks.write_text("mine")
+    for name, message in ((NAME, "exists already"), ("topic", "use a name like 12_my_topic")):
+        status, output = autograder(course, "new", name)
+        assert status == 2 and message in output
+    assert checks.read_text() == "mine"
     shutil.rmtree(course / "instructor" / NAME)
     with pytest.raises(CommandFailed, match=f"assignments/{NAME} exists already"):
         new(course, NAME)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import ast
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
-from autograder.__main__ import main
 from tests.helpers.course_folders import RELEASED, ROOT
 
 NAME = "02_data_parallel_sgd"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_own_cells_are_written_and_released_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_cells_are_written_and_released_ones_are_not(tmp_path: Path, autograder: Any) -> None:
     shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
     shutil.copytree(RELEASED / NAME, tmp_path / "assignments" / NAME)
     released = nbformat.read(RELEASED / NAME / f"{NAME}.ipynb", as_version=4)
@@ -35,13 +33,12 @@ def test_own_cells_are_written_and_released_ones_are_not(
         folder = tmp_path / "grading/submitted" / student / NAME
         folder.mkdir(parents=True)
         (folder / f"{NAME}.ipynb").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["autograder", "sources", NAME, "--course", str(tmp_path)])
-    assert main() == 0
-    assert "bob has no file" in capsys.readouterr().out
+    status, output = autograder(tmp_path, "sources", NAME)
+    assert status == 0 and "bob has no file" in output
     folder = tmp_path / "grading/sources"
     ada = (folder / NAME / "ada.py").read_text(encoding="utf-8")
     assert "return 42, 43" in ada and "# %time helper" in ada and "def average" not in ada
     assert (folder / NAME / "idle.py").read_text(encoding="utf-8").strip() == ""
-    given = (folder / f"{NAME}.py").read_text(encoding="utf-8")
-    assert "def average_gradients" in given
-    assert ast.parse(ada) and ast.parse(given), "the programs parse Python"
+    base = (folder / f"{NAME}.py").read_text(encoding="utf-8")
+    assert "def average_gradients" in base
+    assert ast.parse(ada) and ast.parse(base), "the programs parse Python"

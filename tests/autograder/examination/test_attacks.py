@@ -52,7 +52,7 @@ def is_right(average):
 
 @needs_sources
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "reason"),
     [
         (COUNTS, SURVIVES),
         (READS, SURVIVES),
@@ -62,7 +62,7 @@ def is_right(average):
     ids=["counts solutions", "reads the solution", "is on the other ranks", "looks for judges"],
 )
 def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(
-    place: Sandbox, source: str, words: str
+    place: Sandbox, source: str, reason: str
 ) -> None:
     folder = SOURCES / ASSIGNMENT
     check = checks_of(folder)["is_right"]
@@ -71,7 +71,7 @@ def test_a_check_that_looks_elsewhere_than_at_results_earns_nothing(
             assert not submission.run_cell(cell).error
         report = examine(f"{ASSIGNMENT}/is_right", check, submission, seed="seed")
     assert report.fraction == 0, str(report)
-    assert any(words in result.reason for result in report.results), str(report)
+    assert any(reason in result.reason for result in report.results), str(report)
 
 
 def test_one_student_takes_a_minute_at_most(place: Sandbox) -> None:

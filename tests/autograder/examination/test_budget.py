@@ -146,16 +146,16 @@ needs_the_queue = pytest.mark.skipif(
 
 
 @contextmanager
-def crowded_core(others: int = 3) -> Iterator[int]:
+def crowded_core(count: int = 3) -> Iterator[int]:
     """Yield a core on which so many other processes want to compute, without end."""
     core = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
-    with ExitStack() as kept:
-        for _ in range(others):
-            process = kept.enter_context(
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(
                 subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
             )
-            kept.callback(process.kill)
+            stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()
         yield core
@@ -169,8 +169,8 @@ def test_the_same_work_counts_as_much_on_a_crowded_core(place: Sandbox) -> None:
     )
     with Submission(place) as submission:
         with crowded_core() as core:
-            told = submission.run_cell(work.format(f"os.sched_setaffinity(0, {{{core}}})"))
-        assert not told.error
-        wall, used, waited = float(told.stdout), submission.budget.used, submission.budget.waited
+            outcome = submission.run_cell(work.format(f"os.sched_setaffinity(0, {{{core}}})"))
+        assert not outcome.error
+        wall, used, waited = float(outcome.stdout), submission.budget.used, submission.budget.waited
     assert used + waited >= wall > 0.3
     assert used < 0.75 * wall, (wall, used, waited)

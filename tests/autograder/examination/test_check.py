@@ -36,20 +36,19 @@ def judge(case: Case, inputs: Sequence[Any], values: Sequence[Any]) -> None:
         raise Wrong(f"expected {inputs}, got {values}")
 
 
-CHECK = Check("f", lambda f, mine: f(mine), lambda case, generator: [1.5], judge, (PUBLIC,))
+CHECK = Check("f", lambda f, value: f(value), lambda case, generator: [1.5], judge, (PUBLIC,))
 
 Answer = Callable[[Case, Sequence[Any]], Any]
 
 
 class Ran:
-    """A submission with these answers, on the grader's network and on real ranks."""
+    """A submission that answers so in every case."""
 
-    def __init__(self, carried: Answer, real: Answer | None = None) -> None:
-        self._answers = {None: carried, "cpu": real}
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
 
-    def runner(self, on: str | None = None, taken: Any = None) -> Any:
-        answer = self._answers[on]
-        return lambda check, case, inputs: Observed(answer(case, inputs))  # type: ignore[misc]
+    def runner(self, taken: Any = None) -> Any:
+        return lambda check, case, inputs: Observed(self._answer(case, inputs))
 
     def check_alive(self) -> None:
         """The sandbox has not failed."""
@@ -72,12 +71,9 @@ def fails(error: BaseException, only: Case | None = None) -> Answer:
     return answer
 
 
-def run(
-    carried: Answer, real: Answer | None = None, check: Check = CHECK, **more: Any
-) -> CheckReport:
-    on = None if real is None else "cpu"
-    submission: Any = Ran(carried, real)
-    return examine("02/f", check, submission, seed="1", hidden=[HIDDEN], on=on, **more)
+def run(answer: Answer, check: Check = CHECK) -> CheckReport:
+    submission: Any = Ran(answer)
+    return examine("02/f", check, submission, seed="1", hidden=[HIDDEN])
 
 
 def passed(report: CheckReport) -> list[bool]:
@@ -85,7 +81,7 @@ def passed(report: CheckReport) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (fails(DeadlockError("Ranks 0 and 1 wait.")), "The ranks wait for one another"),
         (fails(MismatchError("3 and 4 elements.")), "that do not fit together"),
@@ -95,12 +91,12 @@ def passed(report: CheckReport) -> list[bool]:
         (wrong, "The result or the behaviour of the function is wrong in this case"),
     ],
 )
-def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, told: str) -> None:
-    examined = run(lambda case, mine: answer(case, mine) if case == HIDDEN else mine)
+def test_of_a_hidden_case_only_the_kind_of_failure_is_told(answer: Answer, message: str) -> None:
+    examined = run(lambda case, inputs: answer(case, inputs) if case == HIDDEN else inputs)
     assert passed(examined) == [True, False]
     shown = for_the_student(examined)
     reason = shown.results[1].reason
-    assert told in reason
+    assert message in reason
     assert "1.5" not in f"{shown} {reason} {shown.results[1].detail}"
     assert examined.results[1].reason != reason  # the instructor reads all of it
 
@@ -168,24 +164,3 @@ def test_nobody_is_graded_where_the_inputs_cannot_be_drawn() -> None:
         AuthorError, match="02/f: the inputs of the case 'public' could not be made"
     ):
         run(right, check=replace(CHECK, inputs=inputs))
-
-
-# On real ranks --------------------------------------------------------------------------------
-
-CARRIED, REAL = "the grader's network", "CPU ranks"
-
-
-@pytest.mark.parametrize(
-    ("carried", "real", "cases", "places"),
-    [
-        (right, right, [True, True], (CARRIED, REAL)),
-        (right, fails(RankError("Rank 0 raised.", rank=0), PUBLIC), [False, True], (REAL,)),
-        (wrong, right, [False, False], (CARRIED,)),  # wrong is wrong: real ranks are not asked
-    ],
-)
-def test_what_is_right_runs_once_more_on_real_ranks(
-    carried: Answer, real: Answer, cases: list[bool], places: tuple[str, ...]
-) -> None:
-    examined = run(carried, real)
-    assert passed(examined) == cases
-    assert examined.places == places

@@ -70,8 +70,7 @@ def graded(
     checks[of] = replace(checks[of], cases=checks[of].cases[1:2])
     verdict = Verdict(folder.name, student, folder.name, "seed", "")
     with Submission(place) as submission:
-        exam = Exam(checks, {}, ())
-        examine_cells(new_notebook(cells=cells), exam, submission, verdict)
+        examine_cells(new_notebook(cells=cells), Exam(checks, ()), submission, verdict)
     return verdict.checks[-1]
 
 
@@ -129,9 +128,9 @@ def test_who_is_to_blame_where_nothing_can_be_asked(
     checks, submission = checks_of(FOLDER), SimpleNamespace(runner=lambda *_: fails, sources=[])
     check: Any = checks[f"defend_{OF}"]
     with pytest.raises(kind, match=says):
-        made = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
+        questions = asked(check, checks[OF], passed, submission, None, "ada")  # type: ignore[arg-type]
         assert kind is Wrong  # anybody else's fault is told at once
-        made.judge(made.cases[0], [], [])
+        questions.judge(questions.cases[0], [], [])
 
 
 @pytest.mark.parametrize(

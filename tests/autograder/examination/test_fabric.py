@@ -21,7 +21,7 @@ NETWORK = Network(1.3e-3, 7e6)
 X = torch.arange(4, dtype=torch.float32)
 
 
-def post(number: int, kind: str = "send", **more: Any) -> tuple[str, Any]:
+def post(number: int, kind: str = "send", **changes: Any) -> tuple[str, Any]:
     described: dict[str, Any] = {
         "number": number,
         "kind": kind,
@@ -36,16 +36,16 @@ def post(number: int, kind: str = "send", **more: Any) -> tuple[str, Any]:
         "outputs": [] if kind == "send" else [4],
         "dtype": "float32",
     }
-    return "post", {**described, **more}
+    return "post", {**described, **changes}
 
 
 class Served:
     """Three ranks' connections to the grader's network, which a thread serves."""
 
-    def __init__(self, seconds: float = 20.0, **more: Any) -> None:
+    def __init__(self, seconds: float = 20.0, **options: Any) -> None:
         pairs = [socket.socketpair() for _ in range(3)]
-        self.ranks = [theirs for _, theirs in pairs]
-        self._carrying = Carrying([ours for ours, _ in pairs], NETWORK, seconds, **more)
+        self.ranks = [end for _, end in pairs]
+        self._carrying = Carrying([ours for ours, _ in pairs], NETWORK, seconds, **options)
         for rank in self.ranks:
             rank.settimeout(20)
             assert receive(rank) == ("go", None)
@@ -61,9 +61,9 @@ class Served:
         for rank in (0, 1):
             send(self.ranks[rank], ("wait", 1))
         for rank, outputs in ((0, []), (1, [X.tolist()])):
-            kind, told = receive(self.ranks[rank])
-            assert (kind, told["number"]) == ("done", 1)
-            assert [each.tolist() for each in told["outputs"]] == outputs
+            kind, answer = receive(self.ranks[rank])
+            assert (kind, answer["number"]) == ("done", 1)
+            assert [tensor.tolist() for tensor in answer["outputs"]] == outputs
             send(self.ranks[rank], ("output", encode(None)))
 
     def join(self) -> None:
@@ -105,11 +105,11 @@ WRONG = {
 @pytest.mark.parametrize("messages", WRONG.values(), ids=WRONG.keys())
 def test_a_message_against_the_rules_is_refused(messages: list[Any]) -> None:
     fabric = ExaminersFabric(3, NETWORK, lambda *_: None, bounds=Bounds(message=3 << 20))
-    *right, wrong = messages
-    for message in right:
+    *first, last = messages
+    for message in first:
         fabric.handle(2, *message)
     with pytest.raises(ProtocolError):
-        fabric.handle(2, *wrong)
+        fabric.handle(2, *last)
 
 
 def test_a_message_against_the_rules_ends_its_rank_only() -> None:
@@ -124,8 +124,8 @@ def test_a_message_against_the_rules_ends_its_rank_only() -> None:
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 7])
 def test_time_that_was_not_declared_does_not_pass(seconds: float) -> None:
     fabric = ExaminersFabric(1, NETWORK, lambda *_: None, computes=[{1.0: 1}])
-    for each in (seconds, 1.0, 1.0):
-        fabric.handle(0, "compute", each)
+    for length in (seconds, 1.0, 1.0):
+        fabric.handle(0, "compute", length)
     assert fabric.fabric.clock == [1.0]
 
 
@@ -143,14 +143,14 @@ def test_those_who_wait_for_a_broken_rank_are_told() -> None:
 
 
 def test_a_question_whether_it_is_over_is_answered_before_it_is() -> None:
-    told: list[Any] = []
-    fabric = ExaminersFabric(3, NETWORK, lambda *answer: told.append(answer))
+    answers: list[Any] = []
+    fabric = ExaminersFabric(3, NETWORK, lambda *answer: answers.append(answer))
     fabric.handle(1, *post(1, "recv"))
     fabric.handle(1, "test", 1)
     for rank in (0, 2):
         fabric.end(rank)
     fabric.settle()
-    assert told == [(1, "later", 1)]
+    assert answers == [(1, "later", 1)]
 
 
 def test_no_memory_of_the_grader_reaches_a_rank() -> None:
@@ -160,7 +160,9 @@ def test_no_memory_of_the_grader_reaches_a_rank() -> None:
     fabric = ExaminersFabric(3, NETWORK, lambda *_: None)
     for number, n in enumerate((3, 100, 10_000)):
         fabric.handle(2, *post(number, "recv", outputs=[n]))
-    assert not any(output.any() for each in fabric.fabric.unserved() for output in each.outputs)
+    assert not any(
+        output.any() for operation in fabric.fabric.unserved() for output in operation.outputs
+    )
 
 
 plain = st.recursive(

@@ -39,7 +39,10 @@ def _on_tensor(fn: Callable[..., None], n: int, *args: Any) -> torch.Tensor:
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
     network = Network(1.3e-3, 7e6)
-    ours, theirs = CarriedRanks(processes[k], network), Ranks(k, on="simulated", network=network)
+    carried, simulated = (
+        CarriedRanks(processes[k], network),
+        Ranks(k, on="simulated", network=network),
+    )
     calls: list[tuple[Any, ...]] = [
         (collectives.central_all_reduce, 100),
         (collectives.tree_all_reduce, 101),
@@ -48,21 +51,21 @@ def test_same_time_and_trace(processes: dict[int, Ranks], k: int) -> None:
         (collectives.pipelined_broadcast, 109),
     ]
     for call in calls:
-        assert_same(ours.run(_on_tensor, *call), theirs.run(_on_tensor, *call), str(call))
+        assert_same(carried.run(_on_tensor, *call), simulated.run(_on_tensor, *call), str(call))
         # Behind sockets, the call that carries the function is a line more.
-        one, other = (
+        events, simulated_events = (
             [event._replace(lines=event.lines[-1:]) for event in ranks.trace.events]
-            for ranks in (ours, theirs)
+            for ranks in (carried, simulated)
         )
-        assert one == other
+        assert events == simulated_events
 
 
 def test_a_rank_cannot_talk_to_itself_and_its_computation_counts_if_it_was_declared() -> None:
-    (near, own), (far, theirs) = socket.socketpair(), socket.socketpair()
+    (near, channel), (far, idle) = socket.socketpair(), socket.socketpair()
     carrying = Carrying([near, far], NETWORK, computes=[{2.0: 1}, {}])
-    with theirs, own:
-        theirs.sendall(b"")
-        with rank_on(own, 0, 2) as client:
+    with idle, channel:
+        idle.sendall(b"")
+        with rank_on(channel, 0, 2) as client:
             x = torch.ones(2)
             with pytest.raises(ValueError, match="cannot send to itself"):
                 client.post(Operation(0, "send", "", (0, 1), [x], [], peer=0))
@@ -72,17 +75,17 @@ def test_a_rank_cannot_talk_to_itself_and_its_computation_counts_if_it_was_decla
             client.spend(2.0)
             client.spend(1.0)
             assert client.now() == 5.0
-        theirs.close()
+        idle.close()
         carrying.join(30)
     assert carrying.fabric.fabric.clock == [2.0, 0.0]
 
 
 def test_a_fabric_that_is_gone_stops_its_rank() -> None:
-    (near, own), (far, silent) = socket.socketpair(), socket.socketpair()
+    (near, channel), (far, silent) = socket.socketpair(), socket.socketpair()
     carrying = Carrying([near, far], NETWORK, seconds=0.3)
     stopped = []
-    with silent, own:
-        with rank_on(own, 0, 2):
+    with silent, channel:
+        with rank_on(channel, 0, 2):
             try:
                 dist.recv(torch.empty(1), src=1)
             except FabricStopped as error:

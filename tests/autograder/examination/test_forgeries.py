@@ -36,9 +36,9 @@ def examined(place: Sandbox, check: Check, *cells: str) -> CheckReport:
     with Submission(place) as submission:
         for cell in (SETUP, *cells):
             assert not submission.run_cell(cell).error
-        found = examine("forged/f", check, submission, seed="forged")
-    assert not notes_on(found)
-    return found
+        report = examine("forged/f", check, submission, seed="forged")
+    assert not notes_on(report)
+    return report
 
 
 # The clock ------------------------------------------------------------------------------------
@@ -49,8 +49,8 @@ def numbers(case: Case, generator: torch.Generator) -> list[dict[str, Any]]:
     return [{"number": number} for number in drawn.tolist()]
 
 
-def told_program(f: Any, mine: Any, given: Given) -> Any:
-    return {"rank 0's number": f(mine["number"])}
+def told_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
+    return {"rank 0's number": f(rank_input["number"])}
 
 
 TOLD = task(
@@ -154,7 +154,7 @@ def still():
 SHARED = task(
     "f",
     inputs=numbers,
-    program=lambda f, mine, given: f(mine["number"]),
+    program=lambda f, rank_input, case_inputs: f(rank_input["number"]),
     judges=[equals(lambda case, inputs, me: {"refused": [True] * 30, "still": True})],
     cases=[Case("1 rank", 1, {"below": 9})],
 )
@@ -197,14 +197,14 @@ def test_what_a_rank_leaves_ends_before_the_case(
     body = "for _ in range({} - 9 * dist.get_rank()):\n  if os.fork() == 0: time.sleep(99)\n "
     assert examined(place, TIMED, f"def f():\n {body.format(9)}").passed
     assert running == [4]  # bubblewrap's, the fork server, and two ranks
-    many = examined(place, TIMED, f"def f():\n {body.format(60)}")
-    assert "Resource temporarily unavailable" in many.reason
+    crowded = examined(place, TIMED, f"def f():\n {body.format(60)}")
+    assert "Resource temporarily unavailable" in crowded.reason
 
 
 EXCHANGED = task(
     "f",
     inputs=lambda case, generator: [{"x": torch.ones(3)}] * case.world_size,
-    program=lambda f, mine, given: {"x": f(mine["x"])},
+    program=lambda f, rank_input, case_inputs: {"x": f(rank_input["x"])},
     judges=[equals(lambda case, inputs, me: {"x": torch.ones(3)})],
     cases=[Case("2 ranks", 2)],
 )
@@ -231,7 +231,7 @@ def f(x):
 """Sends right after the start of its rank."""
 
 
-def timed_program(f: Any, mine: Any, given: Given) -> Any:
+def timed_program(f: Any, rank_input: Any, case_inputs: Given) -> Any:
     compute(1e-3)
     f()
     compute(2e-3)
@@ -242,7 +242,7 @@ TIMED = task(
     "f",
     inputs=lambda case, generator: [{"x": 1}] * case.world_size,
     program=timed_program,
-    computes=lambda own: {1e-3: 1, 2e-3: 1},
+    computes=lambda rank_input: {1e-3: 1, 2e-3: 1},
     judges=[equals(lambda case, inputs, me: {"done": True})],
     expects=[time_within(lambda case, network: 3.1e-3)],
     cases=[Case("2 ranks", 2)],
@@ -310,15 +310,15 @@ EFFECTS = task(
     inputs=lambda case, generator: [
         {"x": torch.randn(5, generator=generator)} for _ in range(case.world_size)
     ],
-    program=lambda f, mine, given: {"twice": f(mine["x"])},
+    program=lambda f, rank_input, case_inputs: {"twice": f(rank_input["x"])},
     judges=[equals(lambda case, inputs, me: {"twice": 2 * inputs[me]["x"]})],
     cases=[Case("1 rank", 1)],
 )
 
 
-def with_parameter(f: Any, mine: Any, given: Given) -> Any:
-    parameter = torch.nn.Parameter(mine["x"])
-    given.watch.add_parameters("the parameters", [parameter])
+def with_parameter(f: Any, rank_input: Any, case_inputs: Given) -> Any:
+    parameter = torch.nn.Parameter(rank_input["x"])
+    case_inputs.watch.add_parameters("the parameters", [parameter])
     return {"twice": f(parameter)}
 
 
@@ -362,8 +362,8 @@ NOT_READ = "cannot be read|Rank 0 ended"
 NO_VALUES = "on the device meta has no values|Rank 0 raised"
 LIES: dict[str, tuple[Check, str, str]] = {
     **{
-        f"a number in time: {how}": (TOLD, FIND + source, "^rank 1: rank 0's number: expected")
-        for how, source in IN_TIME.items()
+        f"a number in time: {name}": (TOLD, FIND + source, "^rank 1: rank 0's number: expected")
+        for name, source in IN_TIME.items()
     },
     "a number bit by bit": (
         replace(TOLD, cases=(Case("2 ranks", 2, {"below": 2**40}),)),
@@ -384,8 +384,8 @@ LIES: dict[str, tuple[Check, str, str]] = {
         for answer in ("[]", "{}")
     },
     **{
-        f"hides: {words}": (WITH_PARAMETER, HIDES.format(line), words)
-        for line, words in (
+        f"hides: {reason}": (WITH_PARAMETER, HIDES.format(line), reason)
+        for line, reason in (
             ("torch.rand(1)", "random numbers of the torch generator"),
             ("import random; random.random()", "random numbers of the Python generator"),
             ("x.register_hook(lambda g: g)", "leaves hooks on the parameters"),
@@ -394,8 +394,8 @@ LIES: dict[str, tuple[Check, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("check", "source", "words"), LIES.values(), ids=LIES)
-def test_a_lie_earns_nothing(place: Sandbox, check: Check, source: str, words: str) -> None:
+@pytest.mark.parametrize(("check", "source", "reason"), LIES.values(), ids=LIES)
+def test_a_lie_earns_nothing(place: Sandbox, check: Check, source: str, reason: str) -> None:
     report = examined(place, check, source)
     assert not report.passed
-    assert re.search(words, report.reason), report.reason
+    assert re.search(reason, report.reason), report.reason

@@ -24,7 +24,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from autograder.course import Settings
 from autograder.examination.submission import Submission
 from autograder.examination.verdict import Verdict, verdict_path
-from autograder.passes.examine import Exam, examine_cells
+from autograder.passes.examine import Exam, examine_cells, with_hidden
 from autograder.passes.tell import tell
 from autograder.sandbox.sandbox import Sandbox
 from course_lib.checking import Case, Check, Wrong
@@ -54,7 +54,7 @@ def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
 def total(name: str, seconds: float, *world_sizes: int) -> Check:
     """Return the check of a function that returns the sum of all ranks' tensors."""
     cases = tuple(Case(f"{k} ranks", k, {"number": 1.5}) for k in world_sizes)
-    return Check(name, lambda function, mine: function(mine), inputs, judge, cases, seconds)
+    return Check(name, lambda function, tensor: function(tensor), inputs, judge, cases, seconds)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Row:
 
     Attributes:
         f: the source of the task's function.
-        words: a pattern that the reason of a failed case has; none: the row earns all points.
+        reason: a pattern that the reason of a failed case has; none: the row earns all points.
         cells: cells in front.
         last: a cell at the end.
         fails: the names of the cases that fail.
@@ -74,7 +74,7 @@ class Row:
     """
 
     f: str
-    words: str = ""
+    reason: str = ""
     cells: tuple[str, ...] = ()
     last: str = ""
     fails: tuple[str, ...] = ()
@@ -100,24 +100,24 @@ def f(x):
 """
 
 
-def honest(body: str, *cells: str, **more: Any) -> Row:
-    return Row(F.format(world_size=2, body=body), cells=cells, **more)
+def honest(body: str, *cells: str, **options: Any) -> Row:
+    return Row(F.format(world_size=2, body=body), cells=cells, **options)
 
 
-def loses(body: str, words: str, *cells: str, **more: Any) -> Row:
+def loses(body: str, reason: str, *cells: str, **options: Any) -> Row:
     """Return a row whose function fails on two ranks."""
-    return Row(F.format(world_size=2, body=body), words, cells, fails=("2 ranks",), **more)
+    return Row(F.format(world_size=2, body=body), reason, cells, fails=("2 ranks",), **options)
 
 
-def in_hidden(body: str, words: str) -> Row:
+def in_hidden(body: str, reason: str) -> Row:
     """Return a row whose function fails in the hidden case."""
-    return Row(F.format(world_size=3, body=body), words, fails=(HIDDEN.name,))
+    return Row(F.format(world_size=3, body=body), reason, fails=(HIDDEN.name,))
 
 
-def undefined(source: str, words: str) -> Row:
+def undefined(source: str, ending: str) -> Row:
     """Return a row whose cell does not define the function."""
-    said = "f is not defined.*Cell 2 contains this name, but did not run to its end: .*"
-    return Row(source, said + words, fails=("1 ranks", "2 ranks", HIDDEN.name))
+    reason = "f is not defined.*Cell 2 contains this name, but did not run to its end: .*"
+    return Row(source, reason + ending, fails=("1 ranks", "2 ranks", HIDDEN.name))
 
 
 RIGHT = "return right(x)"
@@ -253,13 +253,13 @@ def says(kind, value):
 """
 
 
-def bomb(body: str, words: str, *cells: str, seconds: float = 30.0) -> Row:
+def bomb(body: str, reason: str, *cells: str, seconds: float = 30.0) -> Row:
     """Return a row that would use up the examiner; a busy machine needs time until a limit is met.
 
     The code of ours that runs in the student's process does as the student says.
     """
     body = f"other = 1 - dist.get_rank()\n    {body}"
-    return loses(body, words, CLIENT, *cells, seconds=seconds)
+    return loses(body, reason, CLIENT, *cells, seconds=seconds)
 
 
 BOMBS = {
@@ -374,14 +374,16 @@ def submitted(row: Row) -> Any:
 def test_it_costs_what_it_breaks_and_harms_nobody(place: Sandbox, tmp_path: Path, row: Row) -> None:
     notebook = submitted(row)
     verdict = Verdict("02", "ada", "02", "5eed", "0")
-    checks = {"f": total("f", row.seconds, 1, 2), "g": total("g", row.seconds, 2)}
+    f = with_hidden(total("f", row.seconds, 1, 2), [HIDDEN])
+    checks = {"f": f, "g": total("g", row.seconds, 2)}
     with examiner_stays_small(), Submission(place, Settings(cell_seconds=5)) as submission:
-        examine_cells(notebook, Exam(checks, {"f": [HIDDEN]}, ()), submission, verdict)
-    f, g = verdict.checks
-    assert [case["passed"] for case in g.cases] == [row.spares_g], g.cases
-    assert tuple(case["name"] for case in f.cases if not case["passed"]) == row.fails, f.cases
-    for case in f.cases:
-        assert case["passed"] or re.search(row.words, case["reason"], re.DOTALL), case["reason"]
+        examine_cells(notebook, Exam(checks, ()), submission, verdict)
+    of_f, of_g = verdict.checks
+    assert [case["passed"] for case in of_g.cases] == [row.spares_g], of_g.cases
+    failed = tuple(case["name"] for case in of_f.cases if not case["passed"])
+    assert failed == row.fails, of_f.cases
+    for case in of_f.cases:
+        assert case["passed"] or re.search(row.reason, case["reason"], re.DOTALL), case["reason"]
     assert not verdict.notes
     assert submission.budget.used < submission.budget.settings.submission_seconds
     verdict.write(verdict_path(tmp_path, "02", "ada", "02"))

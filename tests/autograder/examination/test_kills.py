@@ -96,7 +96,7 @@ KILLS = [(part, moment) for part in ("bubblewrap", "init", "server", "cells") fo
 
 @pytest.mark.parametrize(
     ("part", "moment"),
-    [*(pytest.param(*each, marks=pytest.mark.large) for each in KILLS[:-1]), KILLS[-1]],
+    [*(pytest.param(*case, marks=pytest.mark.large) for case in KILLS[:-1]), KILLS[-1]],
 )
 def test_a_process_that_is_killed_costs_nobody_points(
     place: Sandbox, part: str, moment: str

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import pytest
 import torch
 
-from autograder.__main__ import main
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Settings
 from autograder.errors import SandboxUnavailable
@@ -46,10 +45,13 @@ def examined(
         return examine(f"{ASSIGNMENT}/{task}", check, submission, seed="1", hidden=hidden, on=on)
 
 
-def test_a_right_solution_runs_on_both(place: Sandbox) -> None:
+def test_a_right_solution_runs_on_both_and_a_wrong_one_on_the_network_alone(place: Sandbox) -> None:
     report = examined(place, RIGHT, "average_gradients", "cpu")
     assert report.fraction == 1, str(report)
     assert report.places == ("the grader's network", "CPU ranks")
+    wrong = RIGHT.replace("/= world_size", "/= 1")
+    report = examined(place, wrong, "average_gradients", "cpu")
+    assert report.fraction == 0 and report.places == ("the grader's network",)
 
 
 ON_REAL_RANKS_ALONE = [
@@ -63,15 +65,15 @@ ON_REAL_RANKS_ALONE = [
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("line", "words"), ON_REAL_RANKS_ALONE)
-def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, words: str) -> None:
+@pytest.mark.parametrize(("line", "reason"), ON_REAL_RANKS_ALONE)
+def test_what_fails_on_real_ranks_alone_fails_there(place: Sandbox, line: str, reason: str) -> None:
     body = "    world_size = dist.get_world_size(group)\n"
     source = RIGHT.replace(body, f"{body}    {line}\n")
     assert examined(place, source, "average_gradients", None).passed
     report = examined(place, source, "average_gradients", "cpu")
     assert report.fraction == 0
     assert report.places == ("CPU ranks",)
-    assert words in " ".join(str(report).split()), str(report)
+    assert reason in " ".join(str(report).split()), str(report)
 
 
 @pytest.mark.large
@@ -86,14 +88,9 @@ def test_a_deadlock_of_real_ranks_alone_runs_out_of_time_twice(place: Sandbox) -
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")
-def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_there_is_no_gpu_it_says_so_before_anything_is_graded(autograder: Any) -> None:
     with pytest.raises(SandboxUnavailable, match="PyTorch sees no GPU here"):
         gpu_access()
-    command = ["autograder", "demo", "--on", "gpu", "--course", str(SOURCES.parent)]
-    monkeypatch.setattr(sys, "argv", command)
-    assert main() != 0
-    said = capsys.readouterr()
-    assert "PyTorch sees no GPU here" in said.err
-    assert not said.out
+    status, output = autograder(SOURCES.parent, "demo", "--on", "gpu")
+    assert status != 0
+    assert output.startswith("autograder demo: GPU ranks were asked for, but PyTorch sees no GPU")

@@ -20,17 +20,17 @@ def inputs(case: Case, generator: torch.Generator) -> list[Any]:
     return [{"shown": torch.ones(2), "secret": SECRET + rank} for rank in range(K)]
 
 
-def answer(own: Any, question: Any) -> tuple[Any, float]:
+def answer(rank_input: Any, question: Any) -> tuple[Any, float]:
     if not isinstance(question, int):
         raise ValueError("ask with a whole number")
-    return own["secret"] * question, 0.25 * question
+    return rank_input["secret"] * question, 0.25 * question
 
 
-def program(function: Any, mine: Any, given: Any) -> Any:
-    return {"told": function(mine, given.ask)}
+def program(function: Any, rank_input: Any, case_inputs: Any) -> Any:
+    return {"told": function(rank_input, case_inputs.ask)}
 
 
-def judge(case: Case, given: Any, values: Any) -> None:
+def judge(case: Case, inputs: Any, values: Any) -> None:
     if [value["told"] for value in values] != [5 * (SECRET + rank) for rank in range(K)]:
         raise Wrong(f"got {values}")
 

@@ -6,10 +6,10 @@ import socket
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from autograder.__main__ import main
 from autograder.course import CourseNotFound, Settings, find_course
 from autograder.errors import SandboxUnavailable
 from autograder.inside import look
@@ -24,11 +24,11 @@ from tests.helpers import ROOT
 from tests.helpers.course_folders import SOURCES, needs_sources
 
 
-@pytest.mark.parametrize("where", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/var/tmp", "/dev"])
 def test_a_python_that_is_the_folder_of_everybody_is_refused(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "prefix", where)
+    monkeypatch.setattr(sys, "prefix", folder)
     with pytest.raises(SandboxUnavailable, match="student code would see these"):
         python_mounts()
 
@@ -74,13 +74,12 @@ def test_a_folder_that_only_root_may_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_hides_a_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, autograder: Any
 ) -> None:
     (tmp_path / "torch.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["autograder", "grade"])
-    assert main() == 2
-    assert f"{tmp_path / 'torch.py'} hides the package torch" in capsys.readouterr().err
+    status, output = autograder(ROOT, "grade")
+    assert status == 2 and f"{tmp_path / 'torch.py'} hides the package torch" in output
 
 
 @needs_sources
@@ -103,7 +102,7 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
     """Only an exit makes its hook stop; else each student would get a traceback."""
 
     def not_ready(_: Sandbox) -> None:
-        raise SandboxUnavailable("There is no room.", advice="")
+        raise SandboxUnavailable("There is no room.")
 
     monkeypatch.setattr(Sandbox, "make_ready", not_ready)
     autograde._make_sure_of_a_sandbox.cache_clear()
@@ -113,12 +112,12 @@ def test_plain_nbgrader_says_it_once_and_grades_nobody(monkeypatch: pytest.Monke
 
 def test_what_a_module_has_made_for_itself_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.8 makes a folder when it is imported; a cell has a /tmp of its own."""
-    made, lost = f"{HOME}/made when imported/made.py", "/etc/no such folder/lost.py"
-    for name, file in (("made", made), ("lost", lost)):
+    in_home, lost = f"{HOME}/made when imported/made.py", "/etc/no such folder/lost.py"
+    for name, file in (("made", in_home), ("lost", lost)):
         monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
         module.__file__ = file
-    ours, theirs = socket.socketpair()
+    ours, cell_end = socket.socketpair()
     with ours:
-        look.serve([theirs.detach()], {})
+        look.serve([cell_end.detach()], {})
         hidden = receive(ours)["hidden"]
-    assert lost in hidden and made not in hidden
+    assert lost in hidden and in_home not in hidden

@@ -9,17 +9,17 @@ from autograder.examination.verdict import assignment_secret, submission_seed
 
 
 def test_the_secret_is_made_once_also_by_many_at_once(tmp_path: Path) -> None:
-    found: list[str] = []
+    secrets: list[str] = []
     threads = [
-        threading.Thread(target=lambda: found.append(assignment_secret(tmp_path, "02")))
+        threading.Thread(target=lambda: secrets.append(assignment_secret(tmp_path, "02")))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1 and len(found[0]) == 64
-    assert assignment_secret(tmp_path, "03") != found[0]
+    assert len(set(secrets)) == 1 and len(secrets[0]) == 64
+    assert assignment_secret(tmp_path, "03") != secrets[0]
     assert sorted(path.name for path in (tmp_path / "seeds").iterdir()) == ["02", "03"]
 
 

@@ -36,8 +36,8 @@ def judge(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
             raise Wrong(f"rank {rank}: wrong sum")
 
 
-def program(function: Any, mine: Any) -> Any:
-    return function(mine)
+def program(function: Any, tensor: Any) -> Any:
+    return function(tensor)
 
 
 def check(*world_sizes: int) -> Check:
@@ -62,7 +62,9 @@ def test_what_cannot_be_handed_over_is_told_with_the_reason_and_not_asked_for_in
     started: list[Any] = []
     start = Submission._start_notebook
     monkeypatch.setattr(
-        Submission, "_start_notebook", lambda *given: (started.append(given), start(*given))[1]
+        Submission,
+        "_start_notebook",
+        lambda *arguments: (started.append(arguments), start(*arguments))[1],
     )
     ends = "class Ends:\n    def __reduce__(self):\n        import os; os._exit(5)\nends = Ends()\n"
     body = "def total(mine):\n    return ends\n"
@@ -91,9 +93,9 @@ def test_exploration_has_a_time_of_its_own_and_is_interrupted(place: Sandbox) ->
     slow = "import time\nseen = [*globals().get('seen', []), 1]\ntime.sleep(60)"
     with Submission(place, Settings(cell_seconds=1, submission_seconds=3)) as submission:
         assert submission.run_cell("x = 20").error == ""
-        told = [submission.run_cell(slow, exploring=True) for _ in range(4)]
-        assert [each.limit for each in told] == ["time"] * 4
-        assert all("was interrupted" in each.error for each in told)
+        outcomes = [submission.run_cell(slow, exploring=True) for _ in range(4)]
+        assert [outcome.limit for outcome in outcomes] == ["time"] * 4
+        assert all("was interrupted" in outcome.error for outcome in outcomes)
         assert submission.exploration.left == 0
         assert submission.run_cell("print(x, len(seen))", exploring=True).stdout == "20 4\n"
         assert report(submission, RIGHT, 2).passed

@@ -23,17 +23,17 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_the_key_is_that_of_the_content() -> None:
     def key(**changes: Any) -> str:
-        given = {"source_sha256": "0", "seed": "5eed", "checks_sha256": "1", **changes}
-        return Verdict("02", "ada", "02", **given).key
+        fields = {"source_sha256": "0", "seed": "5eed", "checks_sha256": "1", **changes}
+        return Verdict("02", "ada", "02", **fields).key
 
-    others = {
+    keys = {
         key(),
         key(source_sha256="2"),
         key(seed="dee5"),
         key(checks_sha256="2"),
         key(settings={"on": "cpu"}),
     }
-    assert len(others) == 5
+    assert len(keys) == 5
     assert key() == key(seconds=3.0, notes=["slow"])
 
 
@@ -60,8 +60,8 @@ def test_a_verdict_is_outdated_when_a_reference_changes(
 def test_a_verdict_is_outdated_when_a_file_of_its_check_changes(tmp_path: Path, name: str) -> None:
     """Status and regrade compare this digest, and the verdict's key has it."""
     source = copy_assignment("09_sharding_the_model", tmp_path)
-    given = tmp_path / RELEASED.name / source.name
-    before = checks_digest(source, given / f"{source.name}.ipynb")
-    with (given / name).open("a") as file:
+    released = tmp_path / RELEASED.name / source.name
+    before = checks_digest(source, released / f"{source.name}.ipynb")
+    with (released / name).open("a") as file:
         file.write("# another line\n")
-    assert checks_digest(source, given / f"{source.name}.ipynb") != before
+    assert checks_digest(source, released / f"{source.name}.ipynb") != before

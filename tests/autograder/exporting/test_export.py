@@ -7,11 +7,11 @@ import io
 import shutil
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nbgrader.api import Gradebook
 
-from autograder.__main__ import main
 from autograder.commands.export import export
 from autograder.course import load_config
 from autograder.errors import CommandFailed
@@ -94,8 +94,8 @@ def test_no_cell_is_a_formula(course: Path) -> None:
 
 
 def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
-    own = tmp_path / "c.csv"
-    own.write_text(
+    export_file = tmp_path / "c.csv"
+    export_file.write_text(
         "Student,ID,SIS User ID,SIS Login ID,Integration ID,Section,"
         f"{NAME} (77),Other (78),Final Score\n"
         "    Points Possible,,,,,,12,5,(read only)\n"
@@ -103,35 +103,35 @@ def test_canvas_with_its_file(course: Path, tmp_path: Path) -> None:
         '"Student, Test",1,,,,L1,,,\n"王, 小明",678,S2,?,,L1,,,\n',
         encoding="utf-8-sig",
     )
-    system, text, _ = export(course, (NAME,), fill=own)
+    system, text, _ = export(course, (NAME,), fill=export_file)
     rows = read(text)
     assert system == "canvas"
     assert list(rows[0])[-2:] == ["Section", f"{NAME} (77)"]
-    found = {row["Student"]: row[f"{NAME} (77)"] for row in rows}
-    assert float(found["Lovelace, Ada"]) == 7, "found by the login before the @"
-    assert float(found["王, 小明"]) == 0, "found by Canvas's number"
-    assert found["Student, Test"] == ""
-    assert f"{NAME} (77),03_collectives" in export(course, fill=own)[1].partition("\n")[0]
-    assert "Homework 2 (9)" in export(course, (NAME,), fill=own, title="Homework 2 (9)")[1]
+    scores = {row["Student"]: row[f"{NAME} (77)"] for row in rows}
+    assert float(scores["Lovelace, Ada"]) == 7, "found by the login before the @"
+    assert float(scores["王, 小明"]) == 0, "found by Canvas's number"
+    assert scores["Student, Test"] == ""
+    assert f"{NAME} (77),03_collectives" in export(course, fill=export_file)[1].partition("\n")[0]
+    assert "Homework 2 (9)" in export(course, (NAME,), fill=export_file, title="Homework 2 (9)")[1]
     with pytest.raises(CommandFailed, match="neither a grade export of Canvas"):
         export(course, (NAME,), fill=ROOT / "pyproject.toml")
 
 
 def test_moodles_worksheet(course: Path, tmp_path: Path) -> None:
-    own = tmp_path / "w.csv"
+    worksheet = tmp_path / "w.csv"
     header = (
         "Identifier,Full name,ID number,Email address,Status,Grade,Maximum Grade,Marking workflow "
         "state,Grade can be changed,Last modified (submission),Last modified (grade),"
         "Feedback comments"
     )
-    own.write_text(
+    worksheet.write_text(
         f"{header}\nParticipant 340934,Ada,,ada@x.org,Submitted,,100.00,,Yes,"
         '"Sunday, 22 November 2026, 9:00 AM",-,\n'
         "Participant 5,Else,,else@x.org,,,100.00,,Yes,-,-,\n"
     )
     with pytest.raises(CommandFailed, match="has one assignment"):
-        export(course, fill=own)
-    system, text, _ = export(course, (NAME,), fill=own)
+        export(course, fill=worksheet)
+    system, text, _ = export(course, (NAME,), fill=worksheet)
     assert system == "moodle" and text.partition("\n")[0] == header
     ada, other = read(text)
     assert float(ada["Grade"]) == pytest.approx(100 * 7 / 12, abs=0.01)
@@ -156,22 +156,22 @@ Participant 9,,ming@y.org,,100,-
 def test_only_what_is_equal_is_filled_in(
     course: Path, tmp_path: Path, mark: str, encoding: str
 ) -> None:
-    own = tmp_path / "own.csv"
+    system_file = tmp_path / "own.csv"
     rows = csv.reader(io.StringIO(CANVAS.format(n=NAME).replace("Who", "Wér")))
     text = io.StringIO()
     csv.writer(text, delimiter=mark).writerows(rows)
-    own.write_bytes(text.getvalue().encode(encoding))
+    system_file.write_bytes(text.getvalue().encode(encoding))
     header, _, ada, other = csv.reader(
-        io.StringIO(export(course, (NAME,), fill=own)[1]), delimiter=mark
+        io.StringIO(export(course, (NAME,), fill=system_file)[1]), delimiter=mark
     )
     assert (header[5:], float(ada[5]), other[0], other[5]) == ([f"{NAME} (7)"], 7, "Else, Wér", "")
-    own.write_text(WORKSHEET)
-    ada_too, other_too = read(export(course, (NAME,), fill=own)[1])
+    system_file.write_text(WORKSHEET)
+    ada_too, other_too = read(export(course, (NAME,), fill=system_file)[1])
     assert (ada_too["Grade"], other_too["Grade"]) == ("7", ""), "no maximum; another address"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("Other (8)", f"{NAME} (8)", "2 columns that may be"),
         ("123,,adaline", "340934,,x", "two lines for ada"),
@@ -179,24 +179,26 @@ def test_only_what_is_equal_is_filled_in(
     ],
 )
 def test_what_is_ambiguous_is_refused(
-    course: Path, tmp_path: Path, old: str, new: str, words: str
+    course: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    own = tmp_path / "own.csv"
-    own.write_text(CANVAS.format(n=NAME).replace(old, new))
-    with pytest.raises(CommandFailed, match=words):
-        export(course, (NAME,), fill=own)
+    system_file = tmp_path / "own.csv"
+    system_file.write_text(CANVAS.format(n=NAME).replace(old, new))
+    with pytest.raises(CommandFailed, match=message):
+        export(course, (NAME,), fill=system_file)
 
 
 def test_extra_credit_is_counted(course: Path, tmp_path: Path) -> None:
     config = load_config(course)
-    own = tmp_path / "own.csv"
-    own.write_text(CANVAS.format(n=NAME))
+    system_file = tmp_path / "own.csv"
+    system_file.write_text(CANVAS.format(n=NAME))
     with Gradebook(config.CourseDirectory.db_url, "sgd-to-ddp") as book:
         grade = book.find_grade("task", NAME, NAME, "ada")
         grade.extra_credit = 4
         book.db.commit()
         try:
-            assert '"Lovelace, Ada",340934,,ada,L1,11' in export(course, (NAME,), fill=own)[1]
+            assert (
+                '"Lovelace, Ada",340934,,ada,L1,11' in export(course, (NAME,), fill=system_file)[1]
+            )
             (row, *_) = read(export(course, (NAME,), tasks=True)[1])
             assert (float(row["score"]), float(row["task"])) == (11, 11)
             assert extra_credit(config, NAME) == [("ada", "task", 4)]
@@ -211,24 +213,17 @@ def test_no_csv_hides_a_formula() -> None:
     assert safe_cell("ａ=1") == "ａ=1" and safe_cell("-") == "-" and safe_cell(-1.5) == "-1.5"
 
 
-def test_the_command(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def autograder(*arguments: str, root: Path = course) -> int:
-        monkeypatch.setattr("sys.argv", ["autograder", *arguments, "--course", str(root)])
-        return main()
-
-    assert autograder("export") == 0
-    out = capsys.readouterr().out
+def test_the_command(course: Path, tmp_path: Path, autograder: Any) -> None:
+    status, output = autograder(course, "export")
     counts = "1 graded, 1 to be read, 1 not graded, 1 missing, 1 not in the class list"
-    assert f"{counts}; with a late penalty: 1" in out
+    assert status == 0 and f"{counts}; with a late penalty: 1" in output
     assert (course / "grading/grades_plain.csv").read_bytes().startswith(b"\xef\xbb\xbf")
-    assert autograder("export", "no_such") == 2
-    assert "has no assignment 'no_such'; it has: " in capsys.readouterr().err
-    assert autograder("export", "--fill", "x.csv") == 2
-    assert "cannot read x.csv" in capsys.readouterr().err
-    assert autograder("export", "--title", "x") == 2
-    assert "--title needs one ASSIGNMENT" in capsys.readouterr().err
     (tmp_path / "nbgrader_config.py").write_bytes((ROOT / "nbgrader_config.py").read_bytes())
-    assert autograder("export", root=tmp_path) == 2
-    assert "no gradebook yet" in capsys.readouterr().err
+    for root, arguments, message in (
+        (course, ["no_such"], "has no assignment 'no_such'; it has: "),
+        (course, ["--fill", "x.csv"], "cannot read x.csv"),
+        (course, ["--title", "x"], "--title needs one ASSIGNMENT"),
+        (tmp_path, [], "no gradebook yet"),
+    ):
+        status, output = autograder(root, "export", *arguments)
+        assert status == 2 and message in output, output

@@ -25,7 +25,7 @@ def test_the_outputs_of_a_notebook_have_a_limit_together() -> None:
     notebook = new_notebook(cells=[new_code_cell("print()") for _ in range(900)])
     verdict = Verdict("02", "somebody", "02", "seed", "")
     submission: Any = Loud()
-    examine_cells(notebook, Exam({}, {}, ()), submission, verdict)
+    examine_cells(notebook, Exam({}, ()), submission, verdict)
     sizes = [len(str(cell.outputs)) for cell in notebook.cells]
     assert sizes[0] > 128_000 and max(sizes[-800:]) < 400
     assert sum(sizes) < 1.2 * MAX_OUTPUT

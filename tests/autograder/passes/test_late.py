@@ -31,14 +31,14 @@ def test_a_day_of_25_hours_is_one_day(tmp_path: Path) -> None:
         book.add_assignment(NAME, duedate="2026-11-01 00:00:00")  # Saturday, 20:00 in New York
         book.add_notebook(NAME, NAME)
         book.add_grade_cell("task", NAME, NAME, cell_type="code", max_score=10.0)
-        for student, when in {
+        for student, time in {
             "in time": datetime(2026, 10, 31, 23, 59),
             "one day": datetime(2026, 11, 2, 0, 30),  # Sunday, 19:30, after 24.5 hours
             "two days": datetime(2026, 11, 2, 1, 30),
             "extended": datetime(2026, 11, 2, 1, 30),
         }.items():
             book.add_student(student)
-            book.add_submission(NAME, student, timestamp=when)
+            book.add_submission(NAME, student, timestamp=time)
             book.find_grade("task", NAME, NAME, student).auto_score = 10.0
         book.db.commit()
     for by in ("nbgrader autograde", "autograder grade", "the same again"):

@@ -15,10 +15,10 @@ from autograder.passes.tell import tell
 TASK = "average"
 
 
-def case(passed: bool, hidden: bool = False, **more: Any) -> dict[str, Any]:
+def case(passed: bool, hidden: bool = False, **fields: Any) -> dict[str, Any]:
     reason = "" if passed else "rank 1: expected 2, got 3"
-    told = {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason}
-    return told | more
+    result = {"name": "2 ranks", "passed": passed, "hidden": hidden, "reason": reason}
+    return result | fields
 
 
 def told(data: Path, cases: list[dict[str, Any]], **verdict: Any) -> list[nbformat.NotebookNode]:

@@ -24,17 +24,17 @@ def notebook(*sources: str, score: str = "") -> nbformat.NotebookNode:
 def booked(nb: nbformat.NotebookNode, graded: Path, name: str = "02") -> nbformat.NotebookNode:
     nbformat.write(notebook(*SOURCES, score="2.5"), graded)
     step = Book(graded={"02": str(graded)})
-    done, _ = step.preprocess(nb, {"nbgrader": {"notebook": name}})
-    return done
+    result, _ = step.preprocess(nb, {"nbgrader": {"notebook": name}})
+    return result
 
 
 def test_the_outputs_are_those_of_the_graded_notebook(tmp_path: Path) -> None:
     nb = notebook(*SOURCES, score="999.0")  # what the student's own file claims
     nb.cells.insert(1, new_markdown_cell("text that nobody runs"))
-    done = booked(nb, tmp_path / "graded.ipynb")
-    assert done.cells[0].outputs == []
-    assert done.cells[2].outputs[0].data["text/plain"] == "2.5"
-    assert done.cells[2].execution_count == 2
+    result = booked(nb, tmp_path / "graded.ipynb")
+    assert result.cells[0].outputs == []
+    assert result.cells[2].outputs[0].data["text/plain"] == "2.5"
+    assert result.cells[2].execution_count == 2
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
 
-from autograder import __main__ as program
 from autograder.commands import grade
 from autograder.commands.demo import ASSIGNMENT
 from autograder.course import Folders, Settings, load_config
@@ -65,48 +63,36 @@ def in_this_process(
     return outcomes
 
 
-class Commands:
-    """Runs `autograder` in this process; the text is its output."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-        self._root, self._patch, self._capsys = root, monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str]:
-        self._patch.setattr(sys, "argv", ["autograder", *arguments, "--course", str(self._root)])
-        try:
-            status = program.main()
-        except SystemExit as end:  # argparse's
-            status = int(end.code or 0)
-        said = self._capsys.readouterr()
-        return status, said.out + said.err
+Commands = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def autograder(course: Course, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Commands:
+def command(course: Course, monkeypatch: pytest.MonkeyPatch, autograder: Commands) -> Commands:
+    """Return `autograder` on this course, which grades in this process."""
     monkeypatch.setattr(grade, "grade_all", in_this_process)
-    return Commands(course.root, monkeypatch, capsys)
+    return partial(autograder, course.root)
 
 
 @pytest.fixture
 def as_it_was(course: Course, tmp_path: Path) -> Iterator[None]:
     """Restore submissions, verdicts and gradebook, for other tests in any order."""
     data = course.root / "grading"
-    kept = shutil.copytree(data, tmp_path / "kept", symlinks=True)
+    copy = shutil.copytree(data, tmp_path / "kept", symlinks=True)
     yield
     shutil.rmtree(data)
-    shutil.move(kept, data)
+    shutil.move(copy, data)
 
 
 def test_all_are_graded_and_booked_as_they_should_be(course: Course) -> None:
-    found = booked(course.root)
-    assert unexpected(course.members, found) == [], course.said
-    assert {name for name, grades in found.items() if grades["penalty"]} == {"late"}
-    assert "nothing: 02_data_parallel_sgd.ipynb is missing; submitted: notes.txt" in course.said
-    assert "  damaged: the notebook has a number with more than 300 digits" in course.said
-    assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.said
+    points = booked(course.root)
+    assert unexpected(course.members, points) == [], course.output
+    assert {name for name, grades in points.items() if grades["penalty"]} == {"late"}
+    assert "nothing: 02_data_parallel_sgd.ipynb is missing; submitted: notes.txt" in course.output
+    assert "  damaged: the notebook has a number with more than 300 digits" in course.output
+    assert "  empty-file: the notebook is not JSON. It was set aside, and an empty" in course.output
 
 
-def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder: Commands) -> None:
+def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, command: Commands) -> None:
     """A verdict that cannot be written, as on a full disk."""
     checks, verdicts = course.root / "assignments" / ASSIGNMENT / "checks.py", course.verdicts()
     text, folder, before = checks.read_text(), course.graded / "sum", booked(course.root)
@@ -114,18 +100,18 @@ def test_what_the_machine_fails_is_listed_and_no_zero(course: Course, autograder
     folder.touch()
     try:
         checks.write_text(text + "# mended\n")  # so there is something to grade again
-        status, said = autograder("grade", ASSIGNMENT, "--student", "sum")
+        status, output = command("grade", ASSIGNMENT, "--student", "sum")
     finally:
         checks.write_text(text)
         folder.unlink()
         shutil.move(aside, folder)
-    assert status == 1 and "sum: the machine failed: " in said, said
-    assert "could not be graded: 1" in said and "No student got a zero" in said
+    assert status == 1 and "sum: the machine failed: " in output, output
+    assert "could not be graded: 1" in output and "No student got a zero" in output
     assert booked(course.root) == before and course.verdicts() == verdicts
 
 
 def test_what_was_graded_before_the_kill_was_not_run_again(course: Course) -> None:
-    assert course.status == 0 and "graded: 9 (4 of them unchanged" in course.said, course.said
+    assert course.status == 0 and "graded: 9 (4 of them unchanged" in course.output, course.output
     now = course.times()
     assert len(course.before) >= 4
     assert {name: now[name] for name in course.before} == course.before
@@ -163,78 +149,80 @@ def test_plain_nbgrader_autograde_gives_the_same_grades(course: Course) -> None:
     assert again.seconds == plain.seconds, "`autograder status` and `grade` know it, too"
 
 
-def test_status_counts_them(course: Course, autograder: Commands) -> None:
-    status, said = autograder("status", ASSIGNMENT)
+def test_status_counts_them(course: Course, command: Commands) -> None:
+    status, output = command("status", ASSIGNMENT)
     assert status == 0
-    assert said.splitlines()[1].split()[:6] == [ASSIGNMENT, "10", "9", "0", "0", "9"], said
-    assert "nothing: submitted no notebook" in said
+    assert output.splitlines()[1].split()[:6] == [ASSIGNMENT, "10", "9", "0", "0", "9"], output
+    assert "nothing: submitted no notebook" in output
     released = course.root / "grading/release"
     released.rename(course.root / "not yet")
-    _, said = autograder("status", ASSIGNMENT)
+    _, output = command("status", ASSIGNMENT)
     (course.root / "not yet").rename(released)
-    assert said.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in said
+    assert (
+        output.splitlines()[1].split()[:2] == [ASSIGNMENT, "10"] and "not released: run" in output
+    )
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
 def test_a_mended_check_changes_nothing_before_it_is_booked(
-    course: Course, autograder: Commands
+    course: Course, command: Commands
 ) -> None:
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     before = booked(course.root)
-    who = ("--student", "sum", "--student", "right")
+    students = ("--student", "sum", "--student", "right")
     try:
         checks.write_text(
             text + "CHECKS['average_gradients'] = replace(CHECKS['average_gradients'],"
             " judge=lambda case, inputs, outputs: None)\n"
         )
-        _, said = autograder("status", ASSIGNMENT)
+        _, output = command("status", ASSIGNMENT)
         # All are outdated, and the old points are still booked.
-        assert said.splitlines()[1].split()[2:6] == ["0", "9", "0", "9"], said
-        status, said = autograder("regrade", ASSIGNMENT, "--changed", *who)
-        assert status == 0, said
-        assert "1 gain, 0 lose, 1 keep their points" in said
-        assert re.search(r"\+3 +average_gradients", said) and "Nothing was booked" in said
+        assert output.splitlines()[1].split()[2:6] == ["0", "9", "0", "9"], output
+        status, output = command("regrade", ASSIGNMENT, "--changed", *students)
+        assert status == 0, output
+        assert "1 gain, 0 lose, 1 keep their points" in output
+        assert re.search(r"\+3 +average_gradients", output) and "Nothing was booked" in output
         assert booked(course.root) == before
         unbooked = grade.book_class(
             course.root, ASSIGNMENT, ["crash"], Settings.of(load_config(course.root))
         )
         assert unbooked == ["crash"]  # what changes between grading and booking is no grade
-        status, said = autograder("grade", ASSIGNMENT, *who)
-        assert status == 0 and "(2 of them unchanged" in said, said
+        status, output = command("grade", ASSIGNMENT, *students)
+        assert status == 0 and "(2 of them unchanged" in output, output
         assert booked(course.root)["sum"]["average_gradients"] == TASKS["average_gradients"]
     finally:
         checks.write_text(text)
-    status, said = autograder("grade", ASSIGNMENT, *who)  # the first verdicts are still there
-    assert "graded: 2 (2 of them unchanged" in said, said
+    status, output = command("grade", ASSIGNMENT, *students)  # the first verdicts are still there
+    assert "graded: 2 (2 of them unchanged" in output, output
     assert booked(course.root) == before
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
-def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Commands) -> None:
+def test_points_by_hand_need_not_be_given_again(course: Course, command: Commands) -> None:
     """After a mended check nobody reads 300 answers again; a changed answer is read again."""
     url = load_config(course.root).CourseDirectory.db_url
-    who, by_hand = ("--student", "sum"), {"explain_weights": 2.0, "shard_bounds": 1.5}
+    student, by_hand = ("--student", "sum"), {"explain_weights": 2.0, "shard_bounds": 1.5}
 
     def waiting(**points: float) -> set[str]:
         with Gradebook(url, "sgd-to-ddp") as book:
             (notebook,) = book.find_submission(ASSIGNMENT, "sum").notebooks
-            found = {grade.cell.name: grade for grade in notebook.grades}
+            grades = {grade.cell.name: grade for grade in notebook.grades}
             for name, score in points.items():
-                found[name].manual_score, found[name].needs_manual_grade = score, False
+                grades[name].manual_score, grades[name].needs_manual_grade = score, False
             book.db.commit()
-            assert {name: found[name].score for name in by_hand} == by_hand
-            return {name for name, grade in found.items() if grade.needs_manual_grade}
+            assert {name: grades[name].score for name in by_hand} == by_hand
+            return {name for name, grade in grades.items() if grade.needs_manual_grade}
 
     assert waiting(**by_hand) == set()
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     text = checks.read_text()
     try:
         checks.write_text(text + "# mended\n")
-        status, said = autograder("grade", ASSIGNMENT, *who)
-        assert status == 0 and "graded: 1 (0 of them unchanged" in said, said
+        status, output = command("grade", ASSIGNMENT, *student)
+        assert status == 0 and "graded: 1 (0 of them unchanged" in output, output
         assert waiting() == set()
     finally:
         checks.write_text(text)
@@ -247,13 +235,13 @@ def test_points_by_hand_need_not_be_given_again(course: Course, autograder: Comm
     )
     answer.source = "Another answer."
     nbformat.write(notebook, path)
-    status, said = autograder("grade", ASSIGNMENT, *who)
-    assert status == 0 and "explain_weights" in waiting(), said
+    status, output = command("grade", ASSIGNMENT, *student)
+    assert status == 0 and "explain_weights" in waiting(), output
 
 
 @pytest.mark.usefixtures("as_it_was")
 def test_a_policy_that_is_set_after_grading_reaches_everybody(
-    course: Course, autograder: Commands
+    course: Course, command: Commands
 ) -> None:
     """A deadline, a policy and points by hand that come later; nobody is graded again."""
     config = course.root / "nbgrader_config.py"
@@ -261,36 +249,38 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
     with Gradebook(url, "sgd-to-ddp") as book:
         book.update_or_create_assignment(ASSIGNMENT, duedate=datetime(2026, 11, 20, 12))
         for student, hours in (("right", 1), ("sum", 25), ("crash", -1)):
-            found = book.find_submission(ASSIGNMENT, student)
-            found.timestamp = datetime(2026, 11, 20, 12) + timedelta(hours=hours)
+            submission = book.find_submission(ASSIGNMENT, student)
+            submission.timestamp = datetime(2026, 11, 20, 12) + timedelta(hours=hours)
         book.db.commit()
 
     def penalties() -> dict[str, tuple[float, float]]:
         with Gradebook(url, "sgd-to-ddp") as book:
-            found = {n: book.find_submission(ASSIGNMENT, n) for n in ("right", "sum", "crash")}
-            return {n: (s.score, s.late_submission_penalty) for n, s in found.items()}
+            submissions = {
+                n: book.find_submission(ASSIGNMENT, n) for n in ("right", "sum", "crash")
+            }
+            return {n: (s.score, s.late_submission_penalty) for n, s in submissions.items()}
 
     assert not any(penalty for _, penalty in penalties().values())
     grade_one = ("grade", ASSIGNMENT, "--student", "right")
-    status, said = autograder(*grade_one)  # the class's policy takes all points off
-    assert status == 0 and "late penalties changed for 2 submissions" in said, said
+    status, output = command(*grade_one)  # the class's policy takes all points off
+    assert status == 0 and "late penalties changed for 2 submissions" in output, output
     now = penalties()
     assert now["right"][0] == now["right"][1] > 0 and now["sum"][0] == now["sum"][1] > 0
     assert now["crash"][1] == 0
     try:
         config.write_text(text + "c.LateSubmissionPlugin.penalty_method = 'none'\n")
-        status, said = autograder(*grade_one)
-        assert status == 0 and "late penalties changed for 3 submissions" in said, (
-            said
+        status, output = command(*grade_one)
+        assert status == 0 and "late penalties changed for 3 submissions" in output, (
+            output
         )  # and "late"
         assert not any(penalty for _, penalty in penalties().values())
-        own = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
-        config.write_text(text + own + "c.PerDay.share = 0.25\n")
+        per_day = 'c.AssignLatePenalties.plugin_class = "autograder.late_policy.PerDay"\n'
+        config.write_text(text + per_day + "c.PerDay.share = 0.25\n")
         (course.root / "grading/extensions.csv").write_text(
             f"assignment,student_id,until\n{ASSIGNMENT},right,2026-11-21 12:00 UTC\n"
         )
-        status, said = autograder(*grade_one)
-        assert status == 0, said
+        status, output = command(*grade_one)
+        assert status == 0, output
         now = penalties()
         assert now["right"][1] == 0, "its own deadline"
         assert now["sum"][1] == 0.5 * now["sum"][0], "two days have begun"
@@ -298,46 +288,46 @@ def test_a_policy_that_is_set_after_grading_reaches_everybody(
         config.write_text(text)
 
 
-def test_the_report_on_the_class(course: Course, autograder: Commands) -> None:
-    status, said = autograder("report", ASSIGNMENT)
-    assert status == 0, said
-    assert "9 graded" in said and "not graded yet: nothing" in said
+def test_the_report_on_the_class(course: Course, command: Commands) -> None:
+    status, output = command("report", ASSIGNMENT)
+    assert status == 0, output
+    assert "9 graded" in output and "not graded yet: nothing" in output
     points = booked(course.root)
-    for task, most in TASKS.items():
-        whole = sum(found.get(task) == most for found in points.values())
-        line = next(row for row in said.splitlines() if row.startswith(f"{task} "))
-        assert line.split()[1:3] == [f"{most:g}", str(whole)]
+    for task, worth in TASKS.items():
+        full = sum(grades.get(task) == worth for grades in points.values())
+        line = next(row for row in output.splitlines() if row.startswith(f"{task} "))
+        assert line.split()[1:3] == [f"{worth:g}", str(full)]
     page = course.root / "grading/report" / f"{ASSIGNMENT}.html"
     assert "average_gradients" in page.read_text(encoding="utf-8")
 
 
-def test_what_a_student_wrote_controls_no_terminal(course: Course, autograder: Commands) -> None:
+def test_what_a_student_wrote_controls_no_terminal(course: Course, command: Commands) -> None:
     note = course.graded / "nothing" / "failed.txt"
     note.parent.mkdir(exist_ok=True)
     note.write_text("the check is broken: got '\x1b]0;a title\x07\u202e\x9b2J\x1b[31mred'\n")
-    _, said = autograder("status", ASSIGNMENT)
+    _, output = command("status", ASSIGNMENT)
     shutil.rmtree(note.parent)
-    assert "got '�]0;a title���2Jred'" in said
+    assert "got '�]0;a title���2Jred'" in output
 
 
-def test_one_grade_is_explained_and_drawn(course: Course, autograder: Commands) -> None:
+def test_one_grade_is_explained_and_drawn(course: Course, command: Commands) -> None:
     path = verdict_path(course.root / "grading", ASSIGNMENT, "sum", ASSIGNMENT)
-    status, said = autograder("regrade", ASSIGNMENT, "--one", "sum")
-    assert status == 0, said
-    assert "the sum over the ranks, not the mean" in said
-    assert "The points are the same as in the verdict." in said
+    status, output = command("regrade", ASSIGNMENT, "--one", "sum")
+    assert status == 0, output
+    assert "the sum over the ranks, not the mean" in output
+    assert "The points are the same as in the verdict." in output
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
+def test_two_at_once_are_refused(course: Course, command: Commands) -> None:
     with (course.graded / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, said = autograder("grade", ASSIGNMENT)
-    assert (status, "another command is grading" in said) == (2, True), said
+        status, output = command("grade", ASSIGNMENT)
+    assert (status, "another command is grading" in output) == (2, True), output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("grade", "99_nothing"), "has no submission of 99_nothing"),
         (("grade", ASSIGNMENT, "--student", "nobody"), "nobody submitted nothing"),
@@ -348,15 +338,15 @@ def test_two_at_once_are_refused(course: Course, autograder: Commands) -> None:
     ],
 )
 def test_bad_input_is_answered(
-    course: Course, autograder: Commands, arguments: tuple[str, ...], words: str
+    course: Course, command: Commands, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, said = autograder(*arguments)
-    assert status == 2 and words in said and "Traceback" not in said, said
+    status, output = command(*arguments)
+    assert status == 2 and message in output and "Traceback" not in output, output
 
 
 @pytest.mark.usefixtures("as_it_was")
 @pytest.mark.large
-def test_any_change_is_seen(course: Course, autograder: Commands) -> None:
+def test_any_change_is_seen(course: Course, command: Commands) -> None:
     data, right = course.root / "grading", course.verdicts()["right"][0]
     handed_in = data / "submitted/right" / ASSIGNMENT
     for change, unchanged, booking in (
@@ -366,9 +356,9 @@ def test_any_change_is_seen(course: Course, autograder: Commands) -> None:
         (lambda: right.write_text("{}"), 8, False),  # graded again, with the points that are booked
     ):
         change()
-        status, said = autograder("grade", ASSIGNMENT)
-        assert status == 0 and ("booking: 1/1" in said) is booking, said
-        assert f"graded: 9 ({unchanged} of them unchanged" in said, said
-    _, said = autograder("grade", ASSIGNMENT)
-    assert "nothing to book: 9 submissions booked already" in said, said
+        status, output = command("grade", ASSIGNMENT)
+        assert status == 0 and ("booking: 1/1" in output) is booking, output
+        assert f"graded: 9 ({unchanged} of them unchanged" in output, output
+    _, output = command("grade", ASSIGNMENT)
+    assert "nothing to book: 9 submissions booked already" in output, output
     assert unexpected(course.members, booked(course.root)) == []

@@ -120,14 +120,14 @@ def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[subpro
     """Return a function that makes all workers fakes; it returns their processes."""
     popen = subprocess.Popen
 
-    def be(how: str) -> list[subprocess.Popen[bytes]]:
+    def be(behaviour: str) -> list[subprocess.Popen[bytes]]:
         started: list[subprocess.Popen[bytes]] = []
 
         def fake(command: list[str], **options: Any) -> Any:
             assert command[1] == "-P", "it imports nothing from its working folder"
             assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT), "our clone"
-            given = [str(options["pass_fds"][0]), how]
-            started.append(popen([sys.executable, "-c", FAKE_WORKER, *given], **options))
+            arguments = [str(options["pass_fds"][0]), behaviour]
+            started.append(popen([sys.executable, "-c", FAKE_WORKER, *arguments], **options))
             return started[-1]
 
         monkeypatch.setattr(workers.subprocess, "Popen", fake)
@@ -143,7 +143,7 @@ def paths_of(course: Course) -> list[Path]:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("how", "jobs", "graded", "words"),
+    ("behaviour", "jobs", "graded", "message"),
     [
         ("fails", 1, 1, "x (tried 3 times)"),
         ("fails", 3, 1, "x (tried 3 times)"),
@@ -156,21 +156,21 @@ def test_the_pool_gives_up_only_if_no_worker_starts(
     course: Course,
     fake_workers: Any,
     monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    behaviour: str,
     jobs: int,
     graded: int,
-    words: str,
+    message: str,
 ) -> None:
     """Workers fail on three submissions, three times on each; the fourth is graded."""
-    fake_workers(how)
+    fake_workers(behaviour)
     settings = Settings()
-    if how == "says nothing":
+    if behaviour == "says nothing":
         monkeypatch.setattr(workers, "START_SECONDS", 0.2)
         settings = Settings(submission_seconds=0.0)
     outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), settings, jobs=jobs)
     assert sum(not outcome.failed for outcome in outcomes) == graded
     assert [outcome.path for outcome in outcomes] == [str(path) for path in paths_of(course)]
-    assert all(words in outcome.failed for outcome in outcomes if outcome.failed), outcomes
+    assert all(message in outcome.failed for outcome in outcomes if outcome.failed), outcomes
 
 
 @pytest.mark.parametrize(("failures", "jobs"), [(1, 1), (2, 2), (99, 2)])
@@ -190,9 +190,9 @@ def test_a_worker_that_cannot_start_is_started_again(
     before = set(os.listdir("/proc/self/fd"))
     outcomes = workers.grade_all(course.root, ASSIGNMENT, paths_of(course), Settings(), jobs=jobs)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-    told = {outcome.failed for outcome in outcomes}
-    known = {"[Errno 12] Cannot allocate memory (not tried again)"} if failures == 99 else {""}
-    assert told == known
+    messages = {outcome.failed for outcome in outcomes}
+    expected = {"[Errno 12] Cannot allocate memory (not tried again)"} if failures == 99 else {""}
+    assert messages == expected
 
 
 def test_a_worker_that_is_killed_is_replaced(
@@ -203,8 +203,8 @@ def test_a_worker_that_is_killed_is_replaced(
     assert [(outcome.failed, outcome.attempts) for outcome in outcomes] == [("", 2)] * len(CLASS)
     assert [worker.poll() for worker in started[: len(CLASS)]] == [-9] * len(CLASS)
     assert grade.report(outcomes) == 0
-    told = f"tried again, because the machine had failed: {len(CLASS)} ({', '.join(CLASS)})"
-    assert told in capsys.readouterr().out
+    line = f"tried again, because the machine had failed: {len(CLASS)} ({', '.join(CLASS)})"
+    assert line in capsys.readouterr().out
 
 
 def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any) -> None:
@@ -220,7 +220,7 @@ def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any)
 
 
 @pytest.mark.parametrize(
-    ("code", "fault", "words"),
+    ("code", "fault", "message"),
     [
         pytest.param(
             "judge=lambda case, inputs, outputs: None, expects=()",
@@ -235,14 +235,14 @@ def test_an_interrupted_pool_leaves_no_worker(course: Course, fake_workers: Any)
     ],
 )
 def test_a_check_that_is_broken(
-    course: Course, monkeypatch: pytest.MonkeyPatch, code: str, fault: str, words: str
+    course: Course, monkeypatch: pytest.MonkeyPatch, code: str, fault: str, message: str
 ) -> None:
     monkeypatch.setattr(Sandbox, "close", lambda _: None)  # it serves the other tests
     checks = course.root / "assignments" / ASSIGNMENT / "checks.py"
     broken = f"CHECKS = {{name: replace(check, {code}) for name, check in CHECKS.items()}}\n"
     checks.write_text(checks.read_text() + broken)
     (outcome,) = graded(course, "sum").values()
-    assert outcome.fault == fault and words in outcome.failed, outcome
+    assert outcome.fault == fault and message in outcome.failed, outcome
     assert not course.verdicts()
 
 

@@ -85,15 +85,15 @@ def test_memory_that_processes_share_counts_once(monkeypatch: pytest.MonkeyPatch
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
-        both = [process.pid, *descendants(process.pid)]
+        pids = [process.pid, *descendants(process.pid)]
         monkeypatch.setattr(os.path, "exists", lambda path: False)
-        assert descendants(process.pid) == both[1:]  # also if the kernel keeps no lists of children
+        assert descendants(process.pid) == pids[1:]  # also if the kernel keeps no lists of children
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # until it is stopped, not by anybody outside
-        found = cores_of([*both, 2**22])  # the last one has ended
+        times = cores_of([*pids, 2**22])  # the last one has ended
         os.kill(process.pid, signal.SIGCONT)
-        assert found.keys() == {*both} and not any(each.stopped for each in found.values())
-        held, exact = sum(map(held_memory, both)), sum(map(exact_memory, both))
+        assert times.keys() == {*pids} and not any(cores.stopped for cores in times.values())
+        held, exact = sum(map(held_memory, pids)), sum(map(exact_memory, pids))
         process.communicate(b"\n\n")
     assert held > 160 << 20
     assert 80 << 20 < exact < 140 << 20

@@ -40,9 +40,9 @@ def sandbox_works() -> None:
 
 def run(place: Sandbox, code: str, *arguments: str) -> str:
     """Run a cell of a submission, and return what it printed; fail unless it ended well."""
-    given = f"import sys\nsys.argv[1:] = {arguments!r}\n"
+    prelude = f"import sys\nsys.argv[1:] = {arguments!r}\n"
     with Submission(place) as submission:
-        outcome = submission.run_cell(given + textwrap.dedent(code))
+        outcome = submission.run_cell(prelude + textwrap.dedent(code))
     assert not outcome.error, f"{outcome.error}\n{outcome.trace}"
     return outcome.stdout
 
@@ -71,10 +71,13 @@ REFUSED = """
 
 
 def test_there_is_no_network_but_its_own_loopback(place: Sandbox) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as unix_socket,
+    ):
         name = uuid.uuid4().hex
-        named.bind(f"\0{name}")
-        named.listen()
+        unix_socket.bind(f"\0{name}")
+        unix_socket.listen()
         run(
             place,
             f"""{REFUSED}
@@ -114,7 +117,7 @@ def test_only_what_was_mounted_is_visible(place: Sandbox, tmp_path: Path) -> Non
 
 def test_nothing_of_ours_is_there(place: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADER_TOKEN", "secret")
-    seen = run(
+    output = run(
         place,
         """
         import getpass, os
@@ -125,7 +128,7 @@ def test_nothing_of_ours_is_there(place: Sandbox, monkeypatch: pytest.MonkeyPatc
         print("GRADER_TOKEN" in os.environ, os.getcwd(), os.environ["HOME"], getpass.getuser())
         """,
     )
-    assert seen == "['1']\n['/dev/null', 'socket']\nFalse /tmp /tmp student\n"
+    assert output == "['1']\n['/dev/null', 'socket']\nFalse /tmp /tmp student\n"
 
 
 def test_the_system_and_the_packages_are_read_only(place: Sandbox) -> None:
@@ -249,15 +252,15 @@ def test_memory_that_no_process_shows_is_limited_without_a_control_group(
         place._most_free = 2**50  # as if the machine had lost much memory since
         for name, code in {**HOLDS, "honest": mapped}.items():
             with Submission(place) as submission:
-                rest = "time.sleep(2)" if name == "honest" else "time.sleep(25)"
-                ends[name] = submission.run_cell(f"import time\n{code}{rest}").limit
+                pause = "time.sleep(2)" if name == "honest" else "time.sleep(25)"
+                ends[name] = submission.run_cell(f"import time\n{code}{pause}").limit
     assert ends == {**dict.fromkeys(HOLDS, "memory"), "honest": ""}
 
 
 def processes_named(token: str) -> list[int]:
     """Return the live processes with ``token`` on their command line."""
-    found = subprocess.run(["pgrep", "-f", token], capture_output=True, text=True, check=False)
-    return [*map(int, found.stdout.split())]
+    process = subprocess.run(["pgrep", "-f", token], capture_output=True, text=True, check=False)
+    return [*map(int, process.stdout.split())]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
@@ -372,8 +375,8 @@ def test_uids_are_freed_and_run_out_with_a_message(
     monkeypatch.setattr(user, "UIDS", range(60706 + 400, 60706 + 402))
     for _ in range(3):
         with Submission(place) as first, Submission(place) as second:
-            seen = {s.run_cell("import os; print(os.getuid())").stdout for s in (first, second)}
-            assert seen == {f"{uid}\n" for uid in user.UIDS}
+            uids = {s.run_cell("import os; print(os.getuid())").stdout for s in (first, second)}
+            assert uids == {f"{uid}\n" for uid in user.UIDS}
             with (
                 pytest.raises(SandboxUnavailable, match="2 student processes run"),
                 Submission(place) as third,

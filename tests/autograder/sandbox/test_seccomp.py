@@ -19,8 +19,8 @@ REFUSED, NO_SUCH_CALL, KILLED, ALLOWED = 0x00050001, 0x00050026, 0x80000000, 0x7
 
 def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
     """Carry out a filter as the kernel would; return what it answers."""
-    words = [(a or 0) for a in (*arguments, *[0] * (6 - len(arguments)))]
-    data = struct.pack("=IIQ6Q", number, architecture, 0, *words)
+    values = [(a or 0) for a in (*arguments, *[0] * (6 - len(arguments)))]
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *values)
     at, register = 0, 0
     while True:
         code, yes, no, value = struct.unpack_from("=HBBI", program, 8 * at)
@@ -48,16 +48,16 @@ def test_it_refuses_its_list_and_nothing_else(machine: str, column: int) -> None
         for name in ("fcntl", "socket", "futex", "clone", "clone3", "kill")
     )
     for number in range(600):
-        wanted = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
+        expected = REFUSED if number in refused else NO_SUCH_CALL if number == clone3 else ALLOWED
         # Arguments that are good for socket (AF_UNIX), fcntl (F_GETFD) and futex (private wait).
         good = (1, 1) if number != futex else (1, 128)
-        assert run(program, number, architecture, *good) == wanted, number
+        assert run(program, number, architecture, *good) == expected, number
     for command in (5, 6, 7, 36, 37, 38, 1024, 1026, 1031, 1036):  # locks, lease, watch, pipe, hint
         assert run(program, fcntl, architecture, 3, command) == REFUSED
     madvise = seccomp.BY_ARGUMENTS["madvise"][column]
     for advice in range(26):  # MADV_COLD, MADV_PAGEOUT
-        wanted = REFUSED if advice in (20, 21) else ALLOWED
-        assert run(program, madvise, architecture, 4096, 4096, advice) == wanted
+        expected = REFUSED if advice in (20, 21) else ALLOWED
+        assert run(program, madvise, architecture, 4096, 4096, advice) == expected
     for family in (2, 10, 16, 17, 38, 40):  # TCP, netlink, raw packets, cryptography, AF_VSOCK
         assert run(program, socket, architecture, family, 1) == REFUSED
     assert run(program, futex, architecture, 7, 0) == 0x00050000 | errno.EAGAIN
