@@ -101,9 +101,9 @@ class Simulated:
     ) -> None:
         if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
-        known = get_args(Computation)
-        if computation is not None and computation not in known:
-            raise ValueError(f"computation must be one of {', '.join(known)}, got {computation!r}")
+        modes = get_args(Computation)
+        if computation is not None and computation not in modes:
+            raise ValueError(f"computation must be one of {', '.join(modes)}, got {computation!r}")
         if computation == "counted" and device is None:
             raise ValueError('computation="counted" needs device=Device(flops=…)')
         self.placement = Placement(
@@ -126,8 +126,8 @@ class Simulated:
         setting = self._setting
         inline = partial(pack, inline=sys.maxsize)
         packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
-        known = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
-        job = Job(self._owner, setting, call.timeout, *packed, known)
+        known_classes = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
+        job = Job(self._owner, setting, call.timeout, *packed, known_classes)
         self.trace = Trace([], setting.world_size)
         if _is_host or not _one_at_a_time.acquire(blocking=False):
             raise RanksError(
@@ -193,8 +193,8 @@ class Host:
         with uninterrupted():
             # What a rank's thread prints comes through the pipe. The output is the rest, such as
             # that of compiled code; it belongs to no rank.
-            rest = _Unlabelled(1)
-            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, rest)
+            unlabelled = _Unlabelled(1)
+            self._process = fork_member(self._server, f"{__name__}:serve", {}, {}, unlabelled)
             self._pipe, self._output = self._process.pipe, self._process.output
             self._poll = select.poll()
             self._poll.register(self._pipe, select.POLLIN)
@@ -230,7 +230,7 @@ class Host:
             raise self._death() from None
         except KeyboardInterrupt:
             states = self._stop(printer)
-            print(interrupted(states, kept=self.end.alive), file=sys.stderr)
+            print(interrupted(states, alive=self.end.alive), file=sys.stderr)
             raise
         finally:
             with uninterrupted():
@@ -278,7 +278,7 @@ class Host:
         return outcome
 
     def _death(self) -> RanksError:
-        status, dump, where = self._process.last_words(self._server, cell_labels())
+        status, dump, line = self._process.last_words(self._server, cell_labels())
         self.end()
         gone = (
             "The next call starts a new process. Variables that simulated ranks kept are gone. "
@@ -286,7 +286,7 @@ class Host:
         )
         return RanksError(
             f"A rank ended the process that all simulated ranks share: {exit_reason(status)}."
-            + (f"  ({where})" if where else ""),
+            + (f"  ({line})" if line else ""),
             detail="\n\n".join(filter(None, [dump.rstrip(), gone])),
         )
 
@@ -326,11 +326,11 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Run jobs until the notebook closes the pipe; ``config["fds"]`` has the names of `fds`."""
     global _is_host
     _is_host = True
-    named = dict(zip(config["fds"], fds, strict=True))
-    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
-    redirect_output(named["output"])
+    fds_by_name = dict(zip(config["fds"], fds, strict=True))
+    pipe = ObjectPipe(socket.socket(fileno=fds_by_name["pipe"]), private=True)
+    redirect_output(fds_by_name["output"])
     refuse_questions()
-    faulthandler.enable(file=named["dump"], all_threads=False)  # when compiled code crashes
+    faulthandler.enable(file=fds_by_name["dump"], all_threads=False)  # when compiled code crashes
     become_main(functions_of_rank)
     # What a thread shows that a rank has started; the ranks' own displays go with their lines.
     send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))
@@ -355,7 +355,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
         pipe.send(pack((rank, item)))
 
     labels: dict[str, str] = {}
-    kept: dict[str, Worlds] = {}
+    worlds_by_owner: dict[str, Worlds] = {}
     while True:
         read_job, read_news = inbox.get()
         halt.clear()  # a request that came after its call had ended
@@ -364,10 +364,10 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
             labels.update(enter(*news))
         for owner in gone:
             forget_variables(owner)
-            kept.pop(owner, None)
+            worlds_by_owner.pop(owner, None)
         if changed := reload_changed():
             print(changed)
-        outcome = _run(job, kept, labels, show, halt)
+        outcome = _run(job, worlds_by_owner, labels, show, halt)
         sys.stdout.flush()
         pipe.send(pack(outcome))
         del job, outcome, read_job
@@ -375,7 +375,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
 
 def _run(
     job: Job,
-    kept: dict[str, Worlds],
+    worlds_by_owner: dict[str, Worlds],
     labels: dict[str, str],
     show: Callable[[int, Item], None],
     halt: threading.Event,
@@ -383,14 +383,14 @@ def _run(
     size = str(job.setting.world_size)
     os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    if job.owner not in kept:
-        kept[job.owner] = Worlds(job.setting.world_size)
-    run = Run(job, kept[job.owner], labels, show, halt)
+    if job.owner not in worlds_by_owner:
+        worlds_by_owner[job.owner] = Worlds(job.setting.world_size)
+    run = Run(job, worlds_by_owner[job.owner], labels, show, halt)
     outcome = run.go()
     run.forget()
     if not outcome.results:
         # The failed call may have made different groups on different ranks.
-        del kept[job.owner]
+        del worlds_by_owner[job.owner]
     return outcome
 
 

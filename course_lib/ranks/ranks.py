@@ -197,13 +197,13 @@ class Ranks:
             TypeError, ValueError, RanksError: as `run`.
 
         """
-        if taken := values.keys() & set(GIVEN):
+        if reserved := values.keys() & set(GIVEN):
             raise ValueError(
-                f"each %%ranks cell starts with its own {min(taken)}: push it under another name"
+                f"each %%ranks cell starts with its own {min(reserved)}: push it under another name"
             )
         self._quietly(push_variables, self.owner, **values)
 
-    def pull(self, name: str, *more: str) -> list[Any]:
+    def pull(self, name: str, *other_names: str) -> list[Any]:
         """Return each rank's value of a variable, in rank order; for several names, a list of each.
 
         Example:
@@ -214,9 +214,9 @@ class Ranks:
             TypeError, RanksError: as `run`.
 
         """
-        values = self._quietly(pull_variables, self.owner, (name, *more))
-        each = [list(column) for column in zip(*values, strict=True)]
-        return each if more else each[0]
+        values = self._quietly(pull_variables, self.owner, (name, *other_names))
+        columns = [list(column) for column in zip(*values, strict=True)]
+        return columns if other_names else columns[0]
 
     def _quietly(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a function without a trace of its own: the trace of the previous call stays."""

@@ -182,12 +182,12 @@ def _init_process_group(before: Any) -> Any:
         timeout: Any = None,
         world_size: int = -1,
         rank: int = -1,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         context = _local.context
         if context is None or backend == BACKEND:
-            before(backend, init_method, timeout, world_size, rank, *more, **named)
+            before(backend, init_method, timeout, world_size, rank, *args, **kwargs)
             return
         refuse_other_numbers(rank, world_size, context.rank, context.world_size)
         if not dist.is_initialized():
@@ -204,10 +204,10 @@ def _new_group(before: Any) -> Any:
 
     @functools.wraps(before)
     def new_group(
-        ranks: Any = None, timeout: Any = None, backend: Any = None, *more: Any, **named: Any
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        asked = backend if _local.context is None else None
-        return before(ranks, timeout, asked, *more, **named)
+        requested_backend = backend if _local.context is None else None
+        return before(ranks, timeout, requested_backend, *args, **kwargs)
 
     return new_group
 
@@ -226,12 +226,12 @@ def _new_process_group(before: Any) -> Any:
         backend: Any,
         store: Any,
         name: str,
-        *more: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if _local.context is not None and ranks:
             distributed_c10d._get_default_group().meet(tuple(ranks), name)  # type: ignore[attr-defined]
-        return before(size, rank, ranks, backend, store, name, *more, **named)
+        return before(size, rank, ranks, backend, store, name, *args, **kwargs)
 
     return new_process_group
 
@@ -389,13 +389,13 @@ def _compile(before: Any) -> Any:
     """
 
     @functools.wraps(before)
-    def compile(*args: Any, **named: Any) -> Any:
+    def compile(*args: Any, **kwargs: Any) -> Any:
         if _local.context is not None:
             if torch._C._len_torch_dispatch_stack():  # as operators are counted, each one must run
-                named["disable"] = True
+                kwargs["disable"] = True
             if "isolate_recompiles" in signature(before).parameters:
-                named.setdefault("isolate_recompiles", True)
-        return before(*args, **named)
+                kwargs.setdefault("isolate_recompiles", True)
+        return before(*args, **kwargs)
 
     return compile
 

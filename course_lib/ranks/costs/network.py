@@ -81,10 +81,10 @@ class Network:
     all_reduce: AllReduceAlgorithm = "ring"
 
     def __post_init__(self) -> None:
-        for name, least in (("latency", "0 seconds"), ("overhead", "0 seconds per message")):
+        for name, minimum in (("latency", "0 seconds"), ("overhead", "0 seconds per message")):
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value < math.inf):
-                raise ValueError(f"{name} must be {least} or more, got {value!r}")
+                raise ValueError(f"{name} must be {minimum} or more, got {value!r}")
         if not (_is_number(self.bandwidth) and self.bandwidth > 0):
             raise ValueError(f"bandwidth must be above 0 bytes per second, got {self.bandwidth!r}")
         if not math.isfinite(_LONGEST / self.bandwidth):
@@ -105,13 +105,13 @@ class Network:
                 'topology="ring" cannot join nodes: a switch always joins them. For a ring inside '
                 'each node, write inside=Network(…, topology="ring")'
             )
-        for name, known in (
+        for name, choices in (
             ("topology", ("switch", "ring")),
             ("all_reduce", get_args(AllReduceAlgorithm)),
         ):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
                 )
 
     def time(self, nbytes: int) -> float:
@@ -135,9 +135,9 @@ class Network:
                 return self._over(shared, (0.0, self.latency), source, target)
         if self.topology == "ring":
             return self._around_ring(source, target, world_size)
-        o, there = self.overhead, self.overhead + self.latency
+        o, at_receiver = self.overhead, self.overhead + self.latency
         # A rank's port is also busy during the rank's overhead: no other message can pass then.
-        ports = ((("out", source), 0.0, o), (("in", target), there, there + o))
+        ports = ((("out", source), 0.0, o), (("in", target), at_receiver, at_receiver + o))
         return Route(ports, self.latency, self.bandwidth, o)
 
     def _over(
@@ -150,8 +150,9 @@ class Network:
         )
         latency = self.latency if self.topology == "switch" else len(shared) * self.latency
         if o:
-            there = o + latency
-            ports = ((("sends", source), 0.0, o), *ports, (("receives", target), there, there + o))
+            at_receiver = o + latency
+            receives = (("receives", target), at_receiver, at_receiver + o)
+            ports = ((("sends", source), 0.0, o), *ports, receives)
         return Route(ports, latency, self.bandwidth, o)
 
     def _around_ring(self, source: int, target: int, world_size: int) -> Route:

@@ -50,18 +50,18 @@ class _Magics:
     def line(self, line: str) -> Ranks | None:
         """Make, show or end the notebook's ranks."""
         current = self._current()
-        words = shlex.split(line)
-        if not words:
+        arguments = shlex.split(line)
+        if not arguments:
             if current is None:
                 print("There are no ranks yet. %ranks 4 starts four ranks.")
             return current
         # An invalid line must not end the current ranks, which may hold an hour's work.
-        made = None if words == ["off"] else make_ranks(words)
+        new_ranks = None if arguments == ["off"] else make_ranks(arguments)
         if current is not None:
             current.close()
-        if made is not None:
-            self._shell.user_ns["ranks"] = made
-        return made
+        if new_ranks is not None:
+            self._shell.user_ns["ranks"] = new_ranks
+        return new_ranks
 
     def cell(self, line: str, cell: str) -> None:
         """Run the cell on the ranks."""
@@ -125,5 +125,5 @@ class _Magics:
 def _show(shown: Sequence[Any]) -> None:
     """Show what the ranks return. Equal values are shown only once."""
     bundles = ((rank, bundle) for rank, bundle in enumerate(shown) if bundle is not None)
-    for bundle, who in equal_items(bundles):
-        show_bundle(label(who), bundle)
+    for bundle, ranks in equal_items(bundles):
+        show_bundle(label(ranks), bundle)

@@ -75,10 +75,10 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name not in self._magics:
-            known = ", ".join(f"%{each}" for each in self._magics)
+            magics = ", ".join(f"%{magic}" for magic in self._magics)
             raise NameError(
                 f"%{name} does not work on ranks: put %{name} into a cell without %%ranks. "
-                f"On ranks, only these work: {known}"
+                f"On ranks, only these work: {magics}"
             )
         return self._magics[name](line)
 

@@ -73,13 +73,14 @@ def _find(functions: Callable[[], Mapping[str, Any]], name: str) -> Any:
     if not name.startswith("__"):
         # A pool pickles in its own thread, while the main thread waits in the notebook's code.
         stacks = map(_globals_of_cells, sys._current_frames().values())
-        own = _globals_of_cells(sys._getframe(1))
-        for names in itertools.chain(own, [functions()], *stacks):
+        own_stack = _globals_of_cells(sys._getframe(1))
+        for names in itertools.chain(own_stack, [functions()], *stacks):
             if name in names:
                 return names[name]
-        for known in reversed(list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)):
-            if known.__module__ == "__main__" and known.__qualname__ == name:
-                return known
+        classes = list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        for notebook_class in reversed(classes):
+            if notebook_class.__module__ == "__main__" and notebook_class.__qualname__ == name:
+                return notebook_class
     raise AttributeError(
         f"the ranks do not know {name!r}: they get only the notebook's names that the function "
         f"given to run uses. Use {name} in that function"

@@ -93,19 +93,19 @@ def serve_calls(fds: list[int], config: dict[str, Any]) -> None:
     ``config["fds"]`` has one name for each of the descriptors `fds`: ``pipe``, ``output``,
     ``board``, ``dump`` for stacks, perhaps ``link`` and ``store``.
     """
-    named = dict(zip(config["fds"], fds, strict=True))
-    pipe = ObjectPipe(socket.socket(fileno=named["pipe"]), private=True)
-    redirect_output(named["output"])
+    fds_by_name = dict(zip(config["fds"], fds, strict=True))
+    pipe = ObjectPipe(socket.socket(fileno=fds_by_name["pipe"]), private=True)
+    redirect_output(fds_by_name["output"])
     refuse_questions()
     # Write the stack on SIGUSR1, also if the rank hangs, and when compiled code crashes.
-    faulthandler.enable(file=named["dump"], all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=named["dump"], all_threads=False)
-    if "store" in named:
-        config["store"] = path_of(named["store"])
+    faulthandler.enable(file=fds_by_name["dump"], all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=fds_by_name["dump"], all_threads=False)
+    if "store" in fds_by_name:
+        config["store"] = path_of(fds_by_name["store"])
     os.environ.update(config["environment"])
     become_main()
     labels: dict[str, str] = {}
-    recorder = join(named["board"], config, labels)
+    recorder = join(fds_by_name["board"], config, labels)
     _listen_for_giving_up(recorder)
     send_displays_to(lambda bundle: pipe.send(pack(AnswerHead(DISPLAY)), pack(bundle)))
     recorder.board.set_state(recorder.rank, RankPhase.IDLE)

@@ -68,8 +68,8 @@ class Collectives:
         if KINDS[operation.kind].uneven:
             members = operation.members
             splits = {part.rank: splits_of(members, part.inputs, part.outputs) for part in parts}
-            if words := differing_splits(splits):
-                raise Mismatch(parts, words)
+            if difference := differing_splits(splits):
+                raise Mismatch(parts, difference)
         root = 0 if operation.peer is None else operation.members.index(operation.peer)
         sizes = [[t.numel() * t.element_size() for t in part.inputs] for part in parts]
         itemsize = operation.nbytes // operation.numel if operation.numel else 1

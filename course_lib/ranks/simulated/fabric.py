@@ -120,14 +120,14 @@ class Fabric:
         operation.turn = turn
         self._push(operation.posted, turn, rank, operation)
 
-    def _push(self, time: float, turn: int, rank: int, what: _Happening) -> None:
+    def _push(self, time: float, turn: int, rank: int, happening: _Happening) -> None:
         """Queue what happens at `time`. If ranks post several at once, all first ones come first.
 
         If the order were rank by rank, rank 0's third message would be sent before rank 1's first
         one. An exchange in which no two first messages share a port would then take twice as long.
         """
         self._posted += 1
-        heapq.heappush(self._heap, (time, turn, rank, self._posted, what))
+        heapq.heappush(self._heap, (time, turn, rank, self._posted, happening))
 
     def _no_collectives(self) -> Collectives:
         return Collectives(
@@ -211,14 +211,14 @@ class Fabric:
         while self.failure is None:
             limit = min(horizon, self._ready[0][0]) if self._ready else horizon
             if self._heap and self._heap[0][0] < limit:
-                time, *_, what = heapq.heappop(self._heap)
-                if isinstance(what, _Limit):
-                    self._give_up(what.operation, time)
-                elif isinstance(what, Running):
+                time, *_, happening = heapq.heappop(self._heap)
+                if isinstance(happening, _Limit):
+                    self._give_up(happening.operation, time)
+                elif isinstance(happening, Running):
                     until = min(limit, self._heap[0][0]) if self._heap else limit
-                    self._collectives.go_on(what, max(until, math.nextafter(time, math.inf)))
+                    self._collectives.go_on(happening, max(until, math.nextafter(time, math.inf)))
                 else:
-                    self._happen(what)
+                    self._happen(happening)
             elif self._ready:
                 rank = heapq.heappop(self._ready)[1]
                 self.phase[rank] = Phase.RUNNING
@@ -291,6 +291,6 @@ class Fabric:
     def unserved(self) -> list[Operation]:
         """Return the operations that were posted and have found no partner."""
         heap = sorted(self._heap, key=lambda item: item[:-1])
-        waiting = [what for *_, what in heap if isinstance(what, Operation)]
+        waiting = [operation for *_, operation in heap if isinstance(operation, Operation)]
         left = [*waiting, *self._in_flight.unserved(), *self._collectives.unserved()]
         return [operation for operation in left if operation.missing is None]

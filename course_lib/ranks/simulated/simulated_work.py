@@ -59,9 +59,9 @@ class WorkQueue:
         self._called.discard(backward)
         self.finish_until(lambda: False)
 
-    def finish_until(self, done: Callable[[], bool]) -> None:
-        """Wait for the works, in order, until `done` returns true or no work is left."""
-        while self._open and not done():  # a callback of a future may launch more works
+    def finish_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the works, in order, until `condition` returns true or no work is left."""
+        while self._open and not condition():  # a callback of a future may launch more works
             self._open.popleft().wait()
 
     def last(self, works: list[SimulatedWork]) -> SimulatedWork:
@@ -155,12 +155,12 @@ class SimulatedWork(dist.Work):
         self._endpoint.wait(operation)
         if operation.missing is not None:
             late = names_inside(operation.missing)
-            why = f"{late} did not take part"
+            reason = f"{late} did not take part"
             if not operation.missing:
-                why = "its messages have not arrived yet"
+                reason = "its messages have not arrived yet"
             raise RuntimeError(
                 f"{operation.kind} did not end within its own time limit of {operation.limit:g} s: "
-                f"{why}"
+                f"{reason}"
             )
 
     def _deliver(self) -> None:

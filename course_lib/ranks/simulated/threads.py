@@ -79,9 +79,9 @@ class Job:
     """Limit in seconds of real time; ``None`` for no limit."""
     common: Packed
     """The part of the call that all ranks share."""
-    each: Sequence[Packed]
+    own_parts: Sequence[Packed]
     """What only one rank gets, in rank order; empty if there is no such part."""
-    known: frozenset[str]
+    known_classes: frozenset[str]
     """The classes of cells that the notebook has, by the names that cloudpickle gives them."""
 
 
@@ -181,7 +181,7 @@ class Run:
                 self._take(0.0)
         log = pack([tuple(event) for event in self.fabric.events], inline=sys.maxsize)
         if halted is not None:
-            outcome = Outcome(log, halted, stuck=any(each.is_alive() for each in self.threads))
+            outcome = Outcome(log, halted, stuck=any(thread.is_alive() for thread in self.threads))
             if timeout is not None and not self.halt.is_set():
                 outcome.error = timed_out("call", timeout, halted)
             return outcome
@@ -202,7 +202,7 @@ class Run:
                 "code of the call.",
                 outcome.states,
             )
-        outcome.misused = [each for rank in self.ranks for each in rank.handles.misuses]
+        outcome.misused = [misuse for rank in self.ranks for misuse in rank.handles.misuses]
         if not outcome.failures and outcome.error is None:
             outcome.results = [self.results[rank] for rank in range(self.world_size)]
         return outcome
@@ -283,8 +283,8 @@ class Run:
             self.baton.begin(rank)
             self._join(rank)
             with ExitStack() as stack:
-                each = self.job.each
-                call = join_call(self.common.read, each[rank].read_last() if each else [])
+                own_parts = self.job.own_parts
+                call = join_call(self.common.read, own_parts[rank].read_last() if own_parts else [])
                 self.worlds.classes[rank].publish(call.func)
                 if self.job.setting.computation == "counted":
                     stack.enter_context(CountedOperators(self.device, self._spender(rank)))
@@ -310,7 +310,7 @@ class Run:
 
     def _pack(self, value: Any) -> Packed:
         """Pack a value for the way back to the notebook."""
-        return pack(value, inline=sys.maxsize, known=self.job.known)
+        return pack(value, inline=sys.maxsize, known_classes=self.job.known_classes)
 
     def _join(self, rank: int) -> None:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))

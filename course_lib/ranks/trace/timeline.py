@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,34 +39,35 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     of operation looks the same in all timelines. The figure's alternative text describes it.
     Raises ValueError if there are no events.
     """
-    if not all(each.events for each in timelines.values()):
+    if not all(timeline.events for timeline in timelines.values()):
         raise ValueError("the trace is empty: run something that communicates first")
     from matplotlib.patches import Patch
 
     from course_lib.ranks.trace.figure import DescribedFigure
 
-    together = [event for each in timelines.values() for event in each.events]
+    together = [event for timeline in timelines.values() for event in timeline.events]
     look = _looks(together)
     longest = max(event.end for event in together)
     unit, scale = unit_of(longest)
-    placed = {title: with_lanes(each.events) for title, each in timelines.items()}
+    placed = {title: with_lanes(timeline.events) for title, timeline in timelines.items()}
     bars = {
-        title: _bars(placed[title], each.world_size, look, longest * _SHORT)
-        for title, each in timelines.items()
+        title: _bars(placed[title], timeline.world_size, look, longest * _SHORT)
+        for title, timeline in timelines.items()
     }
-    in_order = sorted((bar for each in bars.values() for bar in each), key=lambda bar: bar.start)
+    all_bars = itertools.chain(*bars.values())
+    in_order = sorted(all_bars, key=lambda bar: bar.start)
     styles = styles_of([bar.kind for bar in in_order])
     lanes = {title: min(MAX_LANES, max(lane for _, lane in p)) + 1 for title, p in placed.items()}
-    heights = [_height(lanes[title], each.world_size) for title, each in timelines.items()]
+    heights = [_height(lanes[title], timeline.world_size) for title, timeline in timelines.items()]
     figure = DescribedFigure(figsize=(9, sum(heights)), dpi=100, layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, each) in zip(panels, timelines.items(), strict=True):
+    for axes, (title, timeline) in zip(panels, timelines.items(), strict=True):
         axes.set_xlim(0, longest * scale * 1.01)
         draw_bars(
             axes,
             [bar._replace(start=bar.start * scale, stop=bar.stop * scale) for bar in bars[title]],
             styles,
-            ranks=range(each.world_size),
+            ranks=range(timeline.world_size),
             strips=lanes[title],
             links=_links(placed[title], scale),
         )
@@ -86,7 +88,8 @@ def draw_timelines(timelines: Mapping[str, Timeline]) -> DescribedFigure:
     if len(timelines) == 1 and (title := next(iter(timelines))):
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.alt = " ".join(
-        (f"{title}: " if title else "") + in_words(each) for title, each in timelines.items()
+        (f"{title}: " if title else "") + in_words(timeline)
+        for title, timeline in timelines.items()
     )
     return figure
 
@@ -132,8 +135,8 @@ def _looks(events: Sequence[Event]) -> Callable[[Event], str]:
 
     The name is the event's kind. If this gives few names in all, its group is added.
     """
-    named = {(event.kind, event.group_name) for event in events}
-    if len(named) > _LOOKS:
+    kinds_and_groups = {(event.kind, event.group_name) for event in events}
+    if len(kinds_and_groups) > _LOOKS:
         return lambda event: event.kind
     return lambda event: ", ".join(filter(None, [event.kind, event.group_name]))
 
@@ -154,11 +157,11 @@ def in_words(timeline: Timeline) -> str:
         sum(e.end - e.start for e in events if e.rank == rank and e.kind == "compute") / makespan
         for rank in range(k)
     ]
-    least, most = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
-    share = f"{most} %" if least == most else f"{least} to {most} %"
+    lowest, highest = f"{100 * min(busy):.0f}", f"{100 * max(busy):.0f}"
+    share = f"{highest} %" if lowest == highest else f"{lowest} to {highest} %"
     longest = max(
         ((wait.until - events[i].start, i, wait) for i, wait in waits(events).items()),
-        key=lambda each: (each[0], -each[1]),
+        key=lambda candidate: (candidate[0], -candidate[1]),
         default=None,
     )
     waited = ""
@@ -186,6 +189,6 @@ def _height(lanes: int, world_size: int) -> float:
 
 def _name(event: Event, world_size: int) -> str:
     """Return the text in an event's bar: the operation, and its group if it is not all ranks."""
-    named = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
+    short_names = {"send": f"→{event.peer}", "recv": f"←{event.peer}", "compute": ""}
     members = "" if len(event.group) == world_size else spans(event.group)
-    return named.get(event.kind, f"{event.kind} {members}".rstrip())
+    return short_names.get(event.kind, f"{event.kind} {members}".rstrip())
