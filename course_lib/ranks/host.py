@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from cloudpickle import cloudpickle as trackers
 
@@ -50,13 +50,7 @@ from course_lib.ranks.processes.worker import redirect_output, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
 from course_lib.ranks.simulated.personal import Worlds, functions_of_rank
-from course_lib.ranks.simulated.threads import (
-    Computation,
-    Job,
-    Outcome,
-    Run,
-    Setting,
-)
+from course_lib.ranks.simulated.threads import Job, Outcome, Run
 from course_lib.ranks.stopping import uninterrupted
 from course_lib.ranks.trace.event import Event
 from course_lib.ranks.trace.trace import Trace
@@ -80,9 +74,7 @@ class Simulated:
         world_size: K.
         owner: the key of the ranks' variables in the host.
         network: what messages cost; by default 20 µs and 10 GB/s.
-        device: what computation costs.
-        computation: how the time of computation is found: ``"declared"``, ``"counted"`` or
-            ``"measured"``; by default ``"counted"`` if there is a device, else ``"declared"``.
+        device: what computation costs; without one, only `compute` costs time.
 
     Attributes:
         placement: a "device" for every rank, and the reason in a sentence.
@@ -97,24 +89,15 @@ class Simulated:
         owner: str,
         network: Network | None = None,
         device: Device | None = None,
-        computation: Computation | None = None,
     ) -> None:
         if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size!r}")
-        modes = get_args(Computation)
-        if computation is not None and computation not in modes:
-            raise ValueError(f"computation must be one of {', '.join(modes)}, got {computation!r}")
-        if computation == "counted" and device is None:
-            raise ValueError('computation="counted" needs device=Device(flops=…)')
         self.placement = Placement(
             ("simulated",) * world_size, "fabric", "simulated, virtual clock"
         )
-        self._setting = Setting(
-            world_size,
-            network or Network(latency=20e-6, bandwidth=10e9),
-            device or Device(),
-            computation or ("declared" if device is None else "counted"),
-        )
+        self._network = network or Network(latency=20e-6, bandwidth=10e9)
+        self._device = device
+        self._world_size = world_size
         self._owner = owner
         self.trace = Trace([], world_size)
         self.closing = threading.Event()
@@ -123,12 +106,12 @@ class Simulated:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        setting = self._setting
+        k, network = self._world_size, self._network
         inline = partial(pack, inline=sys.maxsize)
-        packed = pack_call(call.fn, call.args, call.kwargs, setting.world_size, inline)
+        packed = pack_call(call.fn, call.args, call.kwargs, k, inline)
         known_classes = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
-        job = Job(self._owner, setting, call.timeout, *packed, known_classes)
-        self.trace = Trace([], setting.world_size)
+        job = Job(self._owner, k, network, self._device, call.timeout, *packed, known_classes)
+        self.trace = Trace([], k)
         if _is_host or not _one_at_a_time.acquire(blocking=False):
             raise RanksError(
                 "only one call can run on simulated ranks at a time, and a function on simulated "
@@ -139,7 +122,7 @@ class Simulated:
         finally:
             _one_at_a_time.release()
         read = partial(_events, outcome.log)
-        self.trace = Trace(read, setting.world_size, network=setting.network)
+        self.trace = Trace(read, k, network=network)
         for library in sorted(outcome.libraries):
             warn_each_time(
                 UserWarning(
@@ -212,7 +195,7 @@ class Host:
             RanksError: the host has ended, or did not end the call in time.
 
         """
-        printer = Printer(job.setting.world_size)
+        printer = Printer(job.world_size)
         timeout = job.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout + _GRACE
         try:
@@ -380,11 +363,11 @@ def _run(
     show: Callable[[int, Item], None],
     halt: threading.Event,
 ) -> Outcome:
-    size = str(job.setting.world_size)
+    size = str(job.world_size)
     os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     if job.owner not in worlds_by_owner:
-        worlds_by_owner[job.owner] = Worlds(job.setting.world_size)
+        worlds_by_owner[job.owner] = Worlds(job.world_size)
     run = Run(job, worlds_by_owner[job.owner], labels, show, halt)
     outcome = run.go()
     run.forget()

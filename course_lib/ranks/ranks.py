@@ -21,7 +21,6 @@ from course_lib.ranks.host import Simulated
 from course_lib.ranks.placement import place
 from course_lib.ranks.processes.board import MAX_BOARD_RANKS
 from course_lib.ranks.processes.team import Processes
-from course_lib.ranks.simulated.threads import Computation
 from course_lib.ranks.trace.trace import Trace
 from course_lib.ranks.variables import GIVEN, pull_variables, push_variables
 
@@ -53,8 +52,8 @@ class Ranks:
         timeout: limit for one call, in seconds; ``None`` for no limit. It is for endless loops:
             hangs in communication are found without it.
         network: the costs of messages on simulated ranks (default: 20 µs and 10 GB/s).
-        device: the costs of computation on simulated ranks.
-        computation: how these costs are found; see `course_lib.ranks.costs.computation`.
+        device: the costs of computation on simulated ranks. With it, every operator costs time;
+            else only calls of `compute` do.
         metered: whether operations are recorded and hangs explained. If ``False``, PyTorch uses
             gloo or NCCL directly, and only the time limit ends a hang. Simulated ranks are always
             metered.
@@ -78,7 +77,6 @@ class Ranks:
         timeout: float | None = 600,
         network: Network | None = None,
         device: Device | None = None,
-        computation: Computation | None = None,
         metered: bool = True,
     ) -> None:
         warn_if_untried()
@@ -91,9 +89,7 @@ class Ranks:
         self.timeout = timeout
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
-        self._engine = _make_engine(
-            world_size, on, network, device, computation, metered, self.owner
-        )
+        self._engine = _make_engine(world_size, on, network, device, metered, self.owner)
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -265,17 +261,16 @@ def _make_engine(
     on: str,
     network: Network | None,
     device: Device | None,
-    computation: Computation | None,
     metered: bool,
     owner: str,
 ) -> Processes | Simulated:
     if on == "simulated":
-        return Simulated(world_size, owner, network, device, computation)
+        return Simulated(world_size, owner, network, device)
     if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
-    if network is not None or device is not None or computation is not None:
+    if network is not None or device is not None:
         raise ValueError(
-            'network=…, device=… and computation=… work only with on="simulated": real ranks take '
-            "the time that this machine needs"
+            'network=… and device=… work only with on="simulated": real ranks take the time that '
+            "this machine needs"
         )
     return Processes(place(world_size, on), metered=metered)

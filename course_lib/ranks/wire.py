@@ -280,7 +280,7 @@ def send(sock: socket.socket, value: object, fds: Sequence[int] = ()) -> None:
     sock.sendall(data)
 
 
-def receive(sock: socket.socket, max_bytes: int = MAX_BYTES) -> Any:
+def receive(sock: socket.socket) -> Any:
     """Read one message from a blocking stream socket, and nothing after it.
 
     Raises:
@@ -288,8 +288,8 @@ def receive(sock: socket.socket, max_bytes: int = MAX_BYTES) -> Any:
         WireError: what arrived is no message, or a too large one.
     """
     header = receive_exactly(sock, _HEADER.size)
-    _, size = _lengths(header, max_bytes)
-    return decode(header + receive_exactly(sock, size - _HEADER.size), max_bytes)
+    _, size = _lengths(header, MAX_BYTES)
+    return decode(header + receive_exactly(sock, size - _HEADER.size))
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytearray:

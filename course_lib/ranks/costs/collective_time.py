@@ -54,33 +54,6 @@ def start_collective(
 
 
 @functools.lru_cache(maxsize=1024)
-def collective_time(
-    kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
-) -> float:
-    """Return the seconds until the last of `k` ranks is done.
-
-    All ranks are ready at once, and the network is idle.
-
-    Args:
-        kind: for example ``"all_reduce"``.
-        network: the costs of messages, and the choice of algorithms.
-        k: number of ranks that take part.
-        nbytes: n, the bytes that one rank puts in, or gets in a scatter.
-        root: root of a rooted collective.
-        itemsize: bytes of one element.
-
-    """
-    sizes = _sizes(kind, k, nbytes, root, itemsize)
-    free = Links(network, k)
-    transfer = start_collective(kind, network, free, range(k), sizes, root, itemsize)
-    for member in range(k):
-        transfer.enter(member, 0.0)
-    while transfer.advance():
-        pass
-    return max(transfer.times)
-
-
-@functools.lru_cache(maxsize=1024)
 def collective_bytes(
     kind: str, network: Network, k: int, nbytes: int, root: int = 0, itemsize: int = 1
 ) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-OPTIONS = ("on", "timeout", "network", "device", "computation", "metered")
+OPTIONS = ("on", "timeout", "network", "device", "metered")
 """The options of `Ranks`, by name."""
 _RANK = ("rank", "local_rank", "world_size")
 

@@ -163,9 +163,9 @@ class Board:
 
     # Writing ---------------------------------------------------------------------------------
 
-    def set_state(self, rank: int, state: RankPhase, text: str = "", line: str = "") -> None:
+    def set_state(self, rank: int, state: RankPhase) -> None:
         """Show what `rank` does now."""
-        _write(self._parts[rank], text=text, where=line)
+        _write(self._parts[rank], text="", where="")
         self._change(rank, state, Wait.NOTHING)
 
     def set_all(self, state: RankPhase) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -46,8 +46,6 @@ from course_lib.ranks.simulated.simulated_group import SimulatedRank
 from course_lib.ranks.simulated.virtual_time import virtual_time
 from course_lib.ranks.stopping import raise_in_thread
 
-Computation = Literal["declared", "counted", "measured"]
-
 _PATIENCE = 1.0
 """Seconds that the ranks have to end after they were told to end."""
 _AGAIN = 0.2
@@ -59,22 +57,15 @@ _LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the calls of one `Ranks` have in common; `Ranks` explains it."""
-
-    world_size: int
-    network: Network
-    device: Device
-    computation: Computation
-
-
-@dataclass(frozen=True)
 class Job:
     """One call, as it is sent to the host."""
 
     owner: str
     """The `Ranks` object to which the call belongs: its key in the host."""
-    setting: Setting
+    world_size: int
+    network: Network
+    device: Device | None
+    """What computation costs; without one, only calls of `compute` cost time."""
     timeout: float | None
     """Limit in seconds of real time; ``None`` for no limit."""
     common: Packed
@@ -126,13 +117,11 @@ class Run:
         show: Callable[[int, Item], None],
         halt: threading.Event,
     ) -> None:
-        setting = job.setting
         self.job = job
         self.common = job.common if job.common.size < _LARGE else job.common.moved_to_file()
-        self.world_size = setting.world_size
-        self.device = setting.device
-        self.fabric = Fabric(self.world_size, setting.network, worlds.made)
-        self.baton = Baton(self.fabric, measured=setting.computation == "measured")
+        self.world_size = job.world_size
+        self.fabric = Fabric(self.world_size, job.network, worlds.made)
+        self.baton = Baton(self.fabric)
         self.worlds = worlds
         self.show = show
         self.halt = halt
@@ -286,12 +275,10 @@ class Run:
                 own_parts = self.job.own_parts
                 call = join_call(self.common.read, own_parts[rank].read_last() if own_parts else [])
                 self.worlds.classes[rank].publish(call.func)
-                if self.job.setting.computation == "counted":
-                    stack.enter_context(CountedOperators(self.device, self._spender(rank)))
-                self.baton.skip_time()
+                if (device := self.job.device) is not None:
+                    stack.enter_context(CountedOperators(device, self._spender(rank)))
                 value = call()
                 self.ranks[rank].finish()
-                self.baton.count_time(self._spender(rank))
                 self.results[rank] = pack_result(value, self._pack)
         except Stopped as stopped:
             self.notes += notes_on(stopped)
@@ -316,19 +303,11 @@ class Run:
         send_displays_of_thread_to(lambda bundle: self.messages.put((rank, bundle)))
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
-        spend = self._spender(rank)
         join_world(self.ranks[rank], self.worlds.of_rank[rank])
-
-        now = self.endpoints[rank].now
-        enter_rank(lambda seconds, flops: spend(seconds + self._flops_time(flops)), now)
-
-    def _flops_time(self, flops: float) -> float:
-        if flops and self.device.flops == float("inf"):
-            raise ValueError("compute(flops=…) needs Ranks(…, device=Device(flops=…))")
-        return self.device.time(flops)
+        enter_rank(self._spender(rank), self.endpoints[rank].now)
 
     def _spender(self, rank: int) -> Callable[[float], None]:
-        factor = self.device.slowdown.get(rank, 1.0)
+        factor = self.job.device.slowdown.get(rank, 1.0) if self.job.device else 1.0
 
         def spend(seconds: float) -> None:
             self.fabric.advance(rank, seconds * factor, self.locate())

@@ -10,11 +10,7 @@ import pytest
 from course_lib import cost_model
 from course_lib.ranks import Network, Ranks
 from course_lib.ranks._torch.collective_table import KINDS
-from course_lib.ranks.costs.collective_time import (
-    collective_bytes,
-    collective_time,
-    split_bytes,
-)
+from course_lib.ranks.costs.collective_time import collective_bytes, split_bytes
 from tests.helpers.collective_cases import launch
 from tests.helpers.event_simulation import EventSimulation
 
@@ -56,14 +52,13 @@ def formula_of(kind: str, chosen: dict[str, str], n: int, k: int, net: Network) 
     ],
 )
 def test_the_time_of_a_collective(kind: str, chosen: dict[str, str]) -> None:
-    """One time: of the cost, the fabric, a second simulation, and the formula of the lectures."""
+    """One time: of the fabric, a second simulation, and the formula of the lectures."""
     n = 0 if kind == "barrier" else 4 * NUMEL
     for k, overhead in ((1, 0.0), (2, 3e-4), (3, 0.0), (4, 3e-4), (7, 3e-4)):
         net = network(overhead, **chosen)
-        seconds = collective_time(kind, net, k, n, root=1 % k, itemsize=4)
         ranks = Ranks(k, on="simulated", network=net)
         ranks.run(launch, kind, NUMEL, 1 % k)
-        assert ranks.trace.makespan == pytest.approx(seconds, rel=1e-12)
+        seconds = ranks.trace.makespan
         formula = formula_of(kind, chosen, n, k, net)
         if formula is not None:
             tree = kind in ("broadcast", "reduce") or chosen.get("all_reduce") == "tree"
@@ -71,8 +66,8 @@ def test_the_time_of_a_collective(kind: str, chosen: dict[str, str]) -> None:
             early = math.ceil(math.log2(k)) * net.time(0) if tree and k & (k - 1) else 0.0
             assert formula - early - 1e-12 <= seconds <= formula + 1e-12, (k, overhead)
         if overhead == 0 and not chosen and k > 1 and kind != "reduce_scatter":
-            each = n // k if kind == "all_to_all" else n
-            program = [[("collective", kind, 1 % k, each), ("wait",)]] * k
+            piece = n // k if kind == "all_to_all" else n
+            program = [[("collective", kind, 1 % k, piece), ("wait",)]] * k
             ends = EventSimulation(program, net.latency, net.bandwidth).ends
             assert max(end for (end,) in ends if end) == pytest.approx(seconds), k
 

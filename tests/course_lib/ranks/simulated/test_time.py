@@ -68,3 +68,8 @@ def test_a_question_sees_what_happened_before_it() -> None:
 
     results = Ranks(2, on="simulated", network=NETWORK).run(ask)
     assert results[0] == [False, False, True]
+
+
+def test_no_time_runs_backwards() -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        compute(-1.0)
