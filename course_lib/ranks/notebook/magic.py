@@ -26,6 +26,7 @@ from typing import Any
 
 from course_lib.ranks.calls import cell_labels
 from course_lib.ranks.explain.errors import RanksError
+from course_lib.ranks.explain.lines import frames_from
 from course_lib.ranks.notebook.cells import Cell, compile_cell, run_cell
 from course_lib.ranks.notebook.hints import add_hints, hint_after
 from course_lib.ranks.notebook.options import choose, make_ranks
@@ -114,12 +115,10 @@ class _Magics:
         own code has a file name, and this file name gives the right number.
         """
         labels = cell_labels()
-        frame = sys._getframe()
-        while frame is not None and frame.f_code.co_filename not in labels:
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None:
-            return int(self._shell.execution_count)
-        return int(self._shell.compile._filename_map[frame.f_code.co_filename])
+        for frame in frames_from(sys._getframe()):
+            if (name := frame.f_code.co_filename) in labels:
+                return int(self._shell.compile._filename_map[name])
+        return int(self._shell.execution_count)
 
 
 def _show(shown: Sequence[Any]) -> None:

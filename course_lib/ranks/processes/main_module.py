@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from course_lib.ranks._torch.process_world import pickle_objects_with
-from course_lib.ranks.explain.lines import may_be_edited
+from course_lib.ranks.explain.lines import frames_from, may_be_edited
 from course_lib.ranks.explain.pickling import Pickler
 
 
@@ -88,10 +88,9 @@ def _find(functions: Callable[[], Mapping[str, Any]], name: str) -> Any:
 
 
 def _globals_of_cells(frame: types.FrameType | None) -> Iterator[Mapping[str, Any]]:
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "__main__":
-            yield frame.f_globals
-        frame = frame.f_back
+    for caller in frames_from(frame):
+        if caller.f_globals.get("__name__") == "__main__":
+            yield caller.f_globals
 
 
 _US = __name__.partition(".")[0]

@@ -19,9 +19,8 @@ from enum import Enum
 from course_lib.ranks._torch.this_thread import unseen
 from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.streams import Running
 from course_lib.ranks.explain.errors import RanksError
-from course_lib.ranks.simulated.collectives import Collectives
+from course_lib.ranks.simulated.collectives import Collectives, Running
 from course_lib.ranks.simulated.operation import (
     NEW_GROUP,
     Mismatch,
@@ -50,7 +49,7 @@ class _Limit:
     operation: Operation
 
 
-_Happening = Operation | Running[Operation] | _Limit
+_Happening = Operation | Running | _Limit
 
 
 class Fabric:

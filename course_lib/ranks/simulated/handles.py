@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.ranks._torch.collective_table import KINDS
 from course_lib.ranks._torch.this_thread import remove_mode, watch_with
-from course_lib.ranks.explain.lines import TORCH, is_ours
+from course_lib.ranks.explain.lines import TORCH, frames_from, is_ours
 from course_lib.ranks.explain.waiting import operation_in_words
 from course_lib.ranks.simulated.operation import Operation
 
@@ -198,11 +198,9 @@ def _whose(name: str) -> str:
 
 
 def _launched_by_torch() -> bool:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         if owner := _whose(frame.f_code.co_filename):
             return owner == "torch"
-        frame = frame.f_back
     return True
 
 

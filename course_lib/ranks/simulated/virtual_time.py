@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from course_lib.ranks._torch.thread_worlds import current
+from course_lib.ranks._torch.thread_worlds import current, replaced
 
 _WAITING = 100_000
 """Looks at an unchanged clock, about a tenth of a second, after which a rank waits for the time."""
@@ -78,11 +78,8 @@ def virtual_time() -> Iterator[None]:
         "monotonic_ns": lambda now: round(now * 1e9),
         "time_ns": lambda now: round((started + now) * 1e9),
     }
-    before = {name: getattr(time, name) for name in (*clocks, "sleep")}
     with ExitStack() as stack:
-        for name, function in before.items():
-            stack.callback(setattr, time, name, function)
         for name, of in clocks.items():
-            setattr(time, name, instead(before[name], of))
-        setattr(time, "sleep", sleep)  # noqa: B010  # mypy wants the real one's signature
+            stack.enter_context(replaced(time, name, instead(getattr(time, name), of)))
+        stack.enter_context(replaced(time, "sleep", sleep))
         yield
