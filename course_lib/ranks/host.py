@@ -10,12 +10,10 @@ host answers a job with any number of pairs (rank, line or display), and then th
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import queue
 import select
-import socket
 import sys
 import threading
 import time
@@ -39,14 +37,13 @@ from course_lib.ranks.explain.failure import (
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_to
 from course_lib.ranks.output.printer import Item, Printer
-from course_lib.ranks.output.questions import refuse_questions
 from course_lib.ranks.placement import Placement
 from course_lib.ranks.processes.fork_client import ForkServer, preload, shared_server
 from course_lib.ranks.processes.main_module import become_main
 from course_lib.ranks.processes.member import Member, fork_member
-from course_lib.ranks.processes.object_pipe import ObjectPipe, Read
+from course_lib.ranks.processes.object_pipe import Read
 from course_lib.ranks.processes.surroundings import Surroundings, enter
-from course_lib.ranks.processes.worker import redirect_output, reload_changed
+from course_lib.ranks.processes.worker import open_process, reload_changed
 from course_lib.ranks.simulated.baton import Stopped
 from course_lib.ranks.simulated.fabric_diagnosis import report_misuse, warn_each_time
 from course_lib.ranks.simulated.personal import Worlds, functions_of_rank
@@ -309,11 +306,7 @@ def serve(fds: list[int], config: dict[str, Any]) -> None:
     """Run jobs until the notebook closes the pipe; ``config["fds"]`` has the names of `fds`."""
     global _is_host
     _is_host = True
-    fds_by_name = dict(zip(config["fds"], fds, strict=True))
-    pipe = ObjectPipe(socket.socket(fileno=fds_by_name["pipe"]), private=True)
-    redirect_output(fds_by_name["output"])
-    refuse_questions()
-    faulthandler.enable(file=fds_by_name["dump"], all_threads=False)  # when compiled code crashes
+    pipe, _ = open_process(fds, config)
     become_main(functions_of_rank)
     # What a thread shows that a rank has started; the ranks' own displays go with their lines.
     send_displays_to(lambda bundle: print(bundle.get("text/plain", "")))

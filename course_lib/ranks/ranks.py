@@ -89,7 +89,18 @@ class Ranks:
         self.timeout = timeout
         self.owner = uuid.uuid4().hex
         """Key of this object's variables on the ranks: see `variables`."""
-        self._engine = _make_engine(world_size, on, network, device, metered, self.owner)
+        self._engine: Processes | Simulated
+        if on == "simulated":
+            self._engine = Simulated(world_size, self.owner, network, device)
+        elif not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
+            raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
+        elif network is not None or device is not None:
+            raise ValueError(
+                'network=… and device=… work only with on="simulated": real ranks take the time '
+                "that this machine needs"
+            )
+        else:
+            self._engine = Processes(place(world_size, on), metered=metered)
         self._closed = False
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -254,23 +265,3 @@ class Ranks:
         state = "pids " + ", ".join(map(str, pids)) if pids else "start with the first call"
         state = "closed" if self._closed else state
         return f"<Ranks {self.world_size}: {self._engine.placement.why}; {state}>"
-
-
-def _make_engine(
-    world_size: int,
-    on: str,
-    network: Network | None,
-    device: Device | None,
-    metered: bool,
-    owner: str,
-) -> Processes | Simulated:
-    if on == "simulated":
-        return Simulated(world_size, owner, network, device)
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_BOARD_RANKS:
-        raise ValueError(f"world_size must be 1 to {MAX_BOARD_RANKS}, got {world_size!r}")
-    if network is not None or device is not None:
-        raise ValueError(
-            'network=… and device=… work only with on="simulated": real ranks take the time that '
-            "this machine needs"
-        )
-    return Processes(place(world_size, on), metered=metered)

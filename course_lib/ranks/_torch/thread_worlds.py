@@ -11,10 +11,8 @@ import builtins
 import functools
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -35,34 +33,6 @@ _KEEP_THE_RANK = {
     *("lightning_fabric", "megatron", "pytorch_lightning"),
 }
 """Libraries that keep the rank in a class or module, of which all threads share one."""
-
-
-@dataclass(eq=False)
-class RankContext(ABC):
-    """Everything that belongs to one rank during one call: a thread needs it to be a rank."""
-
-    rank: int
-    world_size: int
-    endpoint: Any
-    """The rank's side of the fabric."""
-    locate: Callable[[], str]
-    """Returns the line of user code that is running."""
-    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """File name of a cell → its name for people."""
-    world: object = field(default_factory=object)
-    """Distinguishes this world from others that have groups of the same names."""
-    works: Any = field(init=False)
-    """The rank's operations that are not over."""
-    handles: Any = field(init=False)
-    """The handles of these operations."""
-    stray: bool = field(default=False, init=False)
-    """Whether a thread that the rank has started has called ``torch.distributed``."""
-    libraries: set[str] = field(default_factory=set, init=False)
-    """What it has imported that keeps the rank in a class or module."""
-
-    @abstractmethod
-    def create(self, members: tuple[int, ...], name: str) -> Any:
-        """Make a process group."""
 
 
 class World:
@@ -337,7 +307,7 @@ def _dispatch_key_guard(before: Any, *keys: Any) -> Iterator[None]:
             _local.context.handles.resume()
 
 
-def join_world(context: RankContext, world: World | None = None) -> None:
+def join_world(context: Any, world: World | None = None) -> None:
     """Make this thread a rank; `world` has its groups from earlier calls, if there are any."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "meta"])
@@ -350,7 +320,7 @@ def join_world(context: RankContext, world: World | None = None) -> None:
         _initialize(context)
 
 
-def _initialize(context: RankContext) -> None:
+def _initialize(context: Any) -> None:
     """Make the rank's default group, whose store is the rank's own.
 
     No other rank can set a key there, so a wait for one ends at once, with an error.
@@ -373,19 +343,20 @@ def is_known(group: Any) -> bool:
 
 
 class _Local(threading.local):
-    context: RankContext | None = None
+    context: Any = None
+    """The rank that this thread is: a `SimulatedRank`."""
     world: World | None = None
 
 
 _local = _Local()
 
 
-def current() -> RankContext | None:
+def current() -> Any:
     """Return the rank of this thread; ``None`` if this thread is not a rank."""
     return _local.context
 
 
-def here() -> RankContext:
+def here() -> Any:
     """Return the rank of this thread.
 
     Raises:

@@ -49,7 +49,7 @@ def start_collective(
 
     """
     k = len(members)
-    rounds = _rounds(kind, network, k, sizes, root, itemsize) if k > 1 else ()
+    rounds = COSTS[kind](_Request(network, k, sizes, root, itemsize)) if k > 1 else ()
     return Transfer(links, members, rounds)
 
 
@@ -75,9 +75,8 @@ def collective_bytes(
     sent = [0] * k
     if k == 1:
         return (0,)
-    for messages in _rounds(
-        kind, network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize
-    ):
+    request = _Request(network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize)
+    for messages in COSTS[kind](request):
         for source, _, size in messages:
             sent[source] += size
     return tuple(sent)
@@ -100,14 +99,6 @@ class _Request(NamedTuple):
     sizes: Sequence[Sequence[int]]
     root: int
     item: int
-
-
-def _rounds(
-    kind: str, network: Network, k: int, sizes: Sequence[Sequence[int]], root: int, item: int
-) -> Iterable[Round]:
-    if kind not in COSTS:
-        raise NotImplementedError(f"the time of {kind} is not known: no formula for it is in COSTS")
-    return COSTS[kind](_Request(network, k, sizes, root, item))
 
 
 def _all_reduce(request: _Request) -> Iterable[Round]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from course_lib.ranks.costs.computation import clock, is_simulated
+from course_lib.ranks.trace.timeline import unit_of
 from course_lib.ranks.variables import Namespace
 
 Execute = Callable[[str, str, Namespace, "RankShell"], Any]
@@ -97,7 +98,9 @@ class RankShell:
             return self._execute(source, name, self._variables, self)
         finally:
             kind = "Virtual" if is_simulated() else "Wall"
-            print(f"{kind} time: {_seconds(clock() - start)}")
+            seconds = clock() - start
+            unit, scale = unit_of(seconds)
+            print(f"{kind} time: {seconds * scale:.3g} {unit}")
 
     def _started(self, command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -118,10 +121,3 @@ class RankShell:
             return str(DollarFormatter().vformat(command, args=[], kwargs=self._variables))
         except Exception:  # the braces are not for our variables: ${HOME}, awk '{print $1}'
             return command
-
-
-def _seconds(value: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"

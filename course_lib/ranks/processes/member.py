@@ -138,7 +138,7 @@ def find_asleep(
             continue
         if not member.seen_in_backward:
             stack = ask_for_stacks(server, [member])[member.rank]
-            member.seen_in_backward = stands_in_backward(stack)
+            member.seen_in_backward = innermost_function(stack) == "_engine_run_backward"
             if not member.seen_in_backward:
                 member.asleep_since = now  # ask again only after a while
         if member.seen_in_backward:
@@ -161,11 +161,6 @@ def wait_for_dump(fd: int, offset: int, until: float) -> str:
             break
         time.sleep(0.005)
     return text
-
-
-def stands_in_backward(dump: str) -> bool:
-    """Return whether the innermost Python frame is autograd's call into its compiled engine."""
-    return innermost_function(dump) == "_engine_run_backward"
 
 
 def cpu_state(pid: int, whole_process: bool) -> tuple[str, int] | None:

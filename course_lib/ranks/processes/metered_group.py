@@ -111,7 +111,8 @@ class MeteredProcessGroup(PythonGroup):
         line = me.locate()
         limit = max(options.timeout, timedelta(0))
         seq = me.enter(self.key, self._members, signature, line, bool(limit), splits)
-        sent = sent_to_others(kind.name, _puts(operations), self.rank())
+        all_puts = [tensor for puts, _ in operations for tensor in puts]
+        sent = sent_to_others(kind.name, all_puts, self.rank())
         event = self._event(kind.name, tensors, root, seq, line)._replace(sent=sent)
         operation = MeteredOperation(me, event, Wait.COLLECTIVE, self.key)
         operation.launched()
@@ -235,10 +236,6 @@ class MeteredProcessGroup(PythonGroup):
         return AnySourceWork(
             operation, find, lambda peer: self._message("recv", tensors, peer, tag)
         )
-
-
-def _puts(operations: Sequence[tuple[Sequence[torch.Tensor], Any]]) -> list[torch.Tensor]:
-    return [tensor for puts, _ in operations for tensor in puts]
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

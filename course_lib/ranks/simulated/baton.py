@@ -8,7 +8,7 @@ and its state is exchanged together with the baton.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from course_lib.ranks.explain.errors import RanksError
@@ -23,7 +23,7 @@ class Stopped(BaseException):
 
 
 class Baton:
-    """Runs the threads of a fabric's ranks, one at a time.
+    """Runs the threads of a fabric's ranks, one at a time; to each of them it is the `Endpoint`.
 
     Attributes:
         error: what went wrong on the fabric; ``None`` while nothing has.
@@ -130,28 +130,3 @@ class Baton:
         self._abandoned = self.stopping = True
         for rank in range(self.fabric.world_size):
             self._give_turn(rank)
-
-
-class ThreadEndpoint:
-    """A rank's side of a fabric in the same process."""
-
-    def __init__(self, baton: Baton, rank: int, spend: Callable[[float], None]) -> None:
-        self._baton = baton
-        self._rank = rank
-        self._spend = spend
-
-    def post(self, operation: Operation) -> None:
-        self._baton.post(operation)
-
-    def wait(self, operation: Operation) -> None:
-        self._baton.wait(operation)
-
-    def is_done(self, operation: Operation) -> bool:
-        return self._baton.is_done(operation)
-
-    def now(self) -> float:
-        return self._baton.fabric.clock[self._rank]
-
-    def sleep(self, seconds: float) -> None:
-        self._spend(seconds)
-        self._baton.in_turn(self._rank)  # a rank that sleeps in a loop may wait for another rank

@@ -80,7 +80,12 @@ class Fabric:
         self.made: dict[str, str] = {} if made is None else made
         self._links = Links(network, world_size)
         self._in_flight = Messages(network, self._links, self._end)
-        self._collectives = self._no_collectives()
+        self._collectives = Collectives(
+            network,
+            self._links,
+            self._end,
+            lambda time, running: self._push(time, 0, running.parts[0].rank, running),
+        )
         self._sends: Counter[tuple[int, int | None]] = Counter()
         self._heap: list[tuple[float, int, int, int, _Happening]] = []
         self._posted = 0
@@ -127,14 +132,6 @@ class Fabric:
         """
         self._posted += 1
         heapq.heappush(self._heap, (time, turn, rank, self._posted, happening))
-
-    def _no_collectives(self) -> Collectives:
-        return Collectives(
-            self.network,
-            self._links,
-            self._end,
-            lambda time, running: self._push(time, 0, running.parts[0].rank, running),
-        )
 
     def advance(self, rank: int, seconds: float, where: str = "") -> None:
         """Let `rank` compute for `seconds`."""
@@ -276,15 +273,10 @@ class Fabric:
             self.pause(rank)
 
     def forget(self) -> None:
-        """Drop the operations that are left: their tensors must not outlive the run."""
+        """Drop what is left when the run is over: tensors, and what refers to the fabric."""
         self._heap.clear()
         self._unwaited.clear()
-        self._in_flight = Messages(self.network, self._links, self._end)
-        self._collectives = self._no_collectives()
         self.waiting = [None] * self.world_size
-
-    def close(self) -> None:
-        """Delete what carries the messages: it and the fabric refer to each other."""
         del self._in_flight, self._collectives
 
     def unserved(self) -> list[Operation]:

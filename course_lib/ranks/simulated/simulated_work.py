@@ -64,11 +64,6 @@ class WorkQueue:
         while self._open and not condition():  # a callback of a future may launch more works
             self._open.popleft().wait()
 
-    def last(self, works: list[SimulatedWork]) -> SimulatedWork:
-        """Return a work that is over when all are. They share one group, so they end in order."""
-        works[-1].also(works[:-1])
-        return works[-1]
-
 
 class SimulatedFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of a work or of a chained callback. Waiting goes through the rank's endpoint."""
@@ -124,16 +119,13 @@ class SimulatedWork(dist.Work):
         self._queue = queue
         self._handles = handles
         self._result = result
-        self._before: list[SimulatedWork] = []
+        self.before: list[SimulatedWork] = []
+        """Other works: this one ends only when they have ended, too."""
         self._future: SimulatedFuture | None = None
         self._delivered = False
         if operation.kind not in ("send", "recv"):
             queue.keep(self)
         handles.open(operation)
-
-    def also(self, works: list[SimulatedWork]) -> None:
-        """Make this work end only when `works` have ended, too."""
-        self._before = works
 
     def limit(self, seconds: float) -> None:
         """Set how many virtual seconds a wait may take."""
@@ -142,7 +134,7 @@ class SimulatedWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._handles.close(self._operation)
         if not self._delivered:
-            for work in self._before:
+            for work in self.before:
                 work.wait()
             self._wait_here(timeout.total_seconds())
             self._deliver()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from course_lib.ranks.explain.words import names
 from course_lib.ranks.memory import Packed, pack
 from course_lib.ranks.output.displays import send_displays_of_thread_to
 from course_lib.ranks.output.printer import Item
-from course_lib.ranks.simulated.baton import Baton, Stopped, ThreadEndpoint
+from course_lib.ranks.simulated.baton import Baton, Stopped
 from course_lib.ranks.simulated.fabric import Fabric
 from course_lib.ranks.simulated.fabric_diagnosis import explain_leftovers, fabric_states
 from course_lib.ranks.simulated.handles import Misuse
@@ -131,10 +132,10 @@ class Run:
         self.messages: queue.SimpleQueue[tuple[int, Item | None]] = queue.SimpleQueue()
         self.labels = labels
         self.locate = locator(labels)
-        self.endpoints = [
-            ThreadEndpoint(self.baton, rank, self._spender(rank)) for rank in range(self.world_size)
+        self.ranks = [
+            SimulatedRank(rank, self.world_size, self.baton, self.locate, worlds, labels=labels)
+            for rank in range(self.world_size)
         ]
-        self.ranks = [self._rank(rank) for rank in range(self.world_size)]
         self.threads = [
             threading.Thread(target=self._run, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(self.world_size)
@@ -153,7 +154,7 @@ class Run:
             stack.enter_context(no_profiler())
             put = self.messages.put
             streams = stack.enter_context(RankStreams(self.threads, lambda *line: put(line)))
-            stack.enter_context(virtual_time())
+            stack.enter_context(virtual_time(self.fabric.clock, self._sleep))
             self.baton.states = [
                 PersonalState(rank, classes, before)
                 for rank, classes in enumerate(self.worlds.classes)
@@ -205,8 +206,7 @@ class Run:
         for rank in self.ranks:
             rank.handles.forget()
         self.fabric.forget()
-        self.fabric.close()
-        del self.threads, self.ranks, self.endpoints, self.baton
+        del self.threads, self.ranks, self.baton
 
     def _listen(self, deadline: float) -> bool:
         """Pass on what the ranks print until all have ended; return whether they have."""
@@ -256,16 +256,6 @@ class Run:
 
     # On the ranks' threads ----------------------------------------------------------------------
 
-    def _rank(self, rank: int) -> SimulatedRank:
-        return SimulatedRank(
-            rank,
-            self.world_size,
-            self.endpoints[rank],
-            self.locate,
-            self.worlds,
-            labels=self.labels,
-        )
-
     def _run(self, rank: int) -> None:
         raised = False
         try:
@@ -276,7 +266,7 @@ class Run:
                 call = join_call(self.common.read, own_parts[rank].read_last() if own_parts else [])
                 self.worlds.classes[rank].publish(call.func)
                 if (device := self.job.device) is not None:
-                    stack.enter_context(CountedOperators(device, self._spender(rank)))
+                    stack.enter_context(CountedOperators(device, partial(self._spend, rank)))
                 value = call()
                 self.ranks[rank].finish()
                 self.results[rank] = pack_result(value, self._pack)
@@ -304,12 +294,13 @@ class Run:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         torch.set_num_threads(1)  # otherwise sums would depend on the number of cores
         join_world(self.ranks[rank], self.worlds.of_rank[rank])
-        enter_rank(self._spender(rank), self.endpoints[rank].now)
+        enter_rank(partial(self._spend, rank), lambda: self.fabric.clock[rank])
 
-    def _spender(self, rank: int) -> Callable[[float], None]:
+    def _spend(self, rank: int, seconds: float) -> None:
+        """Let a rank compute for `seconds`, or longer if its device is slow."""
         factor = self.job.device.slowdown.get(rank, 1.0) if self.job.device else 1.0
+        self.fabric.advance(rank, seconds * factor, self.locate())
 
-        def spend(seconds: float) -> None:
-            self.fabric.advance(rank, seconds * factor, self.locate())
-
-        return spend
+    def _sleep(self, rank: int, seconds: float) -> None:
+        self._spend(rank, seconds)
+        self.baton.in_turn(rank)  # a rank that sleeps in a loop may wait for another rank
