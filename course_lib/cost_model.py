@@ -32,7 +32,9 @@ R. Thakur, R. Rabenseifner and W. Gropp, 2005 (see `collectives`); nccl-tests, d
 from collections.abc import Callable
 from typing import NamedTuple
 
-from course_lib._message_time import Network, delay, message_time, occupancy
+from course_lib._message_time import Network as Network
+from course_lib._message_time import delay, occupancy
+from course_lib._message_time import message_time as message_time
 
 
 class Link(NamedTuple):

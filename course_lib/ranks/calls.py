@@ -62,11 +62,7 @@ def per_rank(values: Iterable[Any]) -> PerRank:
 
 
 def pack_call(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    world_size: int,
-    pack: Callable[..., Packed] = pack,
+    call: Call, world_size: int, pack: Callable[..., Packed] = pack
 ) -> tuple[Packed, list[Packed]]:
     """Return the call as bytes: the part that all ranks share, and each rank's own part, if any.
 
@@ -77,6 +73,7 @@ def pack_call(
         ValueError: a `per_rank` argument has not exactly one value per rank.
 
     """
+    fn, args, kwargs = call.fn, call.args, call.kwargs
     if not callable(fn):
         raise TypeError(
             "run(fn, …) needs the function itself: write ranks.run(f, x), not ranks.run(f(x)). "

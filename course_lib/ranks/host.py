@@ -105,7 +105,7 @@ class Simulated:
         """Run one call; see `Ranks.run`."""
         k, network = self._world_size, self._network
         inline = partial(pack, inline=sys.maxsize)
-        packed = pack_call(call.fn, call.args, call.kwargs, k, inline)
+        packed = pack_call(call, k, inline)
         known_classes = frozenset(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
         job = Job(self._owner, k, network, self._device, call.timeout, *packed, known_classes)
         self.trace = Trace([], k)

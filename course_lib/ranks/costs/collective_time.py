@@ -22,35 +22,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from course_lib.ranks.costs.links import Links
 from course_lib.ranks.costs.network import Network
-from course_lib.ranks.costs.transfer import Round, Transfer
+from course_lib.ranks.costs.transfer import Round
 
 
-def start_collective(
-    kind: str,
-    network: Network,
-    links: Links,
-    members: Sequence[int],
-    sizes: Sequence[Sequence[int]],
-    root: int,
-    itemsize: int,
-) -> Transfer:
-    """Return the messages of a collective, before any of them is sent.
+def rounds_of(
+    kind: str, network: Network, sizes: Sequence[Sequence[int]], root: int, itemsize: int
+) -> Iterable[Round]:
+    """Return the messages of a collective, round by round.
 
     Args:
         kind: for example ``"all_reduce"``.
         network: only its choice of algorithms matters.
-        links: the links that the messages occupy.
-        members: the members of the group, as ranks of the group of all ranks.
         sizes: per member, the bytes of each of the tensors that it puts in.
         root: root of a rooted collective, as a rank of the group.
         itemsize: bytes of one element; pieces are cut between elements.
 
     """
-    k = len(members)
-    rounds = COSTS[kind](_Request(network, k, sizes, root, itemsize)) if k > 1 else ()
-    return Transfer(links, members, rounds)
+    k = len(sizes)
+    return COSTS[kind](_Request(network, k, sizes, root, itemsize)) if k > 1 else ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,10 +63,8 @@ def collective_bytes(
 
     """
     sent = [0] * k
-    if k == 1:
-        return (0,)
-    request = _Request(network, k, _sizes(kind, k, nbytes, root, itemsize), root, itemsize)
-    for messages in COSTS[kind](request):
+    sizes = _sizes(kind, k, nbytes, root, itemsize)
+    for messages in rounds_of(kind, network, sizes, root, itemsize):
         for source, _, size in messages:
             sent[source] += size
     return tuple(sent)
@@ -92,7 +80,7 @@ def _sizes(kind: str, k: int, nbytes: int, root: int, itemsize: int) -> list[lis
 
 
 class _Request(NamedTuple):
-    """The arguments of a function in `COSTS`; see `start_collective`."""
+    """The arguments of a function in `COSTS`; see `rounds_of`."""
 
     network: Network
     k: int

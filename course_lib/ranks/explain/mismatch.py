@@ -130,14 +130,3 @@ def differing(sender: int, sent: tuple[int, str], receiver: int, received: tuple
         f"Rank {sender} sends {counted(sent[0], 'element')} of {sent[1]}, but rank {receiver} "
         f"receives them as {counted(received[0], 'element')} of {received[1]}"
     )
-
-
-def message_mismatch(
-    sender: int,
-    sent: tuple[int, str],
-    receiver: int,
-    received: tuple[int, str],
-    states: Sequence[RankState],
-) -> MismatchError:
-    """Return the error for a send and a receive that differ; each is (elements, dtype)."""
-    return MismatchError(f"{differing(sender, sent, receiver, received)}.", states, PIECES)

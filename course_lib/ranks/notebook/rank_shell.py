@@ -35,7 +35,7 @@ class RankShell:
         self._lines = 0
         self._runner: asyncio.Runner | None = None
         self._magics: dict[str, Callable[[str], Any]] = {
-            "time": lambda line: self._timed(line, self._name),
+            "time": self._timed,
             "matplotlib": lambda _: None,  # figures of ranks appear in the notebook anyway
         }
 
@@ -88,14 +88,14 @@ class RankShell:
         if name != "time":
             raise NameError(f"%%{name} does not work below %%ranks, only %%time does")
         above = self._lines - len(cell.splitlines())
-        return self._timed("\n" * above + cell, self._name)
+        return self._timed("\n" * above + cell)
 
     # The magics ---------------------------------------------------------------------------------
 
-    def _timed(self, source: str, name: str) -> Any:
+    def _timed(self, source: str) -> Any:
         start = clock()
         try:
-            return self._execute(source, name, self._variables, self)
+            return self._execute(source, self._name, self._variables, self)
         finally:
             kind = "Virtual" if is_simulated() else "Wall"
             seconds = clock() - start

@@ -20,9 +20,10 @@ from course_lib.ranks.explain.errors import (
 )
 from course_lib.ranks.explain.failure import Failure, exit_reason, rank_error
 from course_lib.ranks.explain.mismatch import (
+    PIECES,
     collective_mismatch,
+    differing,
     differing_splits,
-    message_mismatch,
     unfinished,
 )
 from course_lib.ranks.explain.waiting import (
@@ -194,10 +195,8 @@ def _mismatched_message(ranks: Sequence[RankView]) -> MismatchError | None:
             for seq, sent in rank.read_messages(channel).items():
                 got = received.get(seq, sent)
                 if got != sent:
-                    return message_mismatch(
-                        rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype),
-                        board_states(ranks),
-                    )  # fmt: skip
+                    sides = (rank.rank, (sent.numel, sent.dtype), peer.rank, (got.numel, got.dtype))
+                    return MismatchError(f"{differing(*sides)}.", board_states(ranks), PIECES)
     return None
 
 

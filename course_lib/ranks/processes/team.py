@@ -89,7 +89,7 @@ class Processes:
 
     def run(self, call: Call) -> list[Any]:
         """Run one call; see `Ranks.run`."""
-        common, own_parts = pack_call(call.fn, call.args, call.kwargs, self.world_size)
+        common, own_parts = pack_call(call, self.world_size)
         self.trace = Trace([], self.world_size)
         try:
             return self._ready_team().call(common, own_parts, call.timeout)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.ranks._torch.collective_table import KINDS, splits_of
-from course_lib.ranks.costs.collective_time import start_collective
+from course_lib.ranks.costs.collective_time import rounds_of
 from course_lib.ranks.costs.links import Links
-from course_lib.ranks.costs.network import Network
 from course_lib.ranks.costs.transfer import Transfer
 from course_lib.ranks.explain.mismatch import differing_splits
 from course_lib.ranks.simulated.operation import NEW_GROUP, Mismatch, Operation, stream_of
@@ -38,8 +37,7 @@ class Collectives:
     """The collectives of a fabric that are not over.
 
     Args:
-        network: says which algorithms the collectives use.
-        links: carry their messages.
+        links: carry their messages; their network chooses the algorithms.
         end: called with each operation and its end, in virtual seconds.
         offer: called with a time, and with a collective that can go on then.
 
@@ -47,12 +45,10 @@ class Collectives:
 
     def __init__(
         self,
-        network: Network,
         links: Links,
         end: Callable[[Operation, float], None],
         offer: Callable[[float, Running], None],
     ) -> None:
-        self._network = network
         self._links = links
         self._end = end
         self._open: dict[tuple[bool, str, int], dict[int, Operation]] = {}
@@ -92,9 +88,8 @@ class Collectives:
         root = 0 if operation.peer is None else operation.members.index(operation.peer)
         sizes = [[t.numel() * t.element_size() for t in part.inputs] for part in parts]
         itemsize = operation.nbytes // operation.numel if operation.numel else 1
-        transfer = start_collective(
-            operation.kind, self._network, self._links, operation.members, sizes, root, itemsize
-        )
+        rounds = rounds_of(operation.kind, self._links.network, sizes, root, itemsize)
+        transfer = Transfer(self._links, operation.members, rounds)
         effect = KINDS[operation.kind].effect
         # Tensors on the device meta have no values.
         if effect and not any(t.is_meta for part in parts for t in (*part.inputs, *part.outputs)):

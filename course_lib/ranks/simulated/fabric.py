@@ -79,9 +79,8 @@ class Fabric:
         """(whether it is a `NEW_GROUP`, group, rank) → how many of these the rank has posted."""
         self.made: dict[str, str] = {} if made is None else made
         self._links = Links(network, world_size)
-        self._in_flight = Messages(network, self._links, self._end)
+        self._in_flight = Messages(self._links, self._end)
         self._collectives = Collectives(
-            network,
             self._links,
             self._end,
             lambda time, running: self._push(time, 0, running.parts[0].rank, running),
