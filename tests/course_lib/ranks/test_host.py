@@ -73,6 +73,7 @@ def test_an_endless_loop_meets_its_limit_even_if_it_never_lets_python_run(compil
         with pytest.raises(RankTimeout, match=r"limit of 0\.5 s") as caught:
             ranks.run(loops)
         assert compiled or "test_host.py" in caught.value.states[1].where
+        ranks.timeout = 60  # a new host imports this file first, and a busy machine takes a while
         assert works(ranks)
 
 
